@@ -1,0 +1,52 @@
+"""Identity by content: settings and files to digests, the same on every machine."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from data.errors import InputError
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN.
+
+    Raises:
+        InputError: a part has no stable form (a set, a callable, NaN, an object), with its path.
+    """
+    _refuse_unstable(value, "settings")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of every file below `folder`: names and contents, not dates or location."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return fingerprint({path.relative_to(folder).as_posix(): file_digest(path) for path in files})
+
+
+def _refuse_unstable(value: Any, place: str) -> None:
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float) and math.isfinite(value):
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _refuse_unstable(item, f"{place}[{index}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InputError(f"{place} key", repr(key), "keys must be text to have an identity")
+            _refuse_unstable(item, f"{place}.{key}")
+    else:
+        raise InputError(place, repr(value), "has no stable form; use text, numbers, lists, maps")

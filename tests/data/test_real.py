@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.errors import InputError
+from data.real import RealDataConfig, class_names, load_real
+
+
+def pictures(folder, count, *, colour=0):
+    folder.mkdir(parents=True)
+    for index in range(count):
+        Image.new("RGB", (20, 12), (colour, index, 0)).save(folder / f"{index:02d}.png")
+
+
+def test_digits_split_is_stratified_disjoint_and_fixed():
+    real = load_real(RealDataConfig(name="digits"))
+    assert [len(s) for s in (real.train, real.validation, real.test)] == [300, 300, 1197]
+    assert (np.bincount(real.train.targets) == 30).all()
+    assert (np.bincount(real.validation.targets) == 30).all()
+    assert real.class_names[8] == "eight"
+    images = real.train.images([0, 299])
+    assert (images.shape, images.dtype) == ((2, 32, 32, 3), np.uint8)
+    seen = [
+        image.tobytes() for s in (real.train, real.validation, real.test) for image in s.images()
+    ]
+    assert len(set(seen)) == 1797
+    assert real.train.digest == load_real(RealDataConfig(name="digits")).train.digest
+    assert real.train.digest != load_real(RealDataConfig(name="digits", split_seed=1)).train.digest
+
+
+def test_a_larger_training_set_contains_the_smaller():
+    small = load_real(RealDataConfig(name="digits", train_per_class=10))
+    large = load_real(RealDataConfig(name="digits", train_per_class=20))
+    seen = {image.tobytes() for image in large.train.images()}
+    assert all(image.tobytes() in seen for image in small.train.images())
+
+
+def test_imagefolder_splits_by_itself(tmp_path):
+    pictures(tmp_path / "cat", 10)
+    pictures(tmp_path / "dog", 20, colour=200)
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16)
+    real = load_real(config)
+    assert class_names(config) == real.class_names == ("cat", "dog")
+    counts = [np.bincount(s.targets).tolist() for s in (real.train, real.validation, real.test)]
+    assert counts == [[8, 16], [1, 2], [1, 2]]
+    assert real.train.images().shape == (24, 16, 16, 3)
+    assert real.train.images()[real.train.targets == 1][..., 0].min() == 200
+
+
+def test_imagefolder_follows_given_splits(tmp_path):
+    for split, count in (("train", 12), ("test", 3)):
+        pictures(tmp_path / split / "cat", count)
+        pictures(tmp_path / split / "dog", count, colour=9)
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16)
+    real = load_real(config)
+    assert [len(s) for s in (real.train, real.validation, real.test)] == [22, 2, 6]
+    pictures(tmp_path / "val" / "cat", 1)
+    pictures(tmp_path / "val" / "dog", 1)
+    assert [len(s) for s in vars(load_real(config)).values() if not isinstance(s, tuple)] == [
+        24,
+        2,
+        6,
+    ]
+    fewer = load_real(config.model_copy(update={"train_per_class": 5}))
+    assert np.bincount(fewer.train.targets).tolist() == [5, 5]
+
+
+def test_bad_folders_are_named(tmp_path):
+    def load(path, **more):
+        return load_real(RealDataConfig(name="imagefolder", path=path, **more))
+
+    with pytest.raises(InputError, match=r"real\.path = nothing: imagefolder needs the folder"):
+        load(None)
+    with pytest.raises(InputError, match="there is no such folder"):
+        load(str(tmp_path / "none"))
+    pictures(tmp_path / "cat", 10)
+    with pytest.raises(InputError, match=r"holds 1 class folder\(s\); give at least 2"):
+        load(str(tmp_path))
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(InputError, match="class 'dog' has no train images"):
+        load(str(tmp_path))
+    pictures(tmp_path / "ox", 2)
+    (tmp_path / "dog").rmdir()
+    with pytest.raises(InputError, match="class 'ox' has no test images"):
+        load(str(tmp_path))
+    with pytest.raises(InputError, match=r"real\.path = .*digits come with the program"):
+        load_real(RealDataConfig(name="digits", path="x"))
+    with pytest.raises(InputError, match=r"real\.train_per_class = 160: with 30 for validation"):
+        load_real(RealDataConfig(name="digits", train_per_class=160))
+
+
+def test_a_damaged_picture_is_named(tmp_path):
+    for name in ("cat", "dog"):
+        pictures(tmp_path / name, 10)
+    for path in tmp_path.glob("cat/*.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    real = load_real(RealDataConfig(name="imagefolder", path=str(tmp_path)))
+    with pytest.raises(InputError, match=r"image = .*/cat/\d\d\.png: cannot be read"):
+        real.train.images()
