@@ -1,0 +1,40 @@
+# Everything happens in .venv, made from the hashed lock with uv.
+PYTHON ?= python3
+BIN := .venv/bin
+LOCK_DATE := 2026-11-14
+
+.PHONY: setup quickstart test test-slow check lock clean
+
+setup: .venv/installed
+
+.venv/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "semix needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet 'uv>=0.9'
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+quickstart: setup
+	$(BIN)/semix quickstart
+
+test: setup
+	$(BIN)/python -m pytest --durations=10
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow --durations=10
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock:
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate \
+		--exclude-newer $(LOCK_DATE) --quiet --output-file requirements.lock
+
+clean:
+	rm -rf .venv quickstart build

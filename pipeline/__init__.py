@@ -1,0 +1,1 @@
+"""Make mixed shards: plan, condition, generate, annotate, write. Knows no orchestrator."""

@@ -1,0 +1,127 @@
+"""Start a mixed dataset's root, or open one that is there: plan.json and prototypes."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from data.errors import InputError
+from data.real import load_real
+from data.root import PLAN, SCHEMA, Root
+from data.settings import load_settings
+from data.store import Store
+from pipeline.checks import check_models
+from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan
+from pipeline.provenance import library_versions, model_identities
+
+if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
+    from torch import Tensor
+
+PROTOTYPES = "prototypes.safetensors"
+
+
+def create_root(config: BuildConfig, url: str) -> Root:
+    """Write plan.json if the place is new; check everything that is cheap to check.
+
+    Raises:
+        InputError: bad models, classes or place, or a root that holds another plan.
+    """
+    store = Store(url)
+    if store.exists(PLAN):
+        root = Root(url)
+        _refuse_difference(root, config)
+        return root
+    check_models(config)
+    plan = BuildPlan(config)
+    load_real(config.real)
+    store.check_writable()
+    content = json.dumps(_plan_record(plan), indent=1, ensure_ascii=False).encode()
+    if not store.create(PLAN, content):
+        return create_root(config, url)  # another process was first
+    return Root(url)
+
+
+def plan_of(root: Root) -> BuildPlan:
+    """The BuildPlan of a root, from its plan.json alone."""
+    config = load_settings(BuildConfig, root.plan["config"])
+    plan = BuildPlan(config, tuple(root.plan["class_names"]))
+    if plan.digest != root.plan["digest"]:
+        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
+        raise InputError(f"{root.url}/{PLAN} digest", root.plan["digest"][:12], remedy)
+    return plan
+
+
+def ensure_prototypes(root: Root, *, device: str = "auto") -> None:
+    """Measure the class prototypes on the training split, once, into prototypes.safetensors."""
+    if root.store.exists(PROTOTYPES):
+        return
+    from safetensors.torch import save
+
+    from pipeline.annotate import measure_prototypes
+    from pipeline.clip import ClipEncoder
+    from pipeline.device import resolve_device
+
+    plan = plan_of(root)
+    encoder = ClipEncoder(plan.config.annotation, device=resolve_device(device))
+    train = load_real(plan.config.real).train
+    measured = measure_prototypes(train, encoder, len(plan.class_names))
+    scale = measured.scale(plan.config.annotation.scale)
+    # A real image at its own prototype has weight 1; this is the label it would get.
+    implied = 1 / (1 + math.exp(-scale / 2))
+    metadata = {
+        "encoder": json.dumps(root.plan["models"]["annotation"], sort_keys=True),
+        "real": train.digest,
+        "weight_variance": repr(measured.weight_variance),
+        "scale": repr(scale),
+        "label_of_average_real_image": repr(implied),
+    }
+    root.store.create(PROTOTYPES, save({"prototypes": measured.vectors}, metadata))
+
+
+def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
+    """Prototypes float32 [K, D] and their metadata, `scale` among it."""
+    from safetensors.torch import load
+
+    content = root.store.get(PROTOTYPES)
+    length = int.from_bytes(content[:8], "little")
+    return load(content)["prototypes"], json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _plan_record(plan: BuildPlan) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "digest": plan.digest,
+        "class_names": plan.class_names,
+        "num_groups": plan.num_groups,
+        "num_shards": plan.num_shards,
+        "alphas": plan.alphas,
+        "config": plan.config.model_dump(mode="json"),
+        "models": model_identities(plan.config),
+        "versions": library_versions(),
+    }
+
+
+def _refuse_difference(root: Root, config: BuildConfig) -> None:
+    there, here = _flat(root.plan["config"]), _flat(config.model_dump(mode="json"))
+    different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    if different:
+        changes = ", ".join(f"{key} is {there.get(key)!r} there" for key in different)
+        remedy = f"holds another plan ({changes}); choose a new place or restore these settings"
+        raise InputError("out", root.url, remedy)
+    if root.plan["class_names"] != list(BuildPlan(config).class_names):
+        raise InputError("out", root.url, "was planned with other class names; choose a new place")
+    if not root.missing():
+        return
+    check_models(config)
+    models = model_identities(config)
+    for part in ("generator", "annotation"):
+        if root.plan["models"][part] != json.loads(json.dumps(models[part])):
+            remedy = "its files changed since the plan was made; restore them or choose a new place"
+            raise InputError(f"{part}.model", models[part]["model"], remedy)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    parts = [_flat(item, f"{prefix}.{key}".strip(".")) for key, item in value.items()]
+    return {key: item for part in parts for key, item in part.items()}

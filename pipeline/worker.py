@@ -1,0 +1,179 @@
+"""A worker process: holds the models and walks the missing shards of one root.
+
+    python -m pipeline.worker URL --slot 0 --slots 2
+
+Exit status: 0 nothing is left to do, 1 some shards failed (see `failed/`), 75 start me again
+(the device is in a bad state), 78 the settings are wrong, 143 asked to stop, 70 anything else.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+
+from data.errors import InputError
+from data.leases import claim, release
+from data.ranges import parse_ranges
+from data.root import Root
+from pipeline.build import Models, generate_shard, load_models
+from pipeline.plan import BuildPlan
+from pipeline.root import plan_of
+
+OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
+WAIT = 0.5  # seconds between looks at shards that another worker holds
+
+
+class DeviceError(RuntimeError):
+    """The device failed in a way that only a new process heals."""
+
+
+@dataclass
+class Worker:
+    """One slot of `slots`; makes shards until none it may try is missing.
+
+    Attributes:
+        only: the shards to make; all by default.
+        beat: called whenever work went on.
+    """
+
+    root: Root
+    slot: int
+    slots: int
+    device: str
+    only: frozenset[int] | None = None
+    beat: Callable[[], None] = lambda: None
+    started: float = field(default_factory=time.time)
+
+    def run(self) -> int:
+        if self.todo():
+            self.load()
+        while todo := self.todo():
+            if not sum(self.make(shard) for shard in todo):
+                time.sleep(WAIT)  # living workers hold what is left; take over if one dies
+                self.beat()
+        return SOME_FAILED if self.failed_now() else OK
+
+    def todo(self) -> list[int]:
+        """Missing shards that did not fail in this run: our share, then the others' backwards."""
+        failed = self.failed_now()
+        missing = [shard for shard in self.root.missing() if shard not in failed]
+        if self.only is not None:
+            missing = [shard for shard in missing if shard in self.only]
+        ours = [shard for shard in missing if shard % self.slots == self.slot]
+        return ours + [s for s in reversed(missing) if s % self.slots != self.slot]
+
+    def failed_now(self) -> set[int]:
+        """Shards that some worker failed to make since this one started."""
+        failures = self.root.failures().items()
+        return {shard for shard, tries in failures if tries[-1]["time"] >= self.started}
+
+    def make(self, shard: int) -> bool:
+        """Try one shard; False if it was done or held by someone else."""
+        if not claim(self.root.store, shard):
+            return False
+        try:
+            if self.root.is_committed(shard):  # finished between our look and our claim
+                return False
+            record = generate_shard(
+                self.plan.shard(shard),
+                self.plan,
+                models=self.models,
+                root=self.root,
+                beat=self.beat,
+            )
+            print(f"shard {shard}: {record['groups']} groups, {record['tar']}", flush=True)
+        except InputError:
+            raise
+        except Exception as error:
+            self._record(shard, error)
+            if _is_device_error(error):
+                raise DeviceError(str(error)) from error
+        finally:
+            release(self.root.store, shard)
+        return True
+
+    @cached_property
+    def plan(self) -> BuildPlan:
+        return plan_of(self.root)
+
+    def load(self) -> None:
+        """Load the models once, before any shard is claimed: their errors are no shard's."""
+        self.models: Models = load_models(self.root, self.plan, device=self.device)
+
+    def _record(self, shard: int, error: Exception) -> None:
+        print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        note = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exc().splitlines()[-20:],
+            "time": time.time(),
+        }
+        self.root.record_failure(shard, note)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _stop)
+    if options.lifeline:
+        threading.Thread(target=_stop_with_parent, daemon=True).start()
+    try:
+        worker = Worker(
+            Root(options.url),
+            options.slot,
+            options.slots,
+            device=options.device,
+            only=parse_ranges(options.shards) if options.shards else None,
+            beat=options.heartbeat.touch if options.heartbeat else lambda: None,
+        )
+        return worker.run()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CONFIGURATION
+    except DeviceError as error:
+        print(f"device error, asking for a new process: {error}", file=sys.stderr)
+        return RESTART
+    except Exception:
+        traceback.print_exc()
+        return BROKEN
+
+
+def _is_device_error(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    # Leaving by an exception drops the staged shard and its lease on the way out.
+    raise SystemExit(STOPPED)
+
+
+def _stop_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.worker", description="Make the missing shards of a mixed dataset."
+    )
+    parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
+    parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
+    parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
+    parser.add_argument("--shards", help="only these, for example 3,7-9")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--heartbeat", type=Path, help="file to touch whenever work went on")
+    parser.add_argument("--lifeline", action="store_true", help="stop when standard input ends")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Fixtures that several packages need: small models, trained once for the whole run."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Two cores and several processes: more threads than this only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from data.real import RealDataConfig, RealDataset, load_real
+from data.settings import load_settings
+from pipeline.config import BuildConfig
+from pipeline.standins import Recipe, Stage, StandIns, train_standins
+
+# A trained model survives between runs here; its digest follows its recipe, data and source.
+KEPT = Path(__file__).parents[1] / "build" / "standins"
+
+
+@pytest.fixture(scope="session")
+def digits() -> RealDataset:
+    return load_real(RealDataConfig(name="digits"))
+
+
+@pytest.fixture(scope="session")
+def hasty_standins(digits: RealDataset, tmp_path_factory: pytest.TempPathFactory) -> StandIns:
+    """Genuine models after a few steps: right in form, worth nothing in quality."""
+    recipe = Recipe(Stage(6, 16, 3e-3), Stage(6, 16, 2e-3), Stage(6, 32, 2e-3))
+    return train_standins(digits, tmp_path_factory.mktemp("hasty"), recipe=recipe)
+
+
+@pytest.fixture(scope="session")
+def standins(digits: RealDataset) -> StandIns:
+    """The quickstart's own models."""
+    return train_standins(digits, KEPT)
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., BuildConfig]:
+    """make_config(models, *overrides): 45 groups of 4 images in 8 shards, the last one short,
+    in batches that need padding."""
+
+    def make(models: StandIns, *overrides: str) -> BuildConfig:
+        values = {
+            "real": {"name": "digits"},
+            "generator": {"model": str(models.diffusion), "steps": 3, "guidance_scale": 2.0},
+            "mixing": {"groups_per_pair": 1, "alphas": 4},
+            "annotation": {"model": f"local-dir:{models.clip}"},
+            "shards": {"groups_per_shard": 6, "groups_per_batch": 4},
+        }
+        return load_settings(BuildConfig, values, overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hasty_config(make_config: Callable[..., BuildConfig], hasty_standins: StandIns) -> BuildConfig:
+    return make_config(hasty_standins)

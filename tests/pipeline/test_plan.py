@@ -1,0 +1,85 @@
+import itertools
+
+import pytest
+
+from data.errors import InputError
+from data.settings import load_settings
+from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan, MixGroup, alpha_grid, group_seed, pair
+
+SETTINGS = {
+    "real": {"name": "digits"},
+    "generator": {"model": "some/model"},
+    "mixing": {"groups_per_pair": 3},
+    "annotation": {"model": "ViT-B-32", "pretrained": "openai"},
+    "shards": {"groups_per_shard": 32},
+}
+
+
+def plan(*overrides: str) -> BuildPlan:
+    return BuildPlan(load_settings(BuildConfig, SETTINGS, overrides))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 57])
+def test_pairs_are_all_combinations_in_lexicographic_order(classes):
+    expected = list(itertools.combinations(range(classes), 2))
+    assert [pair(rank, classes) for rank in range(len(expected))] == expected
+
+
+def test_pairs_of_a_thousand_classes_need_no_list():
+    assert pair(499_499, 1000) == (998, 999)
+    assert pair(999, 1000) == (1, 2)
+
+
+def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
+    first, again = plan(), plan()
+    assert (first.num_groups, first.num_shards) == (135, 5)
+    assert [first.group(i) for i in range(135)] == [again.group(i) for i in reversed(range(135))][
+        ::-1
+    ]
+    assert first.group(45) == MixGroup(45, 0, 1, group_seed(0, 45))
+    assert first.group(44).second == 9
+    assert len({first.group(i).seed for i in range(135)}) == 135
+    assert group_seed(0, 1) != group_seed(1, 0)
+
+
+def test_shards_cover_every_group_once():
+    specs = [plan().shard(i) for i in range(5)]
+    covered = [group for spec in specs for group in range(spec.start, spec.stop)]
+    assert covered == list(range(135))
+    assert len({spec.digest for spec in specs}) == 5
+
+
+def test_the_digest_follows_every_setting():
+    assert plan().digest == plan().digest
+    changed = ["mixing.seed=1", "generator.steps=21", "real.split_seed=1", "annotation.scale=4"]
+    assert len({plan().digest, *(plan(change).digest for change in changed)}) == 5
+
+
+def test_out_of_range_indices_are_errors():
+    with pytest.raises(IndexError, match="group 135: the plan has 135"):
+        plan().group(135)
+    with pytest.raises(IndexError, match="shard -1: the plan has 5"):
+        plan().shard(-1)
+
+
+def test_alpha_grid():
+    assert alpha_grid(3) == (0.0, 0.5, 1.0)
+    assert alpha_grid(8)[-1] == 1.0
+    assert alpha_grid((0.2, 0.7)) == (0.2, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("mixing.alphas=[0, 1.5]", r"mixing\.alphas = .*1\.5 must lie in \[0, 1\]; 1 is the first"),
+        ("mixing.alphas=1", "give 2 to 100 images a series"),
+        ("generator.prompt=a photo", r"must contain \{class\} exactly once"),
+        ("annotation.scale=-1", "must be positive, or auto"),
+        ("generator.guidance=3", r"did you mean generator\.guidance_scale"),
+        ("real.name=cifar", r"real\.name = 'cifar': input should be 'digits' or 'imagefolder'"),
+    ],
+)
+def test_bad_settings_are_named(override, message):
+    with pytest.raises(InputError, match=message):
+        plan(override)
