@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+READABLE_BY_ALL = 0o644  # temporary files are private, published ones are not
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Give `path` this content; a crash at any moment leaves the old content or the new."""
@@ -16,6 +18,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        Path(partial).chmod(READABLE_BY_ALL)
         Path(partial).replace(path)
     except BaseException:
         Path(partial).unlink(missing_ok=True)

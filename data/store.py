@@ -11,7 +11,7 @@ from typing import BinaryIO
 import fsspec
 
 from data.errors import InputError
-from data.files import sync_folder
+from data.files import READABLE_BY_ALL, sync_folder
 
 PROTOCOLS = ("file", "memory")
 PARTIAL = ".partial"
@@ -74,7 +74,7 @@ class Store:
             return True
         with self.staging(name) as partial:
             partial.write_bytes(content)
-            _sync(partial)
+            _complete(partial)
             try:
                 # A link is the one local operation that is both complete and create-only.
                 os.link(partial, self._path(name))
@@ -101,8 +101,7 @@ class Store:
         if not self.local:
             self._fs.put_file(str(partial), self._path(name))
             return
-        _sync(partial)
-        partial.chmod(0o644)
+        _complete(partial)
         partial.replace(self._path(name))
         sync_folder(partial.parent)
 
@@ -148,6 +147,7 @@ def _in_use(partial: Path) -> bool:
     return process_alive(int(pid))
 
 
-def _sync(path: Path) -> None:
+def _complete(path: Path) -> None:
+    path.chmod(READABLE_BY_ALL)
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -7,10 +7,8 @@ Exit status: 0 nothing is left to do, 1 some shards failed (see `failed/`), 75 s
 """
 
 import argparse
-import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -53,6 +51,7 @@ class Worker:
     started: float = field(default_factory=time.time)
 
     def run(self) -> int:
+        self.root.store.sweep()
         if self.todo():
             self.load()
         while todo := self.todo():
@@ -122,8 +121,6 @@ class Worker:
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
-    if options.lifeline:
-        threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         worker = Worker(
             Root(options.url),
@@ -156,11 +153,6 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(STOPPED)
 
 
-def _stop_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.worker", description="Make the missing shards of a mixed dataset."
@@ -171,7 +163,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shards", help="only these, for example 3,7-9")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--heartbeat", type=Path, help="file to touch whenever work went on")
-    parser.add_argument("--lifeline", action="store_true", help="stop when standard input ends")
     return parser.parse_args(arguments)
 
 

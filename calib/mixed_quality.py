@@ -1,0 +1,164 @@
+"""How good a mixed dataset is: do weights follow alpha, and do end points show their class."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SeriesQuality:
+    """Rank agreement of weight with alpha, over all series."""
+
+    series: int
+    median: float  # of Spearman's rho, in [-1, 1]
+    mean: float
+    not_monotone: float  # share of series, in [0, 1], whose weight falls somewhere along alpha
+    negative: float  # share of series, in [0, 1], whose rho is below 0
+
+
+@dataclass(frozen=True)
+class WeightCurve:
+    """How the weight of the first class grows along alpha, over all series."""
+
+    alphas: Tensor  # [A] ascending
+    mean: Tensor  # [A]
+    levels: tuple[float, ...]  # Q quantile levels in [0, 1]
+    quantiles: Tensor  # [Q, A]
+
+
+class Agreement(TypedDict):
+    """How many end-point images a classifier reads as the class they were made for."""
+
+    agreed: int
+    images: int
+    share: float  # agreed / images, in [0, 1]
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 0 along the last axis of [..., A]; ties share the mean of their ranks."""
+    row, column = values.unsqueeze(-1), values.unsqueeze(-2)
+    below = (row > column).sum(-1)
+    ties = (row == column).sum(-1) - 1  # a value always ties with itself
+    return below.double() + ties.double() / 2
+
+
+def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
+    """Spearman's rank correlation of alpha and weight in each series.
+
+    Args:
+        alphas, weights: [G, A] float.
+    Returns:
+        [G] float64 in [-1, 1]; 0 for a series whose weights are all equal, which follow nothing.
+    Raises:
+        ValueError: the shapes differ or a series has fewer than two images.
+    """
+    if alphas.shape != weights.shape or alphas.ndim != 2 or alphas.shape[1] < 2:
+        found = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
+        raise ValueError(f"alphas and weights have shapes {found}: give both as [G, A] with A >= 2")
+    first, second = (rank - rank.mean(-1, keepdim=True) for rank in map(ranks, (alphas, weights)))
+    length = (first.square().sum(-1) * second.square().sum(-1)).sqrt()  # [G]
+    return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
+
+
+def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
+    """Summarise how well the weights of G series follow alpha.
+
+    Args:
+        alphas, weights: [G, A] float.
+    Raises:
+        ValueError: no series, or shapes that `spearman` refuses.
+    """
+    rho = spearman(alphas, weights)
+    if not len(rho):
+        raise ValueError("no series: the mixed dataset has no committed groups")
+    along = weights.gather(1, alphas.argsort(dim=1))
+    falls = (along.diff(dim=1) < 0).any(dim=1)
+    return SeriesQuality(
+        series=len(rho),
+        median=float(rho.quantile(0.5)),
+        mean=float(rho.mean()),
+        not_monotone=float(falls.double().mean()),
+        negative=float((rho < 0).double().mean()),
+    )
+
+
+def weight_curve(
+    alphas: Tensor, weights: Tensor, *, levels: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 0.9)
+) -> WeightCurve:
+    """Mean and quantiles of the weight at each alpha.
+
+    Args:
+        alphas, weights: [G, A] float; every series has the same alphas.
+        levels: quantile levels in [0, 1].
+    Raises:
+        ValueError: the series do not share one set of alphas.
+    """
+    order = alphas.argsort(dim=1)
+    alphas, weights = alphas.gather(1, order), weights.gather(1, order)
+    if not torch.allclose(alphas, alphas[:1].expand_as(alphas)):
+        raise ValueError("the series have different alphas: there is no common curve to draw")
+    wanted = torch.tensor(levels, dtype=weights.dtype)
+    return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(wanted, dim=0))
+
+
+def end_points(alphas: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the unmixed images are, and the class each was made for.
+
+    Args:
+        alphas: [G, A] float, conditioning weight of the first class.
+        classes: [G, 2] int64.
+    Returns:
+        group [M], position [M] and intended class [M], all int64: every image with alpha 0 or 1.
+    """
+    group, position = torch.nonzero((alphas == 0) | (alphas == 1), as_tuple=True)
+    side = (alphas[group, position] == 0).long()  # alpha 1 is the first class, 0 the second
+    return group, position, classes[group, side]
+
+
+def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:
+    """Share of end-point images read as the class they were made for.
+
+    Args:
+        predicted, intended: [M] int64 class indices.
+    Raises:
+        ValueError: the lengths differ or there is no image.
+    """
+    if predicted.shape != intended.shape or predicted.ndim != 1 or not len(predicted):
+        found = f"{tuple(predicted.shape)} and {tuple(intended.shape)}"
+        raise ValueError(f"predicted and intended have shapes {found}: give both as [M], M >= 1")
+    agreed = int((predicted == intended).sum())
+    return {"agreed": agreed, "images": len(predicted), "share": agreed / len(predicted)}
+
+
+def label_gap(labels: Tensor, probabilities: Tensor) -> float:
+    """Mean total variation distance between soft labels and a classifier's probabilities.
+
+    Args:
+        labels, probabilities: [N, K], rows summing to 1.
+    Returns:
+        In [0, 1]: 0 where they agree everywhere, 1 where they never share a class.
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if labels.shape != probabilities.shape:
+        found = f"{tuple(labels.shape)} and {tuple(probabilities.shape)}"
+        raise ValueError(f"labels and probabilities have shapes {found}: give both as [N, K]")
+    return float((labels - probabilities).abs().sum(-1).mean() / 2)
+
+
+def alpha_labels(alphas: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """The labels that trust the conditioning alone, for `label_gap` to compare with.
+
+    Args:
+        alphas: [G, A] float, conditioning weight of the first class.
+        classes: [G, 2] int64.
+    Returns:
+        [G, A, K] float: alpha on the first class, 1 - alpha on the second.
+    """
+    labels = alphas.new_zeros(*alphas.shape, num_classes)
+    for side, share in enumerate((alphas, 1 - alphas)):
+        index = classes[:, side, None, None].expand(-1, alphas.shape[1], 1)  # [G, A, 1]
+        labels.scatter_add_(2, index, share.unsqueeze(-1))
+    return labels

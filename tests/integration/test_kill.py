@@ -1,0 +1,74 @@
+"""The whole command killed at random moments, and started again."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from data.root import Root
+
+SEMIX = [sys.executable, "-m", "flows.cli"]
+
+
+def contents(root: Root) -> dict[str, bytes]:
+    names = [name for name in root.store.list("") if not name.startswith(("index", "leases"))]
+    tars = {name: root.store.get(name) for name in names if name.endswith(".tar")}
+    assert len(tars) == root.plan["num_shards"] == len(root.committed())
+    return tars
+
+
+def start(config, out, environment) -> subprocess.Popen:
+    command = [*SEMIX, "build", str(config), "--out", str(out), "--slots", "2"]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def survive(kills: int, config, tmp_path, environment) -> None:
+    """Kill the build `kills` times, let it finish, and compare it with an unbroken one."""
+    file = tmp_path / "build.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    out, unbroken = tmp_path / "killed", tmp_path / "unbroken"
+    assert start(file, unbroken, environment).wait(240) == 0
+    rng, done = random.Random(kills), []
+    for _ in range(kills):
+        process = start(file, out, environment)
+        wait_for_life(out, done_before=done[-1] if done else 0, process=process)
+        time.sleep(rng.uniform(0, 1.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done.append(len(Root(str(out)).committed()))
+    process = start(file, out, environment)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert done == sorted(done), "a committed shard was lost"
+    root = Root(str(out))
+    assert contents(root) == contents(Root(str(unbroken)))
+    assert root.verify(full=True) == []
+    assert root.failures() == {}
+    assert not list(out.rglob("*.partial"))
+
+
+def wait_for_life(out, *, done_before: int, process: subprocess.Popen) -> None:
+    """Until the workers are at it: one more shard committed, or a staged file in the store."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        records = len(list(out.rglob("shards/**/*[0-9].json")))
+        if records > done_before or list(out.rglob("*.tar.*.partial")):
+            return
+        time.sleep(0.02)
+
+
+def test_a_build_killed_and_restarted_ends_as_an_unbroken_one(
+    make_config, hasty_standins, tmp_path, server_environment
+):
+    config = make_config(hasty_standins, "generator.steps=12", "shards.groups_per_shard=2")
+    survive(3, config, tmp_path, server_environment)
+
+
+@pytest.mark.slow
+def test_ten_kills(make_config, hasty_standins, tmp_path, server_environment):
+    config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
+    survive(10, config, tmp_path, server_environment)
