@@ -90,19 +90,13 @@ def _given_splits(
     """As the folders say; without validation/ some training images become it."""
     train, test = (_list(folders[split], names) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1])
-    if "validation" in folders and config.train_per_class is None:
-        return [train, _list(folders["validation"], names), test]
-    if "validation" in folders:
-        chosen, _, _ = stratified_split(
-            train[1], (config.train_per_class, 0), seed=config.split_seed
-        )
-        return [_take(train, chosen), _list(folders["validation"], names), test]
-    counts = np.bincount(train[1], minlength=len(names))
-    held_out = config.validation_per_class or max(1, int(counts.min()) // 10)
-    kept = config.train_per_class or max(1, int(counts.max()))
+    given = _list(folders["validation"], names) if "validation" in folders else None
+    rarest = int(np.bincount(train[1]).min())
+    held_out = 0 if given else config.validation_per_class or max(1, rarest // 10)
+    kept = config.train_per_class or len(train[1])
     # The held-out part comes first, so that a smaller training set keeps the same validation.
     validation, chosen, _ = stratified_split(train[1], (held_out, kept), seed=config.split_seed)
-    return [_take(train, chosen), _take(train, validation), test]
+    return [_take(train, chosen), given or _take(train, validation), test]
 
 
 def _refuse_empty(root: Path, split: str, names: Sequence[str], targets: np.ndarray) -> None:

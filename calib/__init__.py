@@ -1,0 +1,1 @@
+"""Train, calibrate, measure and report. Imports data only."""

@@ -1,0 +1,176 @@
+"""Training batches: real images, and mixed ones drawn for them, as tensors on the device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calib.config import AugmentConfig
+from data.errors import InputError
+from data.fingerprint import fingerprint
+from data.mixed import MixedDataset
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's share of a step: B real images, and 2B mixed ones where there are any.
+
+    Attributes:
+        images, mixed_images: uint8 [B, S, S, 3] and [2B, S, S, 3], augmented.
+        targets, indices: class and place in the training set, int64 [B].
+        mixed_labels: float32 [2B, K].
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    mixed_images: Tensor | None = None
+    mixed_labels: Tensor | None = None
+
+
+class Batches:
+    """The training split in batches, a new order each epoch.
+
+    Every process draws the same random numbers for the whole step and takes its slice, so the
+    slices are equal in size, each image is seen once, and the order does not depend on how many
+    processes share the work. Images that do not fill a batch are left out of the epoch.
+
+    Args:
+        images: uint8 [N, S, S, 3], held on the device.
+        targets: int64 [N].
+        batch_size: images a step over all processes; a smaller training set is one batch.
+        mixed: what to draw mixed images from; None draws none.
+        process, processes: which slice is this process's.
+    Raises:
+        InputError: the batch cannot be shared out equally.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        *,
+        batch_size: int,
+        augment: AugmentConfig,
+        device: torch.device,
+        mixed: MixedDataset | None = None,
+        class_matched: bool = True,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
+        share = min(batch_size, len(images)) // processes
+        if batch_size % processes or not share:
+            remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
+            raise InputError("batch_size", batch_size, f"{remedy}, with images for each")
+        self.batch_size = share * processes
+        self._slice = slice(process * share, (process + 1) * share)
+        self.images = images.to(device)
+        self.targets = targets.cpu()  # as the order is
+        self.augment, self.device = augment, device
+        self.mixed, self.class_matched = mixed, class_matched
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self.images) // self.batch_size
+
+    def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
+        """The batches of one epoch.
+
+        Args:
+            generator: on the CPU, in the same state in every process.
+        """
+        order = torch.randperm(len(self.images), generator=generator)
+        for step in range(len(self)):
+            chosen = order[step * self.batch_size :][: self.batch_size]
+            yield self._batch(chosen, generator)
+
+    def _batch(self, chosen: Tensor, generator: torch.Generator) -> Batch:
+        targets = self.targets[chosen]
+        changes = _draw_changes(len(chosen), self.augment, generator)[self._slice]
+        own = chosen[self._slice].to(self.device)
+        images = apply_changes(self.images[own], changes.to(self.device), self.augment)
+        mixed_images, mixed_labels = self._mixed_images(targets, generator)
+        return Batch(images, targets[self._slice].to(self.device), own, mixed_images, mixed_labels)
+
+    def _mixed_images(
+        self, targets: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if self.mixed is None:
+            return None, None
+        images, labels = self.mixed.draw(targets, rng=generator, class_matched=self.class_matched)
+        changes = _draw_changes(2 * len(targets), self.augment, generator)
+        changes = changes.view(len(targets), 2, -1)[self._slice].flatten(0, 1).to(self.device)
+        own = images[self._slice].flatten(0, 1).to(self.device)
+        labels = labels[self._slice].flatten(0, 1).to(self.device)
+        return apply_changes(own, changes, self.augment), labels
+
+
+class Normalise(nn.Module):
+    """uint8 images [N, H, W, 3] to the float32 [N, 3, H, W] that networks are trained on.
+
+    One mean and deviation a channel for the whole dataset, found on the training split and
+    saved with the model, so that no set is ever normalised otherwise.
+    """
+
+    mean: Tensor  # [3], in [0, 255]
+    std: Tensor  # [3]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("std", torch.ones(3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        width = images.shape[2]
+        rows = images.flatten(2).float()  # [N, H, 3W]: long rows are several times faster
+        rows = (rows - self.mean.repeat(width)) / self.std.repeat(width)
+        # Channels stay last in memory, which convolutions like, on the CPU and on GPUs.
+        return rows.view(images.shape).permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def fit(self, images: Tensor) -> "Normalise":
+        """Take mean and deviation from uint8 [N, H, W, 3]."""
+        # The counts of the 256 values are exact, and small whatever N.
+        values = torch.arange(256, dtype=torch.float64)
+        for channel in range(3):
+            counts = torch.bincount(images[..., channel].flatten(), minlength=256).cpu().double()
+            mean = (counts * values).sum() / counts.sum()
+            variance = (counts * (values - mean).square()).sum() / counts.sum()
+            self.mean[channel] = mean
+            self.std[channel] = variance.sqrt().clamp(min=1)  # one even colour has none
+        return self
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed for one purpose, by hashing: seed 1 of one epoch is unrelated to any other."""
+    return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
+
+
+def apply_changes(images: Tensor, changes: Tensor, augment: AugmentConfig) -> Tensor:
+    """Shift images over black, and mirror them.
+
+    Args:
+        images: uint8 [B, S, S, 3].
+        changes: int64 [B, 3]: rows down and columns right, each 0 .. 2 shift, where `shift`
+            is no move; then 1 to mirror.
+    Returns:
+        uint8 [B, S, S, 3].
+    """
+    if not augment.shift and not augment.flip:
+        return images
+    size, edge = images.shape[1], augment.shift
+    place = torch.arange(size, device=images.device)
+    rows = place + 2 * edge - changes[:, :1]  # [B, S] in the padded image
+    columns = place + 2 * edge - changes[:, 1:2]
+    columns = torch.where(changes[:, 2:] == 1, columns.flip(1), columns)
+    padded = functional.pad(images, (0, 0, edge, edge, edge, edge))
+    every = torch.arange(len(images), device=images.device)[:, None, None]
+    return padded[every, rows[:, :, None], columns[:, None, :]]
+
+
+def _draw_changes(count: int, augment: AugmentConfig, generator: torch.Generator) -> Tensor:
+    shifts = torch.randint(2 * augment.shift + 1, (count, 2), generator=generator)
+    mirrored = torch.randint(2, (count, 1), generator=generator) * int(augment.flip)
+    return torch.cat([shifts, mirrored], dim=1)

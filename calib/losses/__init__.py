@@ -1,0 +1,42 @@
+"""Losses by name: on real images with class targets, on mixed images with soft labels."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from calib.losses.base import RealLoss
+from calib.losses.cross_entropy import CrossEntropy
+from calib.losses.fedlas import FeDLaSLabelSmoothing
+from calib.losses.label_smoothing import LabelSmoothing
+from calib.losses.mixed import soft_cross_entropy, squared_error
+from calib.parameters import choose, construct
+
+MixedLoss = Callable[[Tensor, Tensor], Tensor]
+
+REAL_LOSSES: dict[str, type[RealLoss]] = {
+    "ce": CrossEntropy,
+    "ls": LabelSmoothing,
+    "fedlas_ls": FeDLaSLabelSmoothing,
+}
+MIXED_LOSSES: dict[str, MixedLoss] = {"l2": squared_error, "soft_ce": soft_cross_entropy}
+
+
+def build_loss(name: str, num_classes: int, **params: Any) -> RealLoss:
+    """A loss on real images, called as `(logits, targets, *, features=None, indices=None)`.
+
+    Raises:
+        InputError: an unknown name or parameter, or a value out of range.
+    """
+    return construct(
+        choose(REAL_LOSSES, name, field="loss.name"), num_classes, params=params, field="loss"
+    )
+
+
+def build_mixed_loss(name: str) -> MixedLoss:
+    """A loss on mixed images, called as `(logits, soft_labels)`.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    return choose(MIXED_LOSSES, name, field="mixed.loss")

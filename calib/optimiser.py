@@ -1,0 +1,44 @@
+"""Optimisers by name, and the learning rate as a pure function of the step."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from calib.config import OptimiserConfig
+
+
+def build_optimiser(
+    config: OptimiserConfig, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    if config.name == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate(config: OptimiserConfig, step: int, *, steps: int, epochs: int) -> float:
+    """The learning rate of one step; nothing to save, nothing to restore.
+
+    Args:
+        step: from 0, over all epochs.
+        steps: in an epoch.
+    """
+    rate = config.learning_rate
+    if config.schedule == "multistep":
+        rate *= config.factor ** sum(step >= steps * epoch for epoch in config.milestones)
+    elif config.schedule == "cosine":
+        rate *= (1 + math.cos(math.pi * step / (steps * epochs))) / 2
+    return rate * min(1.0, (step + 1) / (config.warmup_steps + 1))
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,95 @@
+"""A run folder: its settings, its pinned data, what each seed left; no other run may mix in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calib.config import OUTSIDE_IDENTITY, TrainConfig
+from data.errors import InputError
+from data.files import read_json, write_json
+from data.fingerprint import fingerprint
+
+CONFIG = "config.json"
+DATA = "data.json"
+EVALUATION = "evaluation.json"
+SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
+
+
+def seed_folder(run: Path, seed: int) -> Path:
+    return run / f"seed-{seed}"
+
+
+def seed_evaluation(run: Path, seed: int) -> Path:
+    """Written last for a seed: where it is, the seed is done."""
+    return seed_folder(run, seed) / EVALUATION
+
+
+def claim_run(config: TrainConfig, run: Path) -> Path:
+    """Write the resolved settings to `config.json`, the file that `calib.train` reads.
+
+    A folder in which no seed was begun takes any settings.
+
+    Returns:
+        The path of config.json.
+    Raises:
+        InputError: seeds were begun under other settings; names the settings that differ.
+    """
+    path = run / CONFIG
+    if path.is_file() and _begun(run):
+        refuse_differing(read_json(path), config.model_dump(mode="json"), run)
+    write_json(path, config.model_dump(mode="json"))
+    return path
+
+
+def pin_data(data: Mapping[str, Any], run: Path) -> None:
+    """Write or compare `data.json`: digests of the real data and of the pinned mixed index.
+
+    Raises:
+        InputError: seeds were begun on other data.
+    """
+    path = run / DATA
+    if path.is_file() and _begun(run):
+        found = read_json(path)
+        if found != data:
+            field = next(key for key in data if found.get(key) != data[key])
+            raise InputError(f"{path} {field}", found.get(field), SECOND_RUN)
+    else:
+        write_json(path, data)
+
+
+def pinned_index(run: Path) -> str | None:
+    """The mixed index that this run began with, so that going on ignores newer ones."""
+    path = run / DATA
+    mixed = read_json(path)["mixed"] if path.is_file() and _begun(run) else None
+    return None if mixed is None else mixed["index"]
+
+
+def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:
+    """Digest of settings and data: equal digests and seeds train equal models."""
+    return fingerprint({"config": config.identity(), "data": dict(data)})
+
+
+def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place: Path) -> None:
+    """Raises InputError for the settings, besides seeds and names, that differ."""
+    old, new = _flat(found), _flat(wanted)
+    differing = sorted(
+        name
+        for name in old.keys() | new.keys()
+        if old.get(name) != new.get(name) and name.split(".")[0] not in OUTSIDE_IDENTITY
+    )
+    if differing:
+        shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]
+        remedy = f"was begun with other settings ({'; '.join(shown)}); choose a fresh run folder"
+        raise InputError("run", place, f"{remedy} or restore them")
+
+
+def _begun(run: Path) -> bool:
+    return any(run.glob("seed-*"))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
+    return flat

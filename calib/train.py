@@ -1,0 +1,200 @@
+"""Train a run: every seed through its stages, then measured. `accelerate launch` starts this."""
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from calib.base_stage import BaseStage
+from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
+from calib.classifier import HEAD, MODEL, load_classifier
+from calib.config import TrainConfig, check
+from calib.epochs import CHECKPOINT, Interrupted, Stage, Walk
+from calib.evaluate import evaluate_seed, write_evaluation
+from calib.head_stage import HeadStage
+from calib.run_folder import (
+    CONFIG,
+    EVALUATION,
+    pin_data,
+    pinned_index,
+    refuse_differing,
+    run_digest,
+    seed_evaluation,
+    seed_folder,
+)
+from calib.training_data import TrainingData, open_data
+from data.errors import InputError
+from data.files import read_json
+from data.settings import load_settings
+
+INPUT_ERROR, TERMINATED = 2, 128 + signal.SIGTERM
+
+
+def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda: False) -> None:
+    """Train and measure all seeds of `run/config.json` that are not done yet.
+
+    Args:
+        resume: go on from the checkpoints of unfinished seeds instead of refusing them.
+        stop: asked after every epoch; True writes a checkpoint and raises Interrupted.
+    Raises:
+        InputError: settings or data that cannot be trained, or a folder of another run.
+        Interrupted: `stop` said so.
+    """
+    config = load_settings(TrainConfig, run / CONFIG)
+    check(config)
+    todo = unfinished_seeds(config, run, resume=resume)
+    data = open_data(config, pinned=pinned_index(run))
+    accelerator = make_accelerator(config)
+    if accelerator.is_main_process:
+        pin_data(data.record, run)
+    for seed in config.seeds:
+        if seed in todo:
+            train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
+        else:
+            accelerator.print(f"{config.name} seed {seed}: done already")
+    if accelerator.is_main_process:
+        write_evaluation(config, data, run)
+        print(f"{config.name}: measured in {run / EVALUATION}")
+
+
+def train_seed(
+    config: TrainConfig,
+    data: TrainingData,
+    run: Path,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    stop: Callable[[], bool],
+) -> None:
+    """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
+    folder, digest = seed_folder(run, seed), run_digest(config, data.record)
+    walk = Walk(
+        folder=folder,
+        label=f"{config.name} seed {seed}",
+        state={"config": config.identity(), "digest": digest},
+        every=config.checkpoint_every,
+        accelerator=accelerator,
+        stop=stop,
+    )
+    checkpoint = walk.go_on_from(latest_checkpoint(folder / CHECKPOINT))
+    if not is_exported(folder / MODEL, digest):
+        base = BaseStage(config, data, seed=seed, accelerator=accelerator)
+        finish(walk, base, checkpoint, folder / MODEL)
+    if config.head is not None and not is_exported(folder / HEAD, digest):
+        network = load_classifier(run, seed).network
+        head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
+        finish(walk, head, checkpoint, folder / HEAD)
+    if accelerator.is_main_process:
+        device, seconds = accelerator.device, walk.seconds
+        evaluate_seed(config, data, run, seed=seed, seconds=seconds, device=device)
+    accelerator.wait_for_everyone()
+
+
+def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
+    """Train a stage to its end and export what it has learnt."""
+    own = checkpoint is not None and checkpoint.state["stage"] == stage.name
+    walk.run(stage, checkpoint if own else None)
+    if walk.accelerator.is_main_process:
+        stage.export(path, digest=walk.state["digest"])
+    walk.accelerator.wait_for_everyone()
+    walk.accelerator.free_memory()
+
+
+def is_exported(path: Path, digest: str) -> bool:
+    return read_metadata(path).get("digest") == digest
+
+
+def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int]:
+    """Seeds that are not measured yet.
+
+    Raises:
+        InputError: a seed was begun under other settings; or it stopped half-way and `resume`
+            is not set.
+    """
+    todo = set()
+    for seed in config.seeds:
+        checkpoint = latest_checkpoint(seed_folder(run, seed) / CHECKPOINT)
+        done = seed_evaluation(run, seed)
+        if done.is_file():
+            refuse_differing(read_json(done)["config"], config.identity(), run)
+            continue
+        todo.add(seed)
+        if checkpoint is not None:
+            refuse_differing(checkpoint.state["config"], config.identity(), run)
+            if not resume:
+                remedy = f"seed {seed} is unfinished; add --resume, or choose a fresh run folder"
+                raise InputError("run", run, remedy)
+    return todo
+
+
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    # Batch norms see two batches a step; sending buffers before each would break the backward
+    # pass of the first. Stage one averages them after each epoch instead.
+    plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
+    try:
+        return Accelerator(mixed_precision=config.mixed_precision, kwargs_handlers=[plain_buffers])
+    except ValueError as error:
+        raise InputError("mixed_precision", config.mixed_precision, str(error)) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = parser().parse_args(arguments)
+    terminated = watch_for_termination()
+    try:
+        train(options.config.parent, resume=options.resume, stop=terminated)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return INPUT_ERROR
+    except Interrupted as stopped:
+        print(f"{stopped}; go on with --resume", file=sys.stderr)
+        return TERMINATED
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="accelerate launch -m calib.train",
+        description="Train every seed of a run through its stages, then measure it.",
+        epilog="Seeds that are measured are skipped. SIGTERM ends the epoch, writes a checkpoint "
+        f"and exits {TERMINATED}; settings that cannot be trained exit {INPUT_ERROR}.",
+    )
+    found.add_argument(
+        "--config",
+        type=config_path,
+        required=True,
+        metavar="RUN/config.json",
+        help="resolved settings; their folder is the run folder, where everything is written",
+    )
+    found.add_argument(
+        "--resume", action="store_true", help="go on with seeds that were interrupted"
+    )
+    return found
+
+
+def config_path(text: str) -> Path:
+    path = Path(text)
+    if path.name != CONFIG:
+        raise argparse.ArgumentTypeError(f"{text}: give the {CONFIG} of a run folder")
+    return path
+
+
+def watch_for_termination() -> Callable[[], bool]:
+    """Take SIGTERM as a request to stop; returns whether it came."""
+    received = threading.Event()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.set()
+
+    signal.signal(signal.SIGTERM, note)
+    return received.is_set
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Build or continue a mixed dataset: whatever its store lacks is made, then pinned by an index."""
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from data.errors import InputError
+from data.ranges import format_ranges
+from data.real import load_real
+from data.root import PLAN, Root
+from data.store import Store
+from flows.errors import RunFailed
+from flows.gpus import visible_gpus
+from flows.server import prefect_server
+from pipeline.checks import check_models
+from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan
+from pipeline.root import create_root, plan_of
+
+log = logging.getLogger("semix.build")
+
+
+class BuildFailed(RunFailed):
+    """Some shards could not be made; everything else is committed."""
+
+
+def build(
+    config: BuildConfig, out: str, *, slots: int | None = None, shards: Collection[int] = ()
+) -> Root:
+    """Start or continue the mixed dataset of `config` at `out`.
+
+    Args:
+        slots: worker processes; by default one a visible GPU, or one.
+        shards: make only these; all by default.
+    Returns:
+        The root, every wanted shard committed and an index written.
+    Raises:
+        InputError: the config or the place cannot be used; nothing was started.
+        BuildFailed: names the shards that failed and the command to go on.
+    """
+    return resume(create_root(config, out), slots=slots, shards=shards)
+
+
+def resume(root: Root, *, slots: int | None = None, shards: Collection[int] = ()) -> Root:
+    """Continue a root from its store alone; arguments, result and errors as of `build`."""
+    lacking = lacking_shards(root, shards)
+    if not lacking:
+        log.info("%s: complete, %d shards, nothing to do", root.url, root.plan["num_shards"])
+        root.write_index()
+        return root
+    if not root.store.local:
+        raise InputError("out", root.url, "worker processes cannot share memory; use a path")
+    check_models(plan_of(root).config)
+    with prefect_server():
+        from flows.build_flow import run_build  # Prefect costs seconds: only when there is work
+
+        run_build(root, slots or len(visible_gpus()) or 1, shards=format_ranges(sorted(shards)))
+    return root
+
+
+def check(config: BuildConfig, out: str) -> dict[str, Any]:
+    """Everything cheap that `build` would refuse, and what it would make. Writes nothing.
+
+    Raises:
+        InputError: as `build`.
+    """
+    store = Store(out)
+    if store.exists(PLAN):
+        root = create_root(config, out)
+        return {"out": root.url, "groups": root.plan["num_groups"], "missing": len(root.missing())}
+    check_models(config)
+    plan = BuildPlan(config)
+    load_real(config.real)
+    store.check_writable()
+    return {
+        "out": store.url,
+        "classes": len(plan.class_names),
+        "groups": plan.num_groups,
+        "images": plan.num_groups * len(plan.alphas),
+        "shards": plan.num_shards,
+    }
+
+
+def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
+    """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
+    outside = sorted(set(shards) - set(range(root.plan["num_shards"])))
+    if outside:
+        last = root.plan["num_shards"] - 1
+        raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {last}")
+    return [shard for shard in root.missing() if not shards or shard in shards]
+
+
+def failure_message(root: Root, lacking: list[int], last_words: Iterable[str]) -> str:
+    """Which shards are not made, why, and how to go on."""
+    total = root.plan["num_shards"]
+    text = [f"{len(lacking)} of {total} shards not made: {format_ranges(lacking)}"]
+    failures = {shard: tries[-1] for shard, tries in root.failures().items() if shard in lacking}
+    for shard, failure in list(failures.items())[:3]:
+        text.append(f"shard {shard}: {failure['error']}: {failure['message']}")
+    if failures:
+        text.append(f"all reasons: semix failures {root.url}")
+    text += last_words
+    text.append(f"the rest is safe; go on with: semix resume {root.url}")
+    return "\n".join(text)

@@ -1,0 +1,138 @@
+"""The Prefect build flow: plan, prototypes, generate (one task run a slot), index.
+
+Prefect shows, starts again and gives up; which shard is done is read from the store alone.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.futures import PrefectConcurrentFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from data.ranges import parse_ranges
+from data.root import Progress, Root
+from flows.build import BuildFailed, failure_message, lacking_shards
+from flows.gpus import visible_gpus
+from flows.progress import shown
+from flows.slot import RECORD, generate, worker_command
+from pipeline.root import ensure_prototypes
+
+ARTIFACT_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
+
+SlotFuture = PrefectConcurrentFuture[dict[str, Any]]
+
+log = logging.getLogger("semix.build")
+
+
+@task(task_run_name="plan", **RECORD)
+def plan(url: str, shards: str) -> dict[str, Any]:
+    root = Root(url)
+    lacking = lacking_shards(root, parse_ranges(shards) if shards else ())
+    return {"digest": root.plan["digest"], "lacking": len(lacking)}
+
+
+@task(task_run_name="prototypes", **RECORD)
+def prototypes(url: str) -> None:
+    ensure_prototypes(Root(url))
+
+
+@task(task_run_name="index", **RECORD)
+def index(url: str) -> str:
+    return Root(url).write_index()
+
+
+def run_build(root: Root, slots: int, *, shards: str = "") -> None:
+    """Run the flow under a name that a person recognises. Raises BuildFailed."""
+    name = f"{Path(root.url).name}, {len(root.missing())} of {root.plan['num_shards']} shards"
+    runner: Any = ThreadPoolTaskRunner(max_workers=slots)
+    build_flow.with_options(flow_run_name=name, task_runner=runner)(root.url, slots, shards)
+
+
+@flow(name="semix build", persist_result=False, result_serializer="json")
+def build_flow(url: str, slots: int, shards: str = "") -> str:
+    """Make the shards that the store lacks; `shards` as in `3,7-9`, empty for all."""
+    root = Root(url)
+    plan(url, shards)
+    prototypes(url)
+    stop = threading.Event()
+    try:
+        futures = start_workers(url, slots, shards=shards, stop=stop)
+        with shown("generate") as show, progress_artifact() as publish:
+            follow(futures, root, listeners=(show, publish))
+    finally:
+        stop.set()  # an interrupt passes here; the flow ends when its workers have
+    refuse_gaps(root, futures, shards=shards)
+    return index(url)
+
+
+def start_workers(url: str, slots: int, *, shards: str, stop: threading.Event) -> list[SlotFuture]:
+    gpus = visible_gpus()
+    quiet = {"TQDM_DISABLE": "1"}  # bars of loading models, as lines in a log
+    futures: list[Any] = [
+        generate.submit(
+            slot,
+            worker_command(url, slot, slots, shards=shards),
+            environment=quiet | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}),
+            stop=stop,
+        )
+        for slot in range(slots)
+    ]
+    return futures
+
+
+def follow(
+    futures: Sequence[SlotFuture],
+    root: Root,
+    *,
+    listeners: Sequence[Callable[[Progress], None]],
+) -> None:
+    """Count commit records until every task is done, and tell the listeners."""
+    pending, pause = {future.wrapped_future for future in futures}, 0.0
+    while pending:
+        pending = wait(pending, timeout=pause).not_done
+        started = time.monotonic()
+        progress = root.progress()
+        # On a large root or a slow store, looking must not become the work.
+        pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
+        for listener in listeners:
+            listener(progress)
+
+
+@contextmanager
+def progress_artifact() -> Iterator[Callable[[Progress], None]]:
+    """One Prefect artifact for the run; yields a function that updates it now and then."""
+    artifact: Any = create_progress_artifact(0.0, key="semix-build", description="shards")
+    due = 0.0
+
+    def publish(progress: Progress) -> None:
+        nonlocal due
+        finished = progress.done == progress.shards
+        if time.monotonic() < due and not finished:
+            return
+        due = time.monotonic() + ARTIFACT_EVERY_S
+        text = f"{progress.done} of {progress.shards} shards, {progress.failed} failed"
+        try:
+            update_progress_artifact(artifact, 100 * progress.done / progress.shards, text)
+        except Exception as error:  # the picture in Prefect is not worth the run
+            log.warning("Prefect took no progress: %s", error)
+
+    yield publish
+
+
+def refuse_gaps(root: Root, futures: Sequence[SlotFuture], *, shards: str) -> None:
+    """Raises BuildFailed if the store lacks a wanted shard, whatever the tasks say."""
+    lacking = lacking_shards(root, parse_ranges(shards) if shards else ())
+    if not lacking:
+        return
+    results = [future.result(raise_on_failure=False) for future in futures]
+    errors = [str(result) for result in results if isinstance(result, Exception)]
+    raise BuildFailed(failure_message(root, lacking, errors))

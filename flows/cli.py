@@ -1,0 +1,232 @@
+"""The command line: `semix`. Commands import what they need when they run."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from data.errors import InputError
+from data.ranges import parse_ranges
+from flows.errors import RunFailed
+from flows.terminal import emit, emit_json, say, say_error, set_up_logging
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Make images between two classes, label them with CLIP, train calibrated classifiers.",
+)
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
+
+Config = Annotated[Path, typer.Argument(help="YAML file", show_default=False)]
+Url = Annotated[str, typer.Argument(help="root of a mixed dataset", show_default=False)]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="as mixing.seed=7")]
+Slots = Annotated[int, typer.Option(min=0, help="worker processes; 0: one a GPU, or one")]
+Shards = Annotated[str, typer.Option(help="only these shards, as in 3,7-9")]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="tracebacks and every log line")] = False,
+) -> None:
+    if debug:
+        os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "INFO"
+    set_up_logging(debug=debug)
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="folder for everything")] = Path("quickstart"),
+    seeds: Annotated[int, typer.Option(min=1, help="training runs a method")] = 5,
+    json: Json = False,
+) -> None:
+    """The whole story on the bundled handwritten digits; ends with a report."""
+    from flows.quickstart import main as run
+
+    result = run(out, seeds=seeds)
+    if json:
+        emit_json(result)
+
+
+@app.command()
+def build(
+    config: Config,
+    out: Annotated[str, typer.Option(help="root of the mixed dataset: a path or URL")],
+    set_: Set = [],  # noqa: B006 - typer copies it
+    slots: Slots = 0,
+    shards: Shards = "",
+    check: Annotated[bool, typer.Option(help="validate, estimate, and make nothing")] = False,
+    json: Json = False,
+) -> None:
+    """Start a mixed dataset, or continue it."""
+    from data.settings import load_settings
+    from flows import build as building
+    from pipeline.config import BuildConfig
+
+    settings = load_settings(BuildConfig, config, set_)
+    if check:
+        show(building.check(settings, out), as_json=json)
+        return
+    root = building.build(settings, out, slots=slots or None, shards=chosen(shards))
+    show(root.status(), as_json=json)
+
+
+@app.command()
+def resume(url: Url, slots: Slots = 0, shards: Shards = "", json: Json = False) -> None:
+    """Make what a mixed dataset lacks, from its root alone."""
+    from data.root import Root
+    from flows import build as building
+
+    root = building.resume(Root(url), slots=slots or None, shards=chosen(shards))
+    show(root.status(), as_json=json)
+
+
+@app.command()
+def status(url: Url, json: Json = False) -> None:
+    """What is done, missing and failed, from the store alone."""
+    from data.root import Root
+    from flows.progress import standing
+
+    root = Root(url)
+    show({**root.status(), **standing(root.progress())}, as_json=json)
+
+
+@app.command()
+def verify(
+    url: Url,
+    full: Annotated[bool, typer.Option(help="also every hash and image")] = False,
+    json: Json = False,
+) -> None:
+    """Compare every committed shard with its record; exit status 1 if one is damaged."""
+    from data.root import Root
+
+    root = Root(url)
+    problems = root.verify(full=full)
+    if json:
+        emit_json([{"shard": problem.shard, "problem": problem.text} for problem in problems])
+    else:
+        emit("\n".join(map(str, problems)) or f"{len(root.committed())} shards as recorded")
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command()
+def failures(url: Url, json: Json = False) -> None:
+    """Why shards that are still missing failed."""
+    from data.root import Root
+
+    found = Root(url).failures()
+    if json:
+        emit_json(found)
+        return
+    for shard, attempts in found.items():
+        last = attempts[-1]
+        emit(f"shard {shard}, attempt {last['attempt']}: {last['error']}: {last['message']}")
+    if not found:
+        emit("no failures")
+
+
+@app.command()
+def train(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="run folder")],
+    set_: Set = [],  # noqa: B006 - typer copies it
+    resume: Annotated[bool, typer.Option("--resume", help="continue from checkpoints")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="processes, one a GPU")] = 1,
+    json: Json = False,
+) -> None:
+    """Train and evaluate one method, all its seeds, through accelerate."""
+    from flows.train import train as run
+
+    folder = run(config, out, overrides=set_, resume=resume, num_processes=processes)
+    if json:
+        from data.files import read_json
+
+        emit_json(read_json(folder / "evaluation.json"))
+    else:
+        emit(str(folder / "evaluation.json"))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; the first is the baseline")],
+    out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
+    mixed: Annotated[str, typer.Option(help="root; by default what the runs trained on")] = "",
+    title: Annotated[str, typer.Option()] = "semix",
+    json: Json = False,
+) -> None:
+    """Compare runs on one self-contained HTML page."""
+    from calib.report import print_table, summary_table, write_report
+
+    write_report(
+        out, runs=runs, mixed=mixed or mixed_of(runs), agreement=None, facts={}, title=title
+    )
+    rows = summary_table(runs)
+    if json:
+        emit_json({"report": str(out), "methods": rows})
+    else:
+        print_table(rows)
+        emit(str(out))
+
+
+def chosen(shards: str) -> frozenset[int]:
+    return parse_ranges(shards) if shards else frozenset()
+
+
+def mixed_of(runs: Sequence[Path]) -> str:
+    """URL of the mixed dataset that the runs trained on."""
+    from data.files import read_json
+
+    for run in runs:
+        if (run / "data.json").is_file() and (found := read_json(run / "data.json")["mixed"]):
+            return str(found["url"])
+    raise InputError("--mixed", "nothing", "none of these runs used mixed data; name a root")
+
+
+def show(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(facts)
+        return
+    width = max(map(len, facts))
+    emit("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))
+
+
+def main() -> None:
+    # A flag for the whole program, but people add it where they are: at the end.
+    arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        app(arguments, prog_name="semix")
+    except SystemExit as end:
+        if end.code in STOPPED:
+            say("stopped; what was committed stays, and the same command goes on")
+        raise
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        sys.exit(explain(error))
+
+
+def explain(error: Exception) -> int:
+    """Say what went wrong; returns the exit status."""
+    if isinstance(error, InputError | RunFailed):
+        say_error(str(error))
+        return error.exit_status if isinstance(error, RunFailed) else 2
+    say_error(f"{type(error).__name__}: {error}")
+    say("this is not your input; --debug shows where")
+    return 1
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

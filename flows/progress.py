@@ -1,0 +1,103 @@
+"""How far a build is: a bar on a terminal, a line now and then elsewhere, from commit records."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from data.root import Progress
+from flows.terminal import console
+
+LINE_EVERY_S = 15.0
+
+log = logging.getLogger("semix.build")
+
+
+@dataclass
+class Rate:
+    """Images a second since the first shard of this run was committed."""
+
+    value: float | None = None
+    _first: tuple[float, int] | None = None
+    _last: int | None = None
+
+    def update(self, images_done: int, now: float) -> None:
+        # Loading models comes before the first commit and says nothing about the rest.
+        if self._last is not None and images_done > self._last:
+            if self._first is None:
+                self._first = (now, images_done)
+            else:
+                self.value = (images_done - self._first[1]) / (now - self._first[0])
+        self._last = images_done
+
+
+def describe(progress: Progress, rate: float | None) -> str:
+    """`45.1 images/s, about 2 min left`; what is not known yet is left out."""
+    parts = [f"{progress.failed} failed"] if progress.failed else []
+    if rate:
+        parts.append(f"{rate:.3g} images/s")
+    if rate and progress.images_done < progress.images:
+        left = (progress.images - progress.images_done) / rate
+        parts.append(f"about {duration(left)} left")
+    return ", ".join(parts)
+
+
+def standing(progress: Progress) -> dict[str, float | None]:
+    """What follows from the store alone; the rate is that of one worker, models loaded."""
+    rate = progress.images_done / progress.seconds if progress.seconds else None
+    left = (progress.images - progress.images_done) / rate if rate else None
+    return {
+        "missing": progress.shards - progress.done,
+        "images_per_second": rate and round(rate, 3),
+        "worker_seconds_left": left and round(left, 1),
+    }
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def shown(title: str) -> Iterator[Callable[[Progress], None]]:
+    """Yields a function that shows a Progress; call it as often as you like."""
+    rate = Rate()
+    if not console.is_terminal:
+        yield _lines(title, rate)
+        return
+    columns: tuple[Any, ...] = ("{task.description}", BarColumn(), MofNCompleteColumn(), "shards")
+    columns += (TimeElapsedColumn(), TextColumn("{task.fields[detail]}"))
+    with Bar(*columns, console=console, refresh_per_second=2) as bar:
+        line = bar.add_task(title, total=None, detail="")
+
+        def show(progress: Progress) -> None:
+            rate.update(progress.images_done, time.monotonic())
+            detail = describe(progress, rate.value)
+            bar.update(line, total=progress.shards, completed=progress.done, detail=detail)
+
+        yield show
+
+
+def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:
+    due = time.monotonic()
+    done = -1
+
+    def show(progress: Progress) -> None:
+        nonlocal due, done
+        now = time.monotonic()
+        rate.update(progress.images_done, now)
+        finished = progress.done == progress.shards
+        if progress.done != done and (now >= due or finished):
+            due, done = now + LINE_EVERY_S, progress.done
+            text = f"{title}: {progress.done} of {progress.shards} shards"
+            log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
+
+    return show

@@ -1,0 +1,45 @@
+"""What a person sees: log lines and errors on standard error, results on standard output."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+
+console = Console(stderr=True)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints whole lines through the console, so that they pass above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        say(f"{clock} {mark}{record.getMessage()}")
+
+
+def set_up_logging(*, debug: bool = False) -> None:
+    """Lines of semix from INFO up, or all of them."""
+    logger = logging.getLogger("semix")
+    logger.handlers = [_ConsoleHandler()]
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False
+
+
+def say(text: str) -> None:
+    """One line as it is, above a progress bar if there is one."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_error(text: str) -> None:
+    say(f"error: {text}")
+
+
+def emit(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def emit_json(value: Any) -> None:
+    emit(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,58 @@
+"""Train and evaluate one method, all its seeds, in a run folder."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from calib.config import TrainConfig, check
+from calib.run_folder import claim_run
+from data.errors import InputError
+from data.settings import load_settings
+from flows.server import prefect_server
+
+
+def train(
+    config: TrainConfig | str | Path,
+    run: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    num_processes: int = 1,
+) -> Path:
+    """Launch the trainer through accelerate, under a Prefect flow, and see it through.
+
+    Args:
+        config: settings, or a YAML file of them; `overrides` as in `section.key=value`.
+        run: the run folder.
+        resume: go on from the checkpoints of interrupted seeds.
+        num_processes: one a GPU; leave it 1 on a machine without.
+    Returns:
+        `run`, which now holds evaluation.json.
+    Raises:
+        InputError: settings or folder cannot be used; nothing was started.
+        TrainFailed: the trainer failed.
+    """
+    source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
+    settings = load_settings(TrainConfig, source, overrides)
+    check(settings)
+    run = Path(run).absolute()
+    resolved = _claim(settings, run)
+    with prefect_server(), tempfile.TemporaryDirectory(prefix="semix-") as folder:
+        # Prefect costs seconds: not before there is something to run.
+        from flows.train_flow import launch_command, launcher_settings, run_train
+
+        launcher = Path(folder) / "accelerate.json"
+        launcher.write_text(json.dumps(launcher_settings(settings, num_processes)))
+        trainer = ["--config", str(resolved), *["--resume"] * resume]
+        command = launch_command(launcher, trainer, num_processes=num_processes)
+        run_train(command, name=f"{settings.name} into {run.name}")
+    return run
+
+
+def _claim(settings: TrainConfig, run: Path) -> Path:
+    try:
+        return claim_run(settings, run)
+    except OSError as error:
+        remedy = f"cannot be written ({error.strerror}); choose another place"
+        raise InputError("out", run, remedy) from None

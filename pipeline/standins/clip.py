@@ -1,0 +1,133 @@
+"""A small open_clip model: an image tower and a text tower trained to agree."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from open_clip import CLIP
+from open_clip.tokenizer import get_clean_fn
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import CLIPTokenizer
+
+from pipeline.standins.progress import Report
+from pipeline.standins.recipe import Recipe
+from pipeline.standins.text import build_tokenizer, tokenise
+from pipeline.standins.training import TrainingImages, batches, fit, seeded
+
+
+@dataclass(frozen=True)
+class SmallClip:
+    """A trained model with all that open_clip needs to load it."""
+
+    model: CLIP
+    tokenizer: CLIPTokenizer
+    config: dict[str, Any]  # open_clip_config.json
+
+    def save(self, folder: Path) -> None:
+        """Write what `open_clip.create_model_and_transforms("local-dir:FOLDER")` reads."""
+        folder.mkdir(parents=True)
+        self.tokenizer.save_pretrained(folder)
+        weights = {name: t.contiguous() for name, t in self.model.state_dict().items()}
+        save_file(weights, folder / "open_clip_model.safetensors")
+        (folder / "open_clip_config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+
+
+def train_clip(
+    images: TrainingImages,
+    class_names: tuple[str, ...],
+    captions: list[list[str]],
+    *,
+    recipe: Recipe,
+    report: Report,
+) -> SmallClip:
+    """Train on images [N,3,S,S] in [-1, 1] and the captions [K][T] of their classes."""
+    # open_clip cleans each text before its tokenizer sees it; the vocabulary must know the result
+    clean = get_clean_fn("whitespace")
+    cleaned = [[clean(text) for text in texts] for texts in captions]
+    tokenizer = build_tokenizer([clean(name) for name in class_names], cleaned)
+    caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in cleaned])  # [K,T,L]
+    mean, std = _pixel_moments(images.pixels)
+    config = _config(recipe, tokenizer, image_size=images.size, mean=mean, std=std)
+    with seeded(recipe.seed):
+        model = CLIP(**config["model_cfg"])
+        nn.init.normal_(model.token_embedding.weight, std=1.0)  # as in the pipeline's text encoder
+    rng = torch.Generator().manual_seed(recipe.seed)
+    draw = batches(len(images.pixels), recipe.clip.batch_size, rng=rng)
+    inputs = ((images.pixels + 1) / 2 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+
+    def loss() -> Tensor:
+        chosen = next(draw)
+        template = torch.randint(caption_ids.shape[1], (len(chosen),), generator=rng)
+        pixels = shifted(inputs[chosen], most=images.size // 16, rng=rng)
+        image_features = model.encode_image(pixels, normalize=True)
+        texts = caption_ids[images.targets[chosen], template]
+        text_features = model.encode_text(texts, normalize=True)
+        logits = model.logit_scale.exp().clamp(max=100) * image_features @ text_features.T
+        return contrastive_loss(logits, images.targets[chosen])
+
+    stage = recipe.clip
+    for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):
+        report("CLIP", step, stage.steps)
+    return SmallClip(model, tokenizer, config)
+
+
+def contrastive_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Contrastive loss where every pair of one class is a match, not the diagonal alone.
+
+    Args:
+        logits: scaled similarities of images (rows) and texts (columns), [B,B].
+        targets: class of each image and of its text, int64 [B].
+    Source: Yang et al. 2022 (UniCL), eq. 2 to 4.
+    """
+    match = (targets[:, None] == targets[None, :]).float()
+    match = match / match.sum(dim=1, keepdim=True)  # symmetric classes: rows and columns alike
+    return (F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match)) / 2
+
+
+def shifted(pixels: Tensor, *, most: int, rng: torch.Generator) -> Tensor:
+    """Each image [B,C,S,S] moved by up to `most` pixels; the border is repeated."""
+    size = pixels.shape[-1]
+    padded = F.pad(pixels, (most,) * 4, mode="replicate")
+    offsets = torch.randint(2 * most + 1, (len(pixels), 2), generator=rng).tolist()
+    pairs = zip(padded, offsets, strict=True)
+    return torch.stack([image[:, y : y + size, x : x + size] for image, (y, x) in pairs])
+
+
+def _pixel_moments(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel on the scale of [0, 1], both [3]."""
+    unit = (pixels + 1) / 2
+    # an empty channel has no deviation to divide by
+    return unit.mean(dim=(0, 2, 3)), unit.std(dim=(0, 2, 3)).clamp(min=0.01)
+
+
+def _config(
+    recipe: Recipe, tokenizer: CLIPTokenizer, *, image_size: int, mean: Tensor, std: Tensor
+) -> dict[str, Any]:
+    """The content of open_clip_config.json."""
+    vision = {
+        "image_size": image_size,
+        "patch_size": image_size // recipe.clip_grid,
+        "layers": recipe.clip_layers,
+        "width": recipe.clip_width,
+        "head_width": 16,
+    }
+    text = {
+        "context_length": tokenizer.model_max_length,
+        "vocab_size": len(tokenizer),
+        "hf_tokenizer_name": "CLIPTokenizer",  # any name will do: the files beside it are read
+        "width": recipe.text_width,
+        "heads": recipe.text_width // 16,
+        "layers": recipe.text_layers,
+    }
+    return {
+        "model_cfg": {
+            "embed_dim": recipe.clip_features,
+            "vision_cfg": vision,
+            "text_cfg": text,
+        },
+        "preprocess_cfg": {"mean": mean.tolist(), "std": std.tolist()},
+    }

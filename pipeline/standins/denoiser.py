@@ -1,0 +1,156 @@
+"""A small Stable Diffusion pipeline: a U-Net and a text encoder trained together on latents."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
+)
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from pipeline.standins.autoencoder import encode
+from pipeline.standins.progress import Report
+from pipeline.standins.recipe import Recipe
+from pipeline.standins.text import tokenise
+from pipeline.standins.training import TrainingImages, batches, fit, seeded
+
+
+def train_pipeline(
+    images: TrainingImages,
+    captions: list[list[str]],
+    *,
+    vae: AutoencoderKL,
+    tokenizer: CLIPTokenizer,
+    recipe: Recipe,
+    report: Report,
+) -> StableDiffusionPipeline:
+    """Train the text-conditional denoiser of `vae`'s latents.
+
+    Args:
+        captions: one list a class, the same number for each: [K][T] strings.
+    Source: v-prediction, Salimans and Ho 2022; guidance by dropped captions, Ho and Salimans 2022.
+    """
+    latents = encode(vae, images.pixels)
+    with seeded(recipe.seed):
+        text_encoder = _text_encoder(tokenizer, recipe)
+        unet = _unet(recipe, channels=latents[0].shape[1], size=latents[0].shape[-1])
+    scheduler = _scheduler()
+    caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in captions])  # [K,T,L]
+    loss = _v_loss(
+        unet,
+        text_encoder,
+        scheduler=scheduler,
+        latents=latents,
+        targets=images.targets,
+        caption_ids=caption_ids,
+        empty_ids=tokenise(tokenizer, [""]),
+        recipe=recipe,
+    )
+    stage = recipe.denoiser
+    modules: list[nn.Module] = [unet, text_encoder]
+    for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
+        report("denoiser", step, stage.steps)
+    return StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=scheduler,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def _v_loss(
+    unet: UNet2DConditionModel,
+    text_encoder: CLIPTextModel,
+    *,
+    scheduler: DDIMScheduler,
+    latents: tuple[Tensor, Tensor],
+    targets: Tensor,
+    caption_ids: Tensor,
+    empty_ids: Tensor,
+    recipe: Recipe,
+) -> Callable[[], Tensor]:
+    """A function that gives the loss of a fresh batch at each call."""
+    means, deviations = latents
+    size = recipe.denoiser.batch_size
+    steps = scheduler.config["num_train_timesteps"]
+    rng = torch.Generator().manual_seed(recipe.seed)
+    draw = batches(len(targets), size, rng=rng)
+
+    def noise_like(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=rng)
+
+    def loss() -> Tensor:
+        chosen = next(draw)
+        clean = means[chosen] + deviations[chosen] * noise_like(means[chosen])
+        template = torch.randint(caption_ids.shape[1], (size,), generator=rng)
+        ids = caption_ids[targets[chosen], template]  # [B,L]
+        dropped = torch.rand(size, generator=rng) < recipe.dropped_captions
+        ids = torch.where(dropped[:, None], empty_ids, ids)
+        # one time from each of B equal parts of the range: less spread than B free draws
+        times = (torch.arange(size) + torch.rand(size, generator=rng)) * (steps / size)
+        times = times.long().clamp(max=steps - 1)
+        noise = noise_like(clean)
+        noisy = scheduler.add_noise(clean, noise, times)
+        condition = text_encoder(ids).last_hidden_state  # [B,L,D]
+        velocity = unet(noisy, times, encoder_hidden_states=condition).sample
+        return F.mse_loss(velocity, scheduler.get_velocity(clean, noise, times))
+
+    return loss
+
+
+def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
+    model = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.text_width,
+            intermediate_size=4 * recipe.text_width,
+            projection_dim=recipe.text_width,
+            num_hidden_layers=recipe.text_layers,
+            num_attention_heads=recipe.text_width // 16,
+            max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    # 50 times the usual spread: words that differ from the start are what allows a short training
+    nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
+    return model
+
+
+def _unet(recipe: Recipe, *, channels: int, size: int) -> UNet2DConditionModel:
+    # text reaches all levels but the first, which would cost as much as all others together
+    attending = len(recipe.denoiser_widths) - 1
+    return UNet2DConditionModel(
+        sample_size=size,
+        in_channels=channels,
+        out_channels=channels,
+        down_block_types=("DownBlock2D", *["CrossAttnDownBlock2D"] * attending),
+        up_block_types=(*["CrossAttnUpBlock2D"] * attending, "UpBlock2D"),
+        block_out_channels=recipe.denoiser_widths,
+        layers_per_block=1,
+        norm_num_groups=8,
+        cross_attention_dim=recipe.text_width,
+        attention_head_dim=4,  # the number of heads, whatever diffusers calls it
+    )
+
+
+def _scheduler() -> DDIMScheduler:
+    return DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+        prediction_type="v_prediction",
+    )

@@ -1,0 +1,113 @@
+"""Captions of the classes, and a CLIP tokenizer that knows each of their words as one token."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from tokenizers import pre_tokenizers
+from torch import Tensor
+from transformers import CLIPTokenizer
+
+from data.errors import InputError
+
+Captions = list[list[str]]  # [K][T]: the captions of each class, one a template
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+WORD_END = "</w>"  # marks the last letter of a word, as in every CLIP vocabulary
+SHORTEST, LONGEST = 16, 77  # tokens of a caption with its two marks; 77 is what CLIP allows
+
+
+def build_tokenizer(class_names: Sequence[str], captions: Captions) -> CLIPTokenizer:
+    """A tokenizer whose vocabulary is all bytes and the captions' words, lower-cased.
+
+    Any text can be tokenised: words not in the captions are spelt in bytes. `model_max_length`
+    holds the longest caption and is at least 16.
+
+    Raises:
+        InputError: two classes read alike, or a name is empty, too long or holds a control token.
+    """
+    words = sorted({word for texts in captions for text in texts for word in split_words(text)})
+    merges = learn_merges(words)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(letter + WORD_END for letter in alphabet)]
+    tokens += dict.fromkeys(a + b for a, b in merges)
+    # the end mark comes last: open_clip finds the end of a text as its highest token
+    vocab = {token: index for index, token in enumerate(dict.fromkeys([*tokens, START, END]))}
+    tokenizer = CLIPTokenizer(vocab=vocab, merges=merges)
+    _check_names(tokenizer, class_names)
+    tokenizer.model_max_length = _context_length(tokenizer, class_names, captions)
+    return tokenizer
+
+
+def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
+    """Token ids int64 [T,L], padded to the tokenizer's length, as a diffusers pipeline does."""
+    encoded = tokenizer(
+        texts,
+        padding="max_length",
+        max_length=tokenizer.model_max_length,
+        truncation=True,
+        return_tensors="pt",
+    )
+    ids = encoded["input_ids"]
+    assert isinstance(ids, Tensor)
+    return ids
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text as a CLIP tokenizer sees them: lower case, in its byte alphabet."""
+    backend = CLIPTokenizer().backend_tokenizer
+    normal = backend.normalizer.normalize_str(text)
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+
+def learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Byte-pair merges, in order, that make each word one token.
+
+    Source: Sennrich et al. 2016, algorithm 1, run until nothing is left to merge.
+    """
+    spelt = [[*word[:-1], word[-1] + WORD_END] for word in words]
+    merges: list[tuple[str, str]] = []
+    while spelt := [symbols for symbols in spelt if len(symbols) > 1]:
+        counts = Counter(pair for symbols in spelt for pair in pairwise(symbols))
+        best = max(counts, key=lambda pair: (counts[pair], pair))  # ties by the alphabet
+        merges.append(best)
+        spelt = [_merge(symbols, best) for symbols in spelt]
+    return merges
+
+
+def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for symbol in symbols:
+        # a symbol is joined once only: in "aaa" the first two
+        if merged and (merged[-1], symbol) == pair:
+            merged[-1] += symbol
+        else:
+            merged.append(symbol)
+    return merged
+
+
+def _check_names(tokenizer: CLIPTokenizer, class_names: Sequence[str]) -> None:
+    """Each name must have words of its own, or two classes would be one to the models."""
+    seen: dict[tuple[int, ...], str] = {}
+    for name in class_names:
+        ids = tuple(tokenizer(name, add_special_tokens=False)["input_ids"])
+        if not ids:
+            raise InputError("class_names", repr(name), "give this class a name of letters or digits")
+        if set(ids) & set(tokenizer.all_special_ids):
+            raise InputError("class_names", repr(name), f"leave out {START} and {END}")
+        if ids in seen:
+            remedy = f"reads like {seen[ids]!r} in lower case; rename one of the two"
+            raise InputError("class_names", repr(name), remedy)
+        seen[ids] = name
+
+
+def _context_length(
+    tokenizer: CLIPTokenizer, class_names: Sequence[str], captions: Captions
+) -> int:
+    lengths = [max(len(tokenizer(text)["input_ids"]) for text in texts) for texts in captions]
+    longest = max(lengths)
+    if longest > LONGEST:
+        name = class_names[lengths.index(longest)]
+        remedy = f"its caption has {longest} tokens of at most {LONGEST}; shorten the name"
+        raise InputError("class_names", repr(name), remedy)
+    return max(SHORTEST, longest)

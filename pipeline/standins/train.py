@@ -1,0 +1,55 @@
+"""Train both stand-ins, one after the other, then save them with their cards."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.real import RealDataset
+from pipeline.conditioning import prompts
+from pipeline.standins.autoencoder import train_autoencoder
+from pipeline.standins.card import model_cards
+from pipeline.standins.clip import train_clip
+from pipeline.standins.denoiser import train_pipeline
+from pipeline.standins.progress import Report
+from pipeline.standins.recipe import Recipe
+from pipeline.standins.text import build_tokenizer
+from pipeline.standins.training import load_images
+
+
+def train_both(
+    real: RealDataset, folder: Path, *, recipe: Recipe, digest: str, report: Report
+) -> dict[str, float]:
+    """Train on `real.train` and write `folder/diffusion` and `folder/clip`.
+
+    Nothing is written before all is trained. Returns the seconds of each training.
+    """
+    seconds: dict[str, float] = {}
+    names = real.class_names
+    by_template = [prompts(template, names) for template in recipe.templates]
+    captions = [list(texts) for texts in zip(*by_template, strict=True)]  # [K][T]
+    tokenizer = build_tokenizer(names, captions)
+    images = load_images(real.train, limit=recipe.max_images)
+    with _timed(seconds, "CLIP"):
+        clip = train_clip(images, names, captions, recipe=recipe, report=report)
+    with _timed(seconds, "autoencoder"):
+        vae = train_autoencoder(images, recipe, report)
+    with _timed(seconds, "denoiser"):
+        pipeline = train_pipeline(
+            images, captions, vae=vae, tokenizer=tokenizer, recipe=recipe, report=report
+        )
+    pipeline.save_pretrained(folder / "diffusion", safe_serialization=True)
+    clip.save(folder / "clip")
+    cards = model_cards(
+        names, recipe, digest=digest, images=len(images.pixels), size=images.size
+    )
+    for kind, card in zip(("diffusion", "clip"), cards, strict=True):
+        (folder / kind / "README.md").write_text(card, encoding="utf-8")
+    return seconds
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[stage] = time.monotonic() - started

@@ -1,0 +1,336 @@
+"""MaC-Cal: masks through training, inference, the sparsity rule and resuming."""
+
+import copy
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calib.heads import MaskedBottleneckHead, SparsityController
+from calib.models import build_model
+from data.errors import InputError
+
+
+def features_and_targets(seed: int = 0) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.rand(64, 24, generator=rng), torch.randint(4, (64,), generator=rng)
+
+
+def head(**params: object) -> MaskedBottleneckHead:
+    torch.manual_seed(0)
+    return MaskedBottleneckHead(24, 4, **params)  # type: ignore[arg-type]
+
+
+def optimiser_of(module: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-2)
+
+
+def train_epoch(
+    head: MaskedBottleneckHead, optimiser: torch.optim.Optimizer, *, steps: int = 3
+) -> Iterator[float]:
+    """Yield the loss after each step."""
+    features, targets = features_and_targets()
+    head.train()
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = functional.cross_entropy(head(features), targets)
+        loss.backward()
+        head.after_backward()
+        optimiser.step()
+        head.after_step()
+        yield loss.item()
+
+
+def masked_weights(head: MaskedBottleneckHead) -> tuple[Tensor, Tensor]:
+    return head.layer1.weight[~head.mask1], head.layer2.weight[~head.mask2]
+
+
+def test_sizes_and_start():
+    module = MaskedBottleneckHead(2048, 10)
+    assert (module.layer1.out_features, module.layer2.out_features) == (512, 10)
+    assert MaskedBottleneckHead(640, 100).layer1.out_features == 200
+    assert MaskedBottleneckHead(640, 100, hidden=7).layer1.out_features == 7
+    assert module.mask1.all()
+    assert module.mask2.all()
+    deviation = (2 / 2048) ** 0.5  # Kaiming
+    torch.testing.assert_close(module.layer1.weight.std().item(), deviation, rtol=0.01, atol=0)
+    torch.testing.assert_close(module.layer1.bias, torch.zeros(512))
+
+
+@pytest.mark.parametrize("inference", ["last", "expected"])
+def test_masked_training_forward_by_hand(inference: str):
+    module = MaskedBottleneckHead(2, 2, hidden=2, mask_mode="preserve", inference=inference)
+    with torch.no_grad():
+        module.layer1.weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 1.0]]))
+        module.layer2.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 3.0]]))
+        module.layer2.bias.copy_(torch.tensor([0.5, 0.0]))
+        module.mask1.copy_(torch.tensor([[True, False], [True, True]]))
+        module.mask2.copy_(torch.tensor([[True, True], [True, False]]))
+    # Hidden units: 1 and relu(-1 + 3) = 2. Logits: 1 + 2 + 0.5 and 0.
+    got = module(torch.tensor([[1.0, 3.0]]))
+    torch.testing.assert_close(got, torch.tensor([[3.5, 0.0]]))
+
+
+def test_masks_are_drawn_at_the_rate_and_from_the_generator_alone():
+    module = MaskedBottleneckHead(400, 10, hidden=100)
+    module.start_epoch(0.3, torch.Generator().manual_seed(5))
+    first = module.mask1.clone()
+    assert first.float().mean().item() == pytest.approx(0.3, abs=0.01)  # 4 deviations
+    torch.manual_seed(99)
+    module.start_epoch(0.3, torch.Generator().manual_seed(5))
+    assert torch.equal(module.mask1, first)
+    rng = torch.Generator().manual_seed(5)
+    module.start_epoch(0.3, rng)
+    module.start_epoch(0.3, rng)
+    assert not torch.equal(module.mask1, first)
+    module.start_epoch(1.0, rng)
+    assert module.mask1.all()
+
+
+def test_reset_weights_are_zero_after_every_step_with_momentum_and_decay():
+    module, rng = head(), torch.Generator().manual_seed(0)
+    optimiser = optimiser_of(module)
+    for p in (1.0, 0.5, 0.7, 0.2):  # momentum builds up, then its weights are masked
+        module.start_epoch(p, rng)
+        for _ in train_epoch(module, optimiser):
+            for weight in masked_weights(module):
+                torch.testing.assert_close(weight, torch.zeros_like(weight), rtol=0, atol=0)
+    assert (~module.mask1).any()
+    assert (~module.mask2).any()
+
+
+def test_a_reset_weight_restarts_from_zero_when_it_is_kept_again():
+    module = head()
+    before = module.layer1.weight.detach().clone()
+    module.start_epoch(0.5, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(module.layer1.weight, before * module.mask1)
+    lost = ~module.mask1
+    module.start_epoch(1.0, torch.Generator())
+    assert (module.layer1.weight[lost] == 0).all()
+
+
+def test_masked_weights_get_no_gradient_and_kept_ones_do():
+    for mode in ("reset", "preserve"):
+        module = head(mask_mode=mode)
+        module.start_epoch(0.5, torch.Generator().manual_seed(0))
+        features, targets = features_and_targets()
+        functional.cross_entropy(module(features), targets).backward()
+        module.after_backward()
+        for layer, mask in ((module.layer1, module.mask1), (module.layer2, module.mask2)):
+            assert (layer.weight.grad[~mask] == 0).all()
+            assert (layer.weight.grad[mask] != 0).any()
+            assert layer.bias.grad.abs().sum() > 0
+
+
+def test_preserved_weights_keep_their_value_without_momentum_and_decay():
+    module = head(mask_mode="preserve")
+    before = module.layer1.weight.detach().clone()
+    module.start_epoch(0.5, torch.Generator().manual_seed(0))
+    list(train_epoch(module, torch.optim.SGD(module.parameters(), lr=0.1)))
+    masked = ~module.mask1
+    torch.testing.assert_close(module.layer1.weight[masked], before[masked], rtol=0, atol=0)
+    assert (module.layer1.weight[~masked] != before[~masked]).any()
+
+
+@pytest.mark.parametrize(
+    ("params", "weight"),
+    [
+        ({}, lambda w, m: w),  # sparse as it is
+        ({"mask_mode": "preserve", "inference": "last"}, lambda w, m: w * m),
+        ({"mask_mode": "preserve", "inference": "expected"}, lambda w, m: w * 0.4),
+        (
+            {"mask_mode": "preserve", "inference": "dense", "allow_unscaled": True},
+            lambda w, m: w,
+        ),
+    ],
+)
+def test_inference_uses_the_stated_weights_and_is_deterministic(params: dict, weight: object):
+    module = head(**params)
+    module.start_epoch(0.4, torch.Generator().manual_seed(0))
+    list(train_epoch(module, optimiser_of(module)))
+    module.eval()
+    features, _ = features_and_targets(1)
+    first = weight(module.layer1.weight, module.mask1)  # type: ignore[operator]
+    second = weight(module.layer2.weight, module.mask2)  # type: ignore[operator]
+    hidden = functional.linear(features, first, module.layer1.bias).relu()
+    expected = functional.linear(hidden, second, module.layer2.bias)
+    state = torch.get_rng_state()
+    torch.testing.assert_close(module(features), expected)
+    torch.testing.assert_close(module(features), module(features), rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_masked_training_still_learns():
+    module = head(hidden=64)
+    module.start_epoch(0.5, torch.Generator().manual_seed(0))
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses = list(train_epoch(module, optimiser, steps=200))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"mask_mode": "drop"}, r"head\.mask_mode = drop: choose one of reset, preserve"),
+        ({"inference": "mean"}, r"head\.inference = mean: choose one of last, expected, dense"),
+        ({"inference": "expected"}, r"head\.inference = expected: reset weights are already spar"),
+        (
+            {"mask_mode": "preserve", "inference": "dense"},
+            r"head\.inference = dense: .* or set head\.allow_unscaled",
+        ),
+        ({"hidden": 0}, r"head\.hidden = 0: give a whole number of at least 1"),
+    ],
+)
+def test_bad_head_settings_are_named(params: dict, text: str):
+    with pytest.raises(InputError, match=text):
+        head(**params)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.1, math.nan])
+def test_a_share_outside_its_range_is_refused(p: float):
+    with pytest.raises(ValueError, match=r"p = .*must lie in \(0, 1\]"):
+        head().start_epoch(p, torch.Generator())
+
+
+def controller(**params: object) -> SparsityController:
+    values = {"epochs": 40, "base_accuracy": 0.9} | params
+    return SparsityController(**values)  # type: ignore[arg-type]
+
+
+def test_delta_decays_from_its_largest_to_its_smallest():
+    rule = controller(epochs=2, delta_max=0.1, delta_min=0.001)
+    deltas = [rule.delta(e) for e in range(3)]
+    assert deltas == pytest.approx([0.1, 0.01, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "confidence", "expected"),
+    [
+        (1.0, 0.94, 0.46),  # 0.9 - 0.94 = -0.04, over-confident: p falls
+        (1.0, 0.88, 0.52),  # under-confident: p rises
+        (1.0, 1.0, 0.4),  # -0.1 is the most
+        (1.0, 0.2, 0.6),
+        (0.84, 0.99, 0.5),  # 6 points below stage one: p does not fall
+        (0.84, 0.7, 0.556),  # but rises
+        (0.86, 0.8, 0.474),  # 4 points below: it falls
+    ],
+)
+def test_p_by_hand(accuracy: float, confidence: float, expected: float):
+    got = controller(gamma=0.9).end_epoch(accuracy=accuracy, confidence=confidence)
+    assert got == pytest.approx(expected)
+
+
+def test_p_stays_between_its_floor_and_one():
+    falling, rising = controller(p_start=0.15), controller(p_start=0.95)
+    for _ in range(40):
+        falling.end_epoch(accuracy=1.0, confidence=1.0)
+        rising.end_epoch(accuracy=1.0, confidence=0.3)
+        assert 0.1 <= falling.p <= 1
+        assert 0.1 <= rising.p <= 1
+    assert (falling.p, rising.p) == (0.1, 1.0)
+    for line, after in zip(falling.history, falling.history[1:], strict=False):
+        assert line["p"] - after["p"] <= line["delta"] + 1e-12
+
+
+def test_history_tells_each_epoch():
+    rule = controller(epochs=2)
+    rule.end_epoch(accuracy=1.0, confidence=0.94)
+    rule.end_epoch(accuracy=0.95, confidence=0.9)
+    assert rule.history[0] == {
+        "epoch": 0,
+        "p": 0.5,
+        "delta": 0.1,
+        "accuracy": 1.0,
+        "confidence": 0.94,
+    }
+    assert rule.history[1]["p"] == pytest.approx(0.46)
+    assert rule.history[1]["epoch"] == 1
+    with pytest.raises(ValueError, match=r"epoch = 2: all 2 epochs are done"):
+        rule.end_epoch(accuracy=1.0, confidence=1.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"epochs": 0}, r"head\.epochs = 0: give at least 1"),
+        ({"base_accuracy": 93.0}, r"base_accuracy = 93\.0: give a fraction"),
+        ({"p_min": 0.0}, r"head\.p_min = 0\.0: must lie in \(0, 1\]"),
+        ({"p_start": 0.05}, r"head\.p_start = 0\.05: must lie in \[0\.1, 1\]"),
+        ({"gamma": 1.2}, r"head\.gamma = 1\.2: must lie in \(0, 1\]"),
+        ({"delta_max": 0}, r"head\.delta_max = 0: must lie in \(0, 1\]"),
+        ({"delta_min": 0.2}, r"head\.delta_min = 0\.2: must lie in \(0, 0\.1\]"),
+    ],
+)
+def test_bad_controller_settings_are_named(params: dict, text: str):
+    with pytest.raises(InputError, match=text):
+        controller(**params)
+
+
+def test_percent_is_refused():
+    with pytest.raises(ValueError, match=r"accuracy = 95\.0: give a fraction"):
+        controller().end_epoch(accuracy=95.0, confidence=0.5)
+
+
+def run_epoch(
+    head: MaskedBottleneckHead, rule: SparsityController, optimiser: torch.optim.Optimizer
+) -> None:
+    head.start_epoch(rule.p, rule.generator)
+    list(train_epoch(head, optimiser))
+    probabilities = head(features_and_targets()[0]).softmax(1)
+    right = probabilities.argmax(1) == features_and_targets()[1]
+    rule.end_epoch(
+        accuracy=right.float().mean().item(), confidence=probabilities.amax(1).mean().item()
+    )
+
+
+def test_a_restored_run_equals_an_unbroken_one():
+    module, rule = head(), controller(epochs=4, base_accuracy=0.5)
+    optimiser = optimiser_of(module)
+    for epoch in range(4):
+        if epoch == 2:
+            parts = (module, rule, optimiser)
+            saved = copy.deepcopy([part.state_dict() for part in parts])
+        run_epoch(module, rule, optimiser)
+
+    torch.manual_seed(7)
+    again, rule_again = MaskedBottleneckHead(24, 4), controller(epochs=4, base_accuracy=0.5, seed=3)
+    optimiser_again = optimiser_of(again)
+    for part, state in zip((again, rule_again, optimiser_again), saved, strict=True):
+        part.load_state_dict(state)
+    for _ in range(2):
+        run_epoch(again, rule_again, optimiser_again)
+    torch.testing.assert_close(dict(again.state_dict()), dict(module.state_dict()), rtol=0, atol=0)
+    assert rule_again.history == rule.history
+    assert rule_again.p == rule.p
+    assert torch.equal(rule_again.generator.get_state(), rule.generator.get_state())
+
+
+def test_state_includes_masks_and_share():
+    module = head()
+    module.start_epoch(0.4, torch.Generator().manual_seed(0))
+    again = MaskedBottleneckHead(24, 4)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again.mask1, module.mask1)
+    assert torch.equal(again.mask2, module.mask2)
+    assert again.retention.item() == pytest.approx(0.4)
+
+
+def test_a_frozen_backbone_does_not_change():
+    model = build_model("resnet8", 4, width=4)
+    model.classifier = MaskedBottleneckHead(model.num_features, 4)
+    model.features.eval().requires_grad_(False)
+    before = copy.deepcopy(model.features.state_dict())
+    optimiser = optimiser_of(model.classifier)
+    start = model.classifier.layer1.weight.detach().clone()
+    model.classifier.start_epoch(0.5, torch.Generator().manual_seed(0))
+    for _ in range(3):
+        logits, _ = model(torch.rand(8, 3, 16, 16))
+        functional.cross_entropy(logits, torch.arange(8) % 4).backward()
+        model.classifier.after_backward()
+        optimiser.step()
+        model.classifier.after_step()
+    torch.testing.assert_close(dict(model.features.state_dict()), dict(before), rtol=0, atol=0)
+    assert (model.classifier.layer1.weight != start * model.classifier.mask1).any()

@@ -1,0 +1,142 @@
+"""Losses by name, and those without state."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calib.losses import build_loss, build_mixed_loss
+from data.errors import InputError
+
+
+def batch(seed: int = 0, samples: int = 16, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets and features of one random batch."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(samples, classes, generator=rng)
+    targets = torch.randint(classes, (samples,), generator=rng)
+    return logits, targets, torch.rand(samples, 8, generator=rng)
+
+
+def test_cross_entropy_by_hand():
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]).log()
+    got = build_loss("ce", 3)(logits, torch.tensor([0, 2]))
+    torch.testing.assert_close(got, torch.tensor(-(math.log(0.5) + math.log(0.7)) / 2))
+
+
+def test_label_smoothing_by_hand():
+    logits = torch.tensor([[0.8, 0.2]]).log()
+    got = build_loss("ls", 2, smoothing=0.1)(logits, torch.tensor([0]))
+    # The true class keeps 1 - 0.1 + 0.1/2.
+    torch.testing.assert_close(got, torch.tensor(-0.95 * math.log(0.8) - 0.05 * math.log(0.2)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.3, 1])
+def test_label_smoothing_equals_torch(smoothing: float):
+    logits, targets, _ = batch()
+    peer = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    got = build_loss("ls", 10, smoothing=smoothing)(logits, targets)
+    torch.testing.assert_close(got, peer(logits, targets))
+
+
+@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+def test_every_loss_is_called_alike(name: str):
+    logits, targets, features = batch()
+    logits.requires_grad_()
+    loss = build_loss(name, 10)(logits, targets, features=features, indices=torch.arange(16))
+    loss.backward()
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    assert logits.grad is not None
+    assert logits.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+def test_autocast_does_not_round_the_loss(name: str):
+    logits, targets, features = batch()
+    loss = build_loss(name, 10).eval()
+    expected = loss(logits, targets, features=features)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = loss(logits, targets, features=features)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+def test_half_precision_logits_are_summed_in_float32(name: str):
+    logits, targets, features = batch()
+    loss = build_loss(name, 10).eval()
+    logits, features = logits.bfloat16(), features.bfloat16()
+    got = loss(logits, targets, features=features)
+    expected = loss(logits.float(), targets, features=features.float())
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_losses_without_state_report_no_health():
+    assert build_loss("ce", 10).pop_health() == {}
+    assert build_loss("ls", 10).pop_health() == {}
+
+
+def test_squared_error_of_a_uniform_guess():
+    labels = functional.one_hot(torch.tensor([3, 7]), 10).float()
+    got = build_mixed_loss("l2")(torch.zeros(2, 10), labels)
+    torch.testing.assert_close(got, torch.tensor(0.9))  # (0.9)^2 + 9 (0.1)^2
+
+
+def test_squared_error_sums_over_classes_and_averages_over_rows():
+    logits = torch.tensor([[0.6, 0.4, 0.0], [1.0, 0.0, 0.0]]).clamp(min=1e-30).log()
+    labels = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+    got = build_mixed_loss("l2")(logits, labels)
+    torch.testing.assert_close(got, torch.tensor((0.02 + 2.0) / 2))
+
+
+def test_soft_cross_entropy_by_hand():
+    logits = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log()
+    labels = torch.tensor([[0.7, 0.3], [0.1, 0.9]])
+    expected = (-0.7 * math.log(0.8) - 0.3 * math.log(0.2) - math.log(0.5)) / 2
+    torch.testing.assert_close(build_mixed_loss("soft_ce")(logits, labels), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("name", ["l2", "soft_ce"])
+def test_mixed_losses_have_their_stationary_point_at_the_label(name: str):
+    labels = torch.tensor([[0.7, 0.2, 0.1]])
+    logits = labels.log().requires_grad_()
+    build_mixed_loss(name)(logits, labels).backward()
+    torch.testing.assert_close(logits.grad, torch.zeros(1, 3), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["l2", "soft_ce"])
+def test_labels_that_would_be_broadcast_are_refused(name: str):
+    with pytest.raises(ValueError, match=r"shapes \(4, 3\) and \(3,\): give both as \[N, K\]"):
+        build_mixed_loss(name)(torch.zeros(4, 3), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("mbls", {}, r"loss\.name = mbls: choose one of ce, ls, fedlas_ls$"),
+        ("ls", {"smooth": 0.1}, r"loss\.smooth = 0\.1: unknown parameter; choose from smoothing$"),
+        ("ce", {"smoothing": 0.1}, r"loss\.smoothing = 0\.1: takes none"),
+        ("ls", {"smoothing": 1.5}, r"loss\.smoothing = 1\.5: must lie in \[0, 1\]"),
+        ("ls", {"smoothing": math.nan}, r"loss\.smoothing = nan: must lie in \[0, 1\]"),
+        ("ls", {"smoothing": "0.1"}, r"loss\.smoothing = 0\.1: must lie in \[0, 1\]"),
+        ("fedlas_ls", {"smoothing": 0.6}, r"loss\.smoothing = 0\.6: must lie in \[0, 0\.5\]"),
+        ("fedlas_ls", {"beta": -1}, r"loss\.beta = -1: must be 0 or more"),
+        ("fedlas_ls", {"momentum": 0}, r"loss\.momentum = 0: must lie in \(0, 1\]"),
+        ("fedlas_ls", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
+        ("fedlas_ls", {"norm_start": "x"}, r"loss\.norm_start = x: choose one of fixed, first_"),
+    ],
+)
+def test_bad_settings_are_named(name: str, params: dict, text: str):
+    with pytest.raises(InputError, match=text):
+        build_loss(name, 10, **params)
+
+
+def test_fewer_than_two_classes_are_refused():
+    with pytest.raises(InputError, match=r"num_classes = 1: give a whole number of at least 2"):
+        build_loss("ce", 1)
+
+
+def test_unknown_mixed_loss_is_named():
+    with pytest.raises(InputError, match=r"mixed\.loss = l1: choose one of l2, soft_ce$"):
+        build_mixed_loss("l1")

@@ -1,0 +1,56 @@
+"""One real Prefect server for these tests, with a home of its own."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Before anything imports Prefect, which reads it once.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
+os.environ.pop("PREFECT_API_URL", None)
+
+from flows.server import prefect_server
+
+
+@pytest.fixture(scope="session")
+def prefect_api() -> Iterator[str]:
+    with prefect_server() as url:
+        yield url
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """until(condition): returns once it is true, fails after a while."""
+
+    def wait(condition: Callable[[], object], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """alive(pid): whether a process runs; a zombie does not."""
+
+    def check(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return check
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Path:
+    """A module file: prints its process id, then sleeps for ten minutes."""
+    path = tmp_path / "sleeper.py"
+    path.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    return path

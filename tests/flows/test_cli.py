@@ -1,0 +1,191 @@
+"""The command line as a person runs it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from data.root import spec_digest
+from data.shards import shard_name
+from pipeline.root import create_root, ensure_prototypes
+
+CHECKOUT = Path(__file__).parents[2]
+HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelerate", "matplotlib"}
+
+
+def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
+    what = ["-c", code] if code else ["-m", "flows.cli"]
+    return subprocess.Popen(
+        [sys.executable, *what, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200", **environment},
+    )
+
+
+def semix(*arguments: str, **options: str) -> tuple[int, str, str]:
+    process = start(*arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root of three shards whose first is committed and whose last has failed."""
+    plan = {"schema": 1, "digest": "d", "num_shards": 3, "num_groups": 6, "alphas": [0, 0.5, 1]}
+    return make_root(tmp_path / "mixed", plan, committed=[0], failed=[2])
+
+
+def make_root(folder: Path, plan: dict, *, committed: list[int], failed: list[int]) -> Path:
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for shard in committed:
+        record = folder / f"{shard_name(shard)}.json"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        part = {"bytes": 1, "sha256": "0"}
+        tar = f"{shard_name(shard)}-00000000.tar"
+        features = {"name": f"{shard_name(shard)}.features.safetensors", **part}
+        (folder / tar).write_text("x")
+        (folder / features["name"]).write_text("x")
+        spec = spec_digest(plan["digest"], shard)
+        facts = {"shard": shard, "spec": spec, "tar": tar, "groups": 2, "seconds": {"all": 3.0}}
+        record.write_text(json.dumps({**facts, **part, "features": features}))
+    for shard in failed:
+        file = folder / f"{shard_name(shard).replace('shards', 'failed')}.1.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"shard": shard, "attempt": 1, "error": "OSError", "message": "disk full"}
+        file.write_text(json.dumps({**facts, "time": 0.0, "traceback": ["..."]}))
+    return folder
+
+
+def test_nothing_heavy_is_imported_to_show_help():
+    code = "import flows.cli, sys; print(*sys.modules)"
+    _, out, _ = semix(code=code)
+    assert not HEAVY & set(out.split())
+
+
+def test_help_lists_the_commands():
+    status, out, _ = semix("--help")
+    assert status == 0
+    commands = ["quickstart", "build", "resume", "status", "verify", "failures", "train", "report"]
+    assert [c for c in commands if c not in out] == []
+
+
+def test_status_from_the_store_alone(root):
+    _, out, _ = semix("status", str(root), "--json")
+    counts = json.loads(out)
+    assert [counts[key] for key in ("shards", "done", "missing", "failed")] == [3, 1, 2, 1]
+    assert [counts[key] for key in ("images", "images_done")] == [18, 6]
+    assert counts["images_per_second"] == 2.0  # 6 images in 3 s
+    assert counts["worker_seconds_left"] == 6.0  # 12 images
+
+
+def test_status_for_people(root):
+    _, out, _ = semix("status", str(root))
+    assert ["missing", "2"] in [line.split() for line in out.splitlines()]
+
+
+def test_failures_are_shown_with_their_reason(root):
+    assert semix("failures", str(root))[:2] == (0, "shard 2, attempt 1: OSError: disk full\n")
+    _, out, _ = semix("failures", str(root), "--json")
+    assert json.loads(out)["2"][0]["message"] == "disk full"
+
+
+def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
+    assert semix("verify", str(root))[:2] == (0, "1 shards as recorded\n")
+    (root / f"{shard_name(0)}-00000000.tar").write_text("xx")
+    status, out, _ = semix("verify", str(root), "--json")
+    assert status == 1
+    assert [problem["shard"] for problem in json.loads(out)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "none.yaml", "--out", "x"], "config = none.yaml: there is no such file"),
+        (["build", "{config}", "--out", "x", "--set", "mixing.sed=1"], "did you mean mixing.seed?"),
+        (["build", "{config}", "--out", "x"], "generator.model = /nowhere: is not a diffusers"),
+        (["status", "{folder}"], "holds no plan.json; start it with `semix build`"),
+        (["resume", "{root}", "--shards", "2-5"], "shards = 3-5: this root has shards 0 to 2"),
+        (["resume", "{root}", "--shards", "x"], "shards = x: write numbers and ranges"),
+        (["build", "{config}", "--out", "s3x://a"], "url = s3x://a: use one of file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, message):
+    config = tmp_path / "config.yaml"
+    values = {
+        "real": {"name": "digits"},
+        "generator": {"model": "/nowhere"},
+        "mixing": {"groups_per_pair": 1},
+        "annotation": {"model": "local-dir:/nowhere"},
+    }
+    config.write_text(yaml.safe_dump(values))
+    places = {"config": config, "folder": tmp_path, "root": root}
+    status, out, err = semix(*(part.format(**places) for part in arguments))
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert message in err
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    status, _, err = semix("status", str(tmp_path), "--debug")
+    assert status == 2
+    assert err.startswith("Traceback")
+    assert "error: url = " in err.splitlines()[-1]
+
+
+def test_a_complete_root_needs_no_prefect(tmp_path):
+    plan = {"schema": 1, "digest": "d", "num_shards": 1, "num_groups": 2, "alphas": [0, 1]}
+    root = make_root(tmp_path / "mixed", plan, committed=[0], failed=[])
+    code = (
+        "import sys, flows.cli\n"
+        "try: flows.cli.main()\n"
+        "except SystemExit as end: print(end.code, 'prefect' in sys.modules, file=sys.stderr)"
+    )
+    _, out, err = semix("resume", str(root), "--json", code=code)
+    assert json.loads(out)["done"] == 1
+    assert "complete, 1 shards, nothing to do" in err
+    assert err.splitlines()[-1] == "0 False"
+    assert (root / "index/0.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def unfinished(hasty_config, tmp_path_factory) -> str:
+    """A root with everything still to do, but for the prototypes."""
+    root = create_root(hasty_config, str(tmp_path_factory.mktemp("unfinished")))
+    ensure_prototypes(root)
+    return root.url
+
+
+def children(process: subprocess.Popen[str], module: str) -> list[psutil.Process]:
+    found = psutil.Process(process.pid).children()
+    return [child for child in found if module in child.cmdline()]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, number, status):
+    process = start("resume", unfinished, PREFECT_API_URL=prefect_api)
+    until(lambda: children(process, "pipeline.worker"))
+    worker = children(process, "pipeline.worker")[0]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert not alive(worker.pid)
+    assert "Traceback" not in err
+
+
+def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, alive):
+    process = start("resume", unfinished, "--slots", "2")
+    until(lambda: len(children(process, "pipeline.worker")) == 2)
+    ours = psutil.Process(process.pid).children(recursive=True)
+    assert children(process, "flows.server")
+    process.kill()
+    process.communicate()
+    until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)

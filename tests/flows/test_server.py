@@ -1,0 +1,79 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+import flows.server
+from flows import child
+from flows.server import Server, prefect_server
+
+
+def servers() -> list[int]:
+    """Process ids of the server processes that we started."""
+    found = psutil.Process().children()
+    return [process.pid for process in found if "flows.server" in process.cmdline()]
+
+
+def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
+    )
+
+
+def test_one_server_however_deep_the_blocks(prefect_api):
+    with prefect_server() as outer, prefect_server() as inner:
+        assert outer == inner == prefect_api
+        assert len(servers()) == 1
+    assert json.load(urlopen(f"{prefect_api}/ready")) == {"message": "OK"}
+
+
+def test_the_server_listens_on_the_loopback_alone(prefect_api):
+    sockets = psutil.Process(servers()[0]).net_connections("tcp")
+    assert {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+
+
+def test_the_server_knows_its_own_pages_address(prefect_api):
+    settings = json.load(urlopen(f"{prefect_api.removesuffix('/api')}/ui-settings"))
+    assert settings["api_url"] == prefect_api
+
+
+def test_a_configured_server_is_used(prefect_api):
+    code = (
+        "from flows.server import prefect_server\nimport flows.server, psutil\n"
+        "with prefect_server() as url: print(url, len(psutil.Process().children()))"
+    )
+    done = in_a_new_process(code, PREFECT_API_URL=prefect_api)
+    assert done.stdout.split() == [prefect_api, "0"], done.stderr
+
+
+def test_a_configured_server_that_is_not_there_is_named():
+    code = "from flows.server import prefect_server\nwith prefect_server(): pass"
+    done = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server" in done.stderr
+
+
+def test_a_server_that_does_not_start_shows_its_log(tmp_path):
+    log = tmp_path / "server.log"
+    with log.open("w") as output:
+        process = child.start([sys.executable, "-c", "print('no disk'); exit(1)"], stdout=output)
+    try:
+        with pytest.raises(RuntimeError, match=r"did not start; .*server\.log ends:\nno disk"):
+            Server("http://127.0.0.1:9/api", log, process).wait_until_ready()
+    finally:
+        child.end(process)
+
+
+def test_nothing_is_reported_to_anyone(prefect_api):
+    assert os.environ["DO_NOT_TRACK"] == "1"
+    environment = psutil.Process(servers()[0]).environ()
+    assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert flows.server.SETTINGS.items() <= environment.items()

@@ -1,0 +1,125 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.child import python_module
+from flows.supervise import LAST_LINES, Heartbeat, supervise
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_every_line_arrives_in_order_and_the_last_are_kept():
+    code = (
+        "import sys\nfor i in range(100): print(i, file=(sys.stdout, sys.stderr)[i % 2])\nexit(3)"
+    )
+    lines = []
+    outcome = supervise(python(code), on_line=lines.append)
+    assert lines == [str(i) for i in range(100)]
+    assert outcome.last_lines == tuple(lines[-LAST_LINES:])
+    assert outcome.returncode == 3
+    assert str(outcome) == "exit status 3"
+
+
+def test_death_by_a_signal_is_named():
+    outcome = supervise(python("import os; os.kill(os.getpid(), 9)"), on_line=print)
+    assert outcome.returncode == -9
+    assert str(outcome) == "killed by signal 9 (SIGKILL)"
+
+
+def test_environment_adds_to_ours(monkeypatch):
+    monkeypatch.setenv("KEPT", "1")
+    lines = []
+    code = "import os; print(os.environ['KEPT'] + os.environ['ADDED'])"
+    supervise(python(code), on_line=lines.append, environment={"ADDED": "2"})
+    assert lines == ["12"]
+
+
+def test_stop_asks_first_and_insists_when_ignored(alive):
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True: time.sleep(600)"
+    )
+    stop, lines = threading.Event(), []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        stop.set()
+
+    outcome = supervise(python(code), on_line=on_line, stop=stop, grace_s=0.5)
+    assert lines[1:] == ["asked"]
+    assert outcome.returncode == -signal.SIGKILL
+    assert not alive(int(lines[0]))
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ValueError])
+def test_an_interrupt_ends_the_child_and_passes_on(alive, sleeper, interrupt):
+    pids = []
+
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        raise interrupt
+
+    with pytest.raises(interrupt):
+        supervise([sys.executable, str(sleeper)], on_line=on_line)
+    assert not alive(pids[0])
+
+
+def test_what_a_finished_child_left_behind_is_ended(alive, until, sleeper):
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, {str(sleeper)!r}])"
+    code += "; import time; time.sleep(1)"
+    lines = []
+    assert supervise(python(code), on_line=lines.append).returncode == 0
+    until(lambda: not alive(int(lines[0])), timeout_s=20)
+
+
+def test_a_silent_child_is_ended(tmp_path):
+    heartbeat = Heartbeat(tmp_path / "beat", timeout_s=0.5)
+    outcome = supervise(python("import time; time.sleep(600)"), on_line=print, heartbeat=heartbeat)
+    assert outcome.hung
+    assert str(outcome) == "no heartbeat; ended by the watchdog"
+
+
+def test_a_child_that_beats_is_left_alone(tmp_path):
+    beat = tmp_path / "beat"
+    code = (
+        "import time, pathlib\n"
+        f"for _ in range(15): pathlib.Path({str(beat)!r}).touch(); time.sleep(0.1)"
+    )
+    outcome = supervise(python(code), on_line=print, heartbeat=Heartbeat(beat, timeout_s=1.0))
+    assert (outcome.returncode, outcome.hung) == (0, False)
+
+
+def test_a_child_ends_when_its_parent_is_killed(alive, until, sleeper):
+    parent = (
+        "import sys\nfrom flows.child import python_module\nfrom flows.supervise import supervise\n"
+        "supervise(python_module('sleeper'), on_line=lambda line: print(line, flush=True))"
+    )
+    paths = os.pathsep.join([str(sleeper.parent), str(Path(__file__).parents[2])])
+    process = subprocess.Popen(
+        python(parent), stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    child = int(process.stdout.readline())
+    assert alive(child)
+    process.kill()
+    process.communicate()
+    until(lambda: not alive(child), timeout_s=20)
+
+
+def test_a_module_runs_as_python_would_run_it(tmp_path, monkeypatch):
+    (tmp_path / "told.py").write_text(
+        "import sys; print(__name__, sys.argv[1:], 'prefect' in sys.modules); sys.exit(75)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = []
+    outcome = supervise(python_module("told", "--a", "b c"), on_line=lines.append)
+    assert lines == ["__main__ ['--a', 'b c'] False"]
+    assert outcome.returncode == 75
