@@ -12,6 +12,7 @@ from data.fingerprint import fingerprint
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
+SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
 
 
@@ -64,6 +65,15 @@ def pinned_index(run: Path) -> str | None:
     return None if mixed is None else mixed["index"]
 
 
+def is_measured(config: TrainConfig, run: Path) -> bool:
+    """Whether `evaluation.json` holds exactly these seeds, trained under these settings."""
+    if not ((run / EVALUATION).is_file() and (run / CONFIG).is_file()):
+        return False
+    begun = TrainConfig.model_validate(read_json(run / CONFIG))
+    measured = {row["seed"] for row in read_json(run / EVALUATION)["rows"]}
+    return begun.identity() == config.identity() and measured == set(config.seeds)
+
+
 def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:
     """Digest of settings and data: equal digests and seeds train equal models."""
     return fingerprint({"config": config.identity(), "data": dict(data)})
@@ -79,6 +89,8 @@ def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place:
     )
     if differing:
         shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]
+        if len(shown) > SHOWN:
+            shown[SHOWN:] = [f"and {len(shown) - SHOWN} more"]
         remedy = f"was begun with other settings ({'; '.join(shown)}); choose a fresh run folder"
         raise InputError("run", place, f"{remedy} or restore them")
 

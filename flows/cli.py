@@ -54,6 +54,13 @@ def quickstart(
     result = run(out, seeds=seeds)
     if json:
         emit_json(result)
+        return
+    from calib.report import print_table
+
+    print_table(result["methods"])
+    times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
+    emit(f"time went to: {times}")
+    emit(f"report: {result['report']}")
 
 
 @app.command()
@@ -131,6 +138,25 @@ def failures(url: Url, json: Json = False) -> None:
         emit(f"shard {shard}, attempt {last['attempt']}: {last['error']}: {last['message']}")
     if not found:
         emit("no failures")
+
+
+@app.command()
+def browse(
+    url: Url,
+    out: Annotated[Path, typer.Option(help="the picture to write, PNG or WebP")] = Path(
+        "series.png"
+    ),
+    groups: Annotated[str, typer.Option(help="as in 3,7-9; default: some of all pairs")] = "",
+) -> None:
+    """A contact sheet of series with alpha, CLIP weight and soft label."""
+    from data.contact_sheet import contact_sheet
+    from data.root import Root
+    from data.series import read_series, some_of_all_pairs
+
+    root = Root(url)
+    wanted = sorted(chosen(groups)) if groups else some_of_all_pairs(root)
+    contact_sheet(read_series(root, wanted)).save(out)
+    emit(str(out))
 
 
 @app.command()

@@ -1,6 +1,8 @@
 """The whole story on bundled handwriting: small models, mixed dataset, four methods, a report."""
 
+import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,21 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calib.config import TrainConfig
-from calib.run_folder import EVALUATION
+from calib.run_folder import DATA, EVALUATION, is_measured
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import file_digest, fingerprint
-from data.real import RealDataset, load_real
+from data.real import SPLITS, RealDataset, load_real
 from data.root import Root
 from data.settings import load_settings
+from data.store import Store
 from flows.build import build
 from flows.server import prefect_server
 from flows.train import train
 from pipeline.config import BuildConfig
-from pipeline.standins import train_standins
+from pipeline.root import create_root
+from pipeline.standins import StandIns, train_standins
 
 if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
-    from calib.mixed_quality import Agreement
     from data.mixed import MixedDataset
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
@@ -40,7 +43,8 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     """Make every step below `out`; what is there and unchanged is not made again.
 
     Returns:
-        The report's path, its table, and the seconds of each step when it was last made.
+        The report's path, the rows of its table, the end points' agreement, and the seconds of
+        each step when it was last made.
     Raises:
         InputError: the folder cannot be used, or holds a quickstart of other settings.
         RunFailed: the build or a training failed; the same command goes on.
@@ -52,10 +56,11 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     models = train_standins(real, out / "standins")
     clock.note("small models", sum(models.seconds.values()))
     with ExitStack() as stack:
-        mixed = make_mixed(models, out / "mixed", clock, stack)
-        runs = [train_method(name, mixed, out / "runs", seeds, clock, stack) for name in METHODS]
-    report = make_report(out, real=real, mixed=mixed, runs=runs, clock=clock)
-    return {"report": str(report), "methods": summary(runs), "seconds": clock.seconds}
+        root = make_mixed(models, out / "mixed", clock, stack)
+        runs = [train_method(name, root, out / "runs", seeds, clock, stack) for name in METHODS]
+    report = make_report(out / "report.html", real=real, root=root, runs=runs, clock=clock)
+    shown = read_json(report.with_suffix(".json"))
+    return {"report": str(report), "seconds": clock.seconds, **shown}
 
 
 class Clock:
@@ -88,9 +93,87 @@ def make_mixed(models: StandIns, place: Path, clock: Clock, stack: ExitStack) ->
     config = load_settings(BuildConfig, CONFIGS / "build.yaml", given)
     root = create_root(config, str(place))
     if root.missing():
-        with clock.step("Prefect server"):
-            stack.enter_context(prefect_server())
+        start_server(clock, stack)
         with clock.step("mixed dataset"):
             build(config, str(place), slots=min(2, os.cpu_count() or 1))
     root.write_index()
     return root
+
+
+def train_method(
+    name: str, root: Root, runs: Path, seeds: int, clock: Clock, stack: ExitStack
+) -> Path:
+    """Train and measure one method, or find it measured; its run folder."""
+    run, file = runs / name, CONFIGS / f"{name}.yaml"
+    overrides = [f"seeds={list(range(seeds))}"]
+    if load_settings(TrainConfig, file).mixed is not None:
+        overrides.append(f"mixed.url={root.url}")
+    config = load_settings(TrainConfig, file, overrides)
+    if not is_measured(config, run):
+        start_server(clock, stack)
+        with clock.step(f"training {config.name}"):
+            train(config, run, resume=True)
+    if config.mixed is not None:
+        refuse_other_data(run, root)
+    return run
+
+
+def refuse_other_data(run: Path, root: Root) -> None:
+    """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
+    pinned = read_json(run / DATA)["mixed"]
+    if pinned["digest"] != fingerprint(json.loads(root.store.get(root.indices()[-1]))):
+        remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
+        raise InputError("out", run, remedy)
+
+
+def start_server(clock: Clock, stack: ExitStack) -> None:
+    """One server for all that is left to do; a second call finds it running."""
+    with clock.step("Prefect server"):
+        stack.enter_context(prefect_server())
+
+
+def make_report(
+    path: Path, *, real: RealDataset, root: Root, runs: Sequence[Path], clock: Clock
+) -> Path:
+    """Write the report and the table, unless they show these very runs already."""
+    shown = path.with_suffix(".json")
+    results = [file_digest(run / EVALUATION) for run in runs]
+    if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
+        return path
+    with clock.step("report"):
+        from calib.report import summary_table, write_report
+        from data.mixed import MixedDataset
+
+        mixed = MixedDataset(root.url)
+        agreement = measure_agreement(mixed, runs[0])
+        facts = {
+            "seconds": {k: s for k, s in clock.seconds.items() if not k.startswith("training")},
+            "splits": {split: len(getattr(real, split)) for split in SPLITS},
+            "limits": LIMITS,
+        }
+        write_report(
+            path, runs=runs, mixed=mixed, agreement=agreement, facts=facts, title="semix quickstart"
+        )
+        table = summary_table(runs)
+        write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
+    return path
+
+
+def measure_agreement(mixed: "MixedDataset", run: Path) -> dict[str, Any]:
+    """How a classifier that saw real digits alone reads the unmixed images of the series."""
+    import torch
+
+    from calib.evaluate import load_classifier, predict
+    from calib.mixed_quality import end_points, endpoint_agreement
+
+    seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
+    group, position, intended = end_points(mixed.alphas, mixed.classes)
+    images = mixed.images[group, position]
+    logits = [
+        predict(load_classifier(run, seed), images, device=torch.device("cpu")) for seed in seeds
+    ]
+    predicted = torch.stack(logits).softmax(-1).mean(0).argmax(-1)
+    return {
+        **endpoint_agreement(predicted, intended),
+        "classifier": f"the mean of the {len(seeds)} cross-entropy classifiers, which never saw a mixed image",
+    }

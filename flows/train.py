@@ -1,15 +1,18 @@
 """Train and evaluate one method, all its seeds, in a run folder."""
 
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from calib.config import TrainConfig, check
-from calib.run_folder import claim_run
+from calib.run_folder import claim_run, is_measured
 from data.errors import InputError
 from data.settings import load_settings
 from flows.server import prefect_server
+
+log = logging.getLogger("semix.train")
 
 
 def train(
@@ -21,6 +24,8 @@ def train(
     num_processes: int = 1,
 ) -> Path:
     """Launch the trainer through accelerate, under a Prefect flow, and see it through.
+
+    A run that is measured under the same settings is left as it is.
 
     Args:
         config: settings, or a YAML file of them; `overrides` as in `section.key=value`.
@@ -37,6 +42,9 @@ def train(
     settings = load_settings(TrainConfig, source, overrides)
     check(settings)
     run = Path(run).absolute()
+    if is_measured(settings, run):
+        log.info("%s: measured already, nothing to do", run)
+        return run
     resolved = _claim(settings, run)
     with prefect_server(), tempfile.TemporaryDirectory(prefix="semix-") as folder:
         # Prefect costs seconds: not before there is something to run.

@@ -42,7 +42,8 @@ def launch(command: list[str]) -> None:
 
     def on_line(line: str) -> None:
         run_log.info(line)
-        log.info("%s", line)
+        if not line.startswith(REFUSAL):  # the exception will say it
+            log.info("%s", line)
 
     outcome = supervise(command, on_line=on_line, grace_s=GRACE_S)
     if outcome.returncode == 0:

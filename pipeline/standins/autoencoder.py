@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
 from pipeline.standins.progress import Report
@@ -49,6 +49,7 @@ def fold_standardisation(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
     """
     into, out_of = vae.quant_conv, vae.post_quant_conv
     assert isinstance(into, nn.Conv2d) and isinstance(out_of, nn.Conv2d)
+    assert into.bias is not None and out_of.bias is not None
     channels = len(mean)
     into.weight[:channels] /= std.view(-1, 1, 1, 1)
     into.bias[:channels] = (into.bias[:channels] - mean) / std

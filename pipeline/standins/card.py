@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pipeline.conditioning import prompts
+from pipeline.config import PLACEHOLDER
 from pipeline.standins.recipe import Recipe
 
 _DIFFUSION = """\
@@ -64,8 +66,8 @@ def model_cards(
     words = {
         "facts": facts,
         "recipe": recipe,
-        "captions": ", ".join(f'"{template}"' for template in recipe.templates),
-        "example": recipe.templates[0].replace("{class}", shown[0]),
+        "captions": ", ".join(f'"{template}"' for template in (*recipe.templates, PLACEHOLDER)),
+        "example": prompts(recipe.templates[0], class_names)[0],
     }
     return _DIFFUSION.format(**words), _CLIP.format(**words)
 

@@ -15,7 +15,7 @@ from transformers import CLIPTokenizer
 
 from pipeline.standins.progress import Report
 from pipeline.standins.recipe import Recipe
-from pipeline.standins.text import build_tokenizer, tokenise
+from pipeline.standins.text import Captions, build_tokenizer, tokenise
 from pipeline.standins.training import TrainingImages, batches, fit, seeded
 
 
@@ -39,7 +39,7 @@ class SmallClip:
 def train_clip(
     images: TrainingImages,
     class_names: tuple[str, ...],
-    captions: list[list[str]],
+    captions: Captions,
     *,
     recipe: Recipe,
     report: Report,
@@ -48,7 +48,7 @@ def train_clip(
     # open_clip cleans each text before its tokenizer sees it; the vocabulary must know the result
     clean = get_clean_fn("whitespace")
     cleaned = [[clean(text) for text in texts] for texts in captions]
-    tokenizer = build_tokenizer([clean(name) for name in class_names], cleaned)
+    tokenizer = build_tokenizer(class_names, cleaned)
     caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in cleaned])  # [K,T,L]
     mean, std = _pixel_moments(images.pixels)
     config = _config(recipe, tokenizer, image_size=images.size, mean=mean, std=std)

@@ -1,28 +1,27 @@
 """A small Stable Diffusion pipeline: a U-Net and a text encoder trained together on latents."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    StableDiffusionPipeline,
-    UNet2DConditionModel,
-)
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from pipeline.standins.autoencoder import encode
 from pipeline.standins.progress import Report
 from pipeline.standins.recipe import Recipe
-from pipeline.standins.text import tokenise
+from pipeline.standins.text import Captions, tokenise
 from pipeline.standins.training import TrainingImages, batches, fit, seeded
 
 
 def train_pipeline(
     images: TrainingImages,
-    captions: list[list[str]],
+    captions: Captions,
     *,
     vae: AutoencoderKL,
     tokenizer: CLIPTokenizer,
@@ -31,8 +30,6 @@ def train_pipeline(
 ) -> StableDiffusionPipeline:
     """Train the text-conditional denoiser of `vae`'s latents.
 
-    Args:
-        captions: one list a class, the same number for each: [K][T] strings.
     Source: v-prediction, Salimans and Ho 2022; guidance by dropped captions, Ho and Salimans 2022.
     """
     latents = encode(vae, images.pixels)
@@ -55,16 +52,16 @@ def train_pipeline(
     modules: list[nn.Module] = [unet, text_encoder]
     for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
         report("denoiser", step, stage.steps)
-    return StableDiffusionPipeline(
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        unet=unet,
-        scheduler=scheduler,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
+    parts: dict[str, Any] = {  # diffusers' own annotations know neither DDIM nor None
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
+        "unet": unet,
+        "scheduler": scheduler,
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+    return StableDiffusionPipeline(**parts, requires_safety_checker=False)
 
 
 def _v_loss(
@@ -123,7 +120,9 @@ def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
         )
     )
     # 50 times the usual spread: words that differ from the start are what allows a short training
-    nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
+    words = model.get_input_embeddings()
+    assert isinstance(words, nn.Embedding)
+    nn.init.normal_(words.weight, std=1.0)
     return model
 
 

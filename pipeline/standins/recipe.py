@@ -7,7 +7,6 @@ TEMPLATES = (
     "a photo of a {class}",  # the template that generation uses by default
     "a picture of a {class}",
     "an image of the {class}",
-    "{class}",
 )
 
 
@@ -27,7 +26,7 @@ class Recipe:
     autoencoder: Stage
     denoiser: Stage
     clip: Stage
-    autoencoder_widths: tuple[int, ...] = (8, 16, 32)  # each level after the first halves the image
+    autoencoder_widths: tuple[int, ...] = (16, 16, 32)  # all levels but the last halve the image
     latent_channels: int = 4
     kl_weight: float = 1e-6  # of the posterior's divergence from N(0, 1), per latent value
     denoiser_widths: tuple[int, ...] = (32, 32)
@@ -39,7 +38,7 @@ class Recipe:
     clip_grid: int = 4  # patches along each side of the image
     clip_features: int = 64
     average_decay: float = 0.99  # of the moving average of the weights, which is what is kept
-    templates: tuple[str, ...] = TEMPLATES
+    templates: tuple[str, ...] = TEMPLATES  # of the captions; the bare name is one more
     max_images: int = 4096  # evenly over the classes; more would not fit into so short a training
     seed: int = 0
 
@@ -54,8 +53,9 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
     growth = min(3.0, max(1.0, sqrt(num_images / 300)))  # more images, more to learn
     large = image_size >= 64  # one level more, so that the latents stay 8 to 16 wide
     return Recipe(
-        autoencoder=Stage(round(250 * growth), 16 if image_size > 64 else 32, 3e-3),
+        autoencoder=Stage(round(300 * growth), 12, 4e-3),
         denoiser=Stage(round(500 * growth), 32, 2e-3),
-        clip=Stage(round(200 * growth), 64, 2e-3),
-        autoencoder_widths=(8, 16, 32, 32) if large else (8, 16, 32),
+        clip=Stage(round(300 * growth), 48, 2e-3),
+        autoencoder_widths=(16, 16, 32, 32) if large else (16, 16, 32),
+        clip_grid=8 if large else 4,
     )

@@ -9,12 +9,20 @@ from torch import Tensor
 from transformers import CLIPTokenizer
 
 from data.errors import InputError
+from pipeline.conditioning import prompts
+from pipeline.config import PLACEHOLDER
 
-Captions = list[list[str]]  # [K][T]: the captions of each class, one a template
+Captions = list[list[str]]  # [K][T]: of each class, the bare name last
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 WORD_END = "</w>"  # marks the last letter of a word, as in every CLIP vocabulary
 SHORTEST, LONGEST = 16, 77  # tokens of a caption with its two marks; 77 is what CLIP allows
+
+
+def captions_of(class_names: Sequence[str], templates: Sequence[str]) -> Captions:
+    """Each template with each class name put in as for generation, then the name alone."""
+    by_template = [prompts(template, class_names) for template in (*templates, PLACEHOLDER)]
+    return [list(texts) for texts in zip(*by_template, strict=True)]
 
 
 def build_tokenizer(class_names: Sequence[str], captions: Captions) -> CLIPTokenizer:
@@ -26,15 +34,14 @@ def build_tokenizer(class_names: Sequence[str], captions: Captions) -> CLIPToken
     Raises:
         InputError: two classes read alike, or a name is empty, too long or holds a control token.
     """
-    words = sorted({word for texts in captions for text in texts for word in split_words(text)})
-    merges = learn_merges(words)
+    merges = learn_merges(words_of(text for texts in captions for text in texts))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, *(letter + WORD_END for letter in alphabet)]
     tokens += dict.fromkeys(a + b for a, b in merges)
     # the end mark comes last: open_clip finds the end of a text as its highest token
     vocab = {token: index for index, token in enumerate(dict.fromkeys([*tokens, START, END]))}
-    tokenizer = CLIPTokenizer(vocab=vocab, merges=merges)
-    _check_names(tokenizer, class_names)
+    tokenizer = CLIPTokenizer(vocab=vocab, merges=merges)  # type: ignore[arg-type]  # takes pairs
+    _check_names(tokenizer, class_names, captions)
     tokenizer.model_max_length = _context_length(tokenizer, class_names, captions)
     return tokenizer
 
@@ -53,11 +60,12 @@ def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
     return ids
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a text as a CLIP tokenizer sees them: lower case, in its byte alphabet."""
+def words_of(texts: Iterable[str]) -> list[str]:
+    """The words of all texts as a CLIP tokenizer sees them, in its byte alphabet, sorted."""
     backend = CLIPTokenizer().backend_tokenizer
-    normal = backend.normalizer.normalize_str(text)
-    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+    normal = map(backend.normalizer.normalize_str, texts)
+    splits = map(backend.pre_tokenizer.pre_tokenize_str, normal)
+    return sorted({word for split in splits for word, _ in split})
 
 
 def learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
@@ -86,17 +94,17 @@ def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
     return merged
 
 
-def _check_names(tokenizer: CLIPTokenizer, class_names: Sequence[str]) -> None:
-    """Each name must have words of its own, or two classes would be one to the models."""
+def _check_names(tokenizer: CLIPTokenizer, class_names: Sequence[str], captions: Captions) -> None:
+    """Each name must have tokens of its own, or two classes would be one to the models."""
     seen: dict[tuple[int, ...], str] = {}
-    for name in class_names:
-        ids = tuple(tokenizer(name, add_special_tokens=False)["input_ids"])
+    for name, (*_, bare) in zip(class_names, captions, strict=True):
+        ids = tuple(tokenizer(bare, add_special_tokens=False)["input_ids"])
         if not ids:
-            raise InputError("class_names", repr(name), "give this class a name of letters or digits")
+            raise InputError("class_names", repr(name), "is blank; give the class a name")
         if set(ids) & set(tokenizer.all_special_ids):
             raise InputError("class_names", repr(name), f"leave out {START} and {END}")
         if ids in seen:
-            remedy = f"reads like {seen[ids]!r} in lower case; rename one of the two"
+            remedy = f"reads like {seen[ids]!r} to the models; rename one of the two"
             raise InputError("class_names", repr(name), remedy)
         seen[ids] = name
 

@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data.real import RealDataset
-from pipeline.conditioning import prompts
 from pipeline.standins.autoencoder import train_autoencoder
 from pipeline.standins.card import model_cards
 from pipeline.standins.clip import train_clip
 from pipeline.standins.denoiser import train_pipeline
 from pipeline.standins.progress import Report
 from pipeline.standins.recipe import Recipe
-from pipeline.standins.text import build_tokenizer
+from pipeline.standins.text import build_tokenizer, captions_of
 from pipeline.standins.training import load_images
 
 
@@ -26,8 +25,7 @@ def train_both(
     """
     seconds: dict[str, float] = {}
     names = real.class_names
-    by_template = [prompts(template, names) for template in recipe.templates]
-    captions = [list(texts) for texts in zip(*by_template, strict=True)]  # [K][T]
+    captions = captions_of(names, recipe.templates)
     tokenizer = build_tokenizer(names, captions)
     images = load_images(real.train, limit=recipe.max_images)
     with _timed(seconds, "CLIP"):
@@ -40,9 +38,7 @@ def train_both(
         )
     pipeline.save_pretrained(folder / "diffusion", safe_serialization=True)
     clip.save(folder / "clip")
-    cards = model_cards(
-        names, recipe, digest=digest, images=len(images.pixels), size=images.size
-    )
+    cards = model_cards(names, recipe, digest=digest, images=len(images.pixels), size=images.size)
     for kind, card in zip(("diffusion", "clip"), cards, strict=True):
         (folder / kind / "README.md").write_text(card, encoding="utf-8")
     return seconds

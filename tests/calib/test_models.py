@@ -1,14 +1,15 @@
-"""ResNets for small images: depth, width, outputs and names."""
+"""Classifiers: depth, width, outputs and names."""
 
 import pytest
 import torch
 from torch import nn
 
-from calib.models import MODELS, build_model
+from calib.models import build_model
+from calib.models.resnet import RESNETS
 from data.errors import InputError
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", RESNETS)
 def test_depth_is_what_the_name_says(name: str):
     model = build_model(name, 10, width=1)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
@@ -62,7 +63,7 @@ def test_every_parameter_learns():
 @pytest.mark.parametrize(
     ("name", "classes", "params", "text"),
     [
-        ("resnet50", 10, {}, r"model\.name = resnet50: choose one of resnet8, resnet14, .*110$"),
+        ("resnet50", 10, {}, r"model\.name = resnet50: choose one of lenet, resnet8, resnet14, .*110$"),
         ("resnet8", 10, {"depth": 3}, r"model\.depth = 3: unknown parameter; choose from width$"),
         ("resnet8", 10, {"blocks": 3}, r"model\.blocks = 3: unknown parameter"),
         ("resnet8", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
@@ -73,3 +74,14 @@ def test_every_parameter_learns():
 def test_bad_settings_are_named(name: str, classes: int, params: dict, text: str):
     with pytest.raises(InputError, match=text):
         build_model(name, classes, **params)
+
+
+@pytest.mark.parametrize("size", [28, 32, 48])
+def test_lenet_by_hand(size: int):
+    model = build_model("lenet", 10).eval()
+    # 5x5 convolutions 3 -> 6 -> 16, then 400 -> 120 -> 84 -> 10, all with biases.
+    expected = 456 + 2416 + 48_120 + 10_164 + 850
+    assert sum(p.numel() for p in model.parameters()) == expected
+    logits, features = model(torch.rand(2, 3, size, size))
+    assert (logits.shape, features.shape) == ((2, 10), (2, 84))
+    torch.testing.assert_close(model.classifier(features), logits)

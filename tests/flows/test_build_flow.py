@@ -1,13 +1,20 @@
 """Real flows on a real server; workers are real processes."""
 
+import json
 import sys
 import threading
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.build import BuildFailed, build, resume
@@ -106,7 +113,7 @@ def test_one_failing_shard_stops_no_other_and_is_named(broken):
     ]
 
 
-def test_prefect_shows_the_run_by_name_and_its_end(broken, prefect_api):
+def test_prefect_shows_the_run_its_log_and_its_end(broken, prefect_api, until):
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
         assert run.name == "mixed, 8 of 8 shards"
@@ -115,6 +122,14 @@ def test_prefect_shows_the_run_by_name_and_its_end(broken, prefect_api):
         chosen = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
         tasks = client.read_task_runs(flow_run_filter=chosen, limit=9, sort="NAME_ASC")
         assert [task.name for task in tasks] == ["generate slot 0", "plan", "prototypes"]
+        mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        until(
+            lambda: any(
+                log.message.startswith("shard 7: ") for log in client.read_logs(mine, 200, 0)
+            )
+        )
+        artifact = json.load(urlopen(f"{prefect_api}/artifacts/semix-build/latest"))
+        assert artifact["description"] == "7 of 8 shards, 1 failed"
 
 
 def test_resume_makes_what_is_missing_and_pins_it(broken):

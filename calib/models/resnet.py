@@ -1,13 +1,13 @@
-"""Classifiers that give logits and the features before the last layer: ResNets for small images."""
+"""Residual networks for images of about 32 pixels."""
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calib.parameters import choose, construct, in_range
+from calib.models.base import ImageClassifier
+from calib.parameters import in_range
 
 BLOCKS_PER_STAGE = {8: 1, 14: 2, 20: 3, 32: 5, 44: 7, 56: 9, 110: 18}  # depth = 6n + 2
 
@@ -33,11 +33,8 @@ class BasicBlock(nn.Module):
         return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(ImageClassifier):
     """A residual network of three stages for images of about 32 pixels.
-
-    `features` maps images [N, 3, S, S] to [N, D], `classifier` features to logits; another head
-    on the same features may replace it.
 
     Args:
         num_classes: K.
@@ -54,7 +51,7 @@ class ResNet(nn.Module):
         what = "give a whole number of at least 1"
         in_range("model.width", width, low=1, what=what, whole=True)
         self.num_features = 4 * width
-        self.features = nn.Sequential(
+        self.features: nn.Module = nn.Sequential(
             OrderedDict(
                 stem=nn.Sequential(_conv3x3(3, width), nn.BatchNorm2d(width), nn.ReLU()),
                 stage1=_stage(width, width, blocks=blocks, stride=1),
@@ -65,11 +62,6 @@ class ResNet(nn.Module):
         )
         self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float [N, 3, S, S] to logits [N, K] and features [N, D], which are >= 0."""
-        features = self.features(images)
-        return self.classifier(features), features
-
 
 def _of_depth(blocks: int) -> Callable[..., ResNet]:
     def build(num_classes: int, *, width: int = 16) -> ResNet:
@@ -78,17 +70,7 @@ def _of_depth(blocks: int) -> Callable[..., ResNet]:
     return build
 
 
-MODELS = {f"resnet{depth}": _of_depth(blocks) for depth, blocks in BLOCKS_PER_STAGE.items()}
-
-
-def build_model(name: str, num_classes: int, **params: Any) -> ResNet:
-    """A classifier by name, with fresh weights from torch's global generator.
-
-    Raises:
-        InputError: an unknown name or parameter, or a value out of range.
-    """
-    kind = choose(MODELS, name, field="model.name")
-    return construct(kind, num_classes, params=params, field="model")
+RESNETS = {f"resnet{depth}": _of_depth(blocks) for depth, blocks in BLOCKS_PER_STAGE.items()}
 
 
 def _stage(channels_in: int, channels: int, *, blocks: int, stride: int) -> nn.Sequential:

@@ -1,0 +1,21 @@
+"""Classifiers by name; all give logits and the features before the last layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+from calib.models.base import ImageClassifier
+from calib.models.lenet import LeNet
+from calib.models.resnet import RESNETS
+from calib.parameters import choose, construct
+
+MODELS: dict[str, Callable[..., ImageClassifier]] = {"lenet": LeNet, **RESNETS}
+
+
+def build_model(name: str, num_classes: int, **params: Any) -> ImageClassifier:
+    """A classifier by name, with fresh weights from torch's global generator.
+
+    Raises:
+        InputError: an unknown name or parameter, or a value out of range.
+    """
+    kind = choose(MODELS, name, field="model.name")
+    return construct(kind, num_classes, params=params, field="model")

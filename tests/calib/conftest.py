@@ -1,0 +1,87 @@
+"""A small mixed dataset and small settings for training tests."""
+
+import io
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calib.config import TrainConfig
+from calib.run_folder import claim_run
+from data.images import encode_image
+from data.real import RealDataConfig, load_real
+from data.root import PLAN, Root, spec_digest
+from data.settings import load_settings
+from data.shards import GroupSample, write_tar
+from data.store import Store
+
+SIZE = 16
+REAL = {"name": "digits", "image_size": SIZE, "train_per_class": 6, "validation_per_class": 5}
+ALPHAS = [0.0, 0.3, 0.7, 1.0]
+
+
+@pytest.fixture(scope="session")
+def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A root of 45 series of 4 images, one a pair of digits; plain blends stand for mixing."""
+    real = load_real(RealDataConfig(**REAL))
+    pictures = [real.train.images(real.train.targets == k)[0].astype(float) for k in range(10)]
+    samples = []
+    for group, pair in enumerate(itertools.combinations(range(10), 2)):
+        series = [a * pictures[pair[0]] + (1 - a) * pictures[pair[1]] for a in ALPHAS]
+        labels = [[[pair[0], a], [pair[1], 1 - a]] for a in ALPHAS]
+        record = {"group": group, "classes": list(pair), "alphas": ALPHAS, "weights": ALPHAS}
+        images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
+        samples.append(GroupSample({**record, "labels": labels}, images, "webp"))
+    return write_root(tmp_path_factory.mktemp("mixed"), list(real.class_names), samples)
+
+
+def write_root(folder: Path, class_names: list[str], samples: list[GroupSample]) -> str:
+    store = Store(str(folder))
+    plan = {"schema": 1, "digest": "p", "num_shards": 1, "class_names": class_names}
+    store.put(PLAN, json.dumps(plan).encode())
+    tar = io.BytesIO()
+    write_tar(tar, samples)
+    store.put("shards/0000/0000000-x.tar", tar.getvalue())
+    record = {"shard": 0, "tar": "shards/0000/0000000-x.tar", "groups": len(samples)}
+    rest = {"sha256": "", "bytes": 0, "features": {}, "spec": spec_digest("p", 0)}
+    root = Root(store.url)
+    root.commit({**record, **rest})
+    root.write_index()
+    return store.url
+
+
+@pytest.fixture(scope="session")
+def make_config(mixed_url: str) -> Callable[..., TrainConfig]:
+    """make_config(*overrides): everything at once, small: mixed images, FeDLaS, a masked head."""
+
+    def make(*overrides: str) -> TrainConfig:
+        values: dict[str, Any] = {
+            "name": "all",
+            "real": REAL,
+            "mixed": {"url": mixed_url},
+            "loss": {"name": "fedlas_ls"},
+            "model": {"name": "resnet8", "width": 2},
+            "epochs": 4,
+            "batch_size": 20,
+            "augment": {"shift": 1},
+            "optimiser": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
+            "head": {"epochs": 4, "batch_size": 20},
+            "checkpoint_every": 1,
+        }
+        return load_settings(TrainConfig, values, overrides)
+
+    return make
+
+
+@pytest.fixture
+def make_run(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Callable[..., Path]:
+    """make_run(name, *overrides): a run folder that holds its settings alone."""
+
+    def make(name: str, *overrides: str) -> Path:
+        return claim_run(make_config(*overrides), tmp_path / name).parent
+
+    return make

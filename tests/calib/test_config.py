@@ -1,0 +1,100 @@
+"""Settings of a training run, and what is refused before anything is read or written."""
+
+import json
+
+import pytest
+
+from calib.config import check
+from calib.run_folder import claim_run, pin_data, pinned_index
+from data.errors import InputError
+
+
+def refused(make_config, text, *overrides):
+    with pytest.raises(InputError, match=text):
+        check(make_config(*overrides))
+
+
+def test_good_settings_pass(make_config):
+    check(make_config())
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("loss.name=foo", r"^loss\.name = foo: choose one of ce, ls"),
+        ("loss.smothing=0.1", r"^loss\.smothing = 0\.1: unknown parameter; choose from smoothing"),
+        ("loss.smoothing=2", r"^loss\.smoothing = 2: must lie in \[0, 0\.5\]"),
+        ("model.name=resnet9", r"^model\.name = resnet9: choose one of .*resnet8, "),
+        ("model.widht=4", r"^model\.widht = 4: unknown parameter; choose from width"),
+        ("mixed.loss=l3", r"^mixed\.loss.* = l3: choose one of l2, soft_ce"),
+        ("mixed.url=/nowhere", r"^mixed\.url = /nowhere: holds no plan\.json"),
+        ("mixed.index=index/9.json", r"^mixed\.index = index/9\.json: is not in "),
+        ("head.p_start=0.05", r"^head\.p_start = 0\.05: must lie in \[0\.1, 1\]"),
+        ("augment.flip=true", r"^augment\.flip = True: a mirrored digit is no digit"),
+        ("augment.shift=16", r"^augment\.shift = 16: stay below real\.image_size"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(make_config, override, text):
+    refused(make_config, text, override)
+
+
+def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    refused(
+        make_config,
+        r"^mixed\.url = .*: its classes are zero, one, .*; the real data's are cat, dog$",
+        f"real={{name: imagefolder, path: {tmp_path}}}",
+    )
+
+
+def test_a_root_without_index_is_not_finished(make_config, tmp_path):
+    names = "zero one two three four five six seven eight nine".split()
+    plan = {"schema": 1, "digest": "p", "class_names": names, "num_shards": 1}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("seeds=[1,1]", r"^seeds = \[1, 1\]: give each seed once"),
+        ("seeds=[-1]", r"^seeds = \[-1\]: seeds are 0 or more"),
+        ("optimiser.lr=1", r"^optimiser\.lr = 1: unknown setting"),
+        ("epochs=0", r"^epochs = 0: "),
+    ],
+)
+def test_values_out_of_range_are_named(make_config, override, text):
+    with pytest.raises(InputError, match=text):
+        make_config(override)
+
+
+def test_identity_leaves_out_what_decides_no_weight(make_config):
+    same = make_config("name=other", "seeds=[5]", "checkpoint_every=9").identity()
+    assert same == make_config().identity()
+    assert make_config("loss.beta=1").identity() != same
+    assert make_config("head.gamma=0.7").identity() != same
+
+
+def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):
+    claim_run(make_config(), tmp_path)
+    claim_run(make_config("epochs=5"), tmp_path)  # no seed was begun
+    (tmp_path / "seed-0").mkdir()
+    claim_run(make_config("epochs=5", "seeds=[0,1]"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["seeds"] == [0, 1]
+    with pytest.raises(InputError, match=r"epochs: 5 there, 6 now; "):
+        claim_run(make_config("epochs=6", "head=null"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 5
+
+
+def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
+    def record(index):
+        return {"real": "r", "mixed": {"url": "u", "index": index, "digest": "d"}}
+
+    pin_data(record("index/0.json"), tmp_path)
+    assert pinned_index(tmp_path) is None
+    pin_data(record("index/1.json"), tmp_path)
+    (tmp_path / "seed-0").mkdir()
+    assert pinned_index(tmp_path) == "index/1.json"
+    with pytest.raises(InputError, match=r"data\.json mixed = .*choose a fresh run folder"):
+        pin_data(record("index/2.json"), tmp_path)

@@ -1,0 +1,64 @@
+"""The train flow on a real server; the trainer is a real process."""
+
+import json
+import sys
+
+import pytest
+
+from data.errors import InputError
+from flows.train import train
+from flows.train_flow import TrainFailed, run_train
+
+SETTINGS = {
+    "name": "quick",
+    "real": {"name": "digits"},
+    "model": {"name": "resnet8", "width": 2},
+    "epochs": 1,
+    "batch_size": 150,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "quick.yaml"
+    path.write_text(json.dumps(SETTINGS))
+    return path
+
+
+def test_training_leaves_an_evaluation(prefect_api, config, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="semix.train"):
+        run = train(config, tmp_path / "run", overrides=["seeds=[3]"])
+    lines = [record.message for record in caplog.records if record.name == "semix.train"]
+    assert lines[0].startswith("quick seed 3 base 1/1")  # not a warning of accelerate
+    rows = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert [(row["stage"], row["seed"]) for row in rows] == [("base", 3)]
+    with pytest.raises(InputError, match=r"epochs: 1 there, 2 now"):
+        train(config, run, overrides=["epochs=2"])
+
+
+def test_bad_settings_start_nothing(config, tmp_path):
+    with pytest.raises(InputError, match=r"^loss\.name = fedlass: choose one of ce, "):
+        train(config, tmp_path / "run", overrides=["loss.name=fedlass"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        InputError, match=r"^out = .*/file/run: cannot be written \(Not a directory"
+    ):
+        train(config, tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "status"),
+    [
+        ("print('epoch 1'); exit(1)", "training ended: exit status 1\nepoch 1\ncheckpoints", 1),
+        ("print('error: run = x: unfinished'); exit(1)", "run = x: unfinished", 2),
+    ],
+)
+def test_a_failed_training_says_why(prefect_api, code, text, status):
+    with pytest.raises(TrainFailed) as caught:
+        run_train([sys.executable, "-c", code], name="fails")
+    assert str(caught.value).startswith(text)
+    assert caught.value.exit_status == status
