@@ -42,10 +42,17 @@ def build(
 
 
 def resume(root: Root, *, slots: int | None = None, shards: Collection[int] = ()) -> Root:
-    """Continue a root from its store alone; arguments, result and errors as of `build`."""
+    """Continue a root from its store alone; arguments, result and errors as of `build`.
+
+    A committed shard whose files are missing or cut is made again.
+    """
+    for problem in root.verify():
+        log.warning("%s; making it again", problem)
+        root.discard(problem.shard)
     lacking = lacking_shards(root, shards)
     if not lacking:
-        log.info("%s: complete, %d shards, nothing to do", root.url, root.plan["num_shards"])
+        what = f"shards {format_ranges(sorted(shards))}" if shards else "complete"
+        log.info("%s: %s, nothing to do", root.url, what)
         root.write_index()
         return root
     if not root.store.local:

@@ -4,6 +4,7 @@ Prefect shows, starts again and gives up; which shard is done is read from the s
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,9 @@ def build_flow(url: str, slots: int, shards: str = "") -> str:
 
 def start_workers(url: str, slots: int, *, shards: str, stop: threading.Event) -> list[SlotFuture]:
     gpus = visible_gpus()
-    quiet = {"TQDM_DISABLE": "1"}  # bars of loading models, as lines in a log
+    # Together no more threads than cores: a few too many cost ten times, not a few per cent.
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // slots))
+    quiet = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": threads}  # no bars as lines in a log
     futures: list[Any] = [
         generate.submit(
             slot,
@@ -111,21 +114,26 @@ def follow(
 def progress_artifact() -> Iterator[Callable[[Progress], None]]:
     """One Prefect artifact for the run; yields a function that updates it now and then."""
     artifact: Any = create_progress_artifact(0.0, key="semix-build", description="shards")
-    due = 0.0
+    latest, due = None, 0.0
 
     def publish(progress: Progress) -> None:
-        nonlocal due
-        finished = progress.done == progress.shards
-        if time.monotonic() < due and not finished:
-            return
-        due = time.monotonic() + ARTIFACT_EVERY_S
-        text = f"{progress.done} of {progress.shards} shards, {progress.failed} failed"
-        try:
-            update_progress_artifact(artifact, 100 * progress.done / progress.shards, text)
-        except Exception as error:  # the picture in Prefect is not worth the run
-            log.warning("Prefect took no progress: %s", error)
+        nonlocal latest, due
+        latest = progress
+        if time.monotonic() >= due:
+            due = time.monotonic() + ARTIFACT_EVERY_S
+            _send(artifact, progress)
 
     yield publish
+    if latest is not None:
+        _send(artifact, latest)
+
+
+def _send(artifact: Any, progress: Progress) -> None:
+    text = f"{progress.done} of {progress.shards} shards, {progress.failed} failed"
+    try:
+        update_progress_artifact(artifact, 100 * progress.done / progress.shards, text)
+    except Exception as error:  # the picture in Prefect is not worth the run
+        log.warning("Prefect took no progress: %s", error)
 
 
 def refuse_gaps(root: Root, futures: Sequence[SlotFuture], *, shards: str) -> None:

@@ -4,17 +4,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from data.errors import InputError
 from data.ranges import parse_ranges
 from flows.errors import RunFailed
-from flows.terminal import emit, emit_json, say, say_error, set_up_logging
+from flows.terminal import emit, emit_facts, emit_json, say, say_error, set_up_logging
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,10 +79,10 @@ def build(
 
     settings = load_settings(BuildConfig, config, set_)
     if check:
-        show(building.check(settings, out), as_json=json)
+        emit_facts(building.check(settings, out), as_json=json)
         return
     root = building.build(settings, out, slots=slots or None, shards=chosen(shards))
-    show(root.status(), as_json=json)
+    emit_facts(root.status(), as_json=json)
 
 
 @app.command()
@@ -93,7 +92,7 @@ def resume(url: Url, slots: Slots = 0, shards: Shards = "", json: Json = False) 
     from flows import build as building
 
     root = building.resume(Root(url), slots=slots or None, shards=chosen(shards))
-    show(root.status(), as_json=json)
+    emit_facts(root.status(), as_json=json)
 
 
 @app.command()
@@ -103,7 +102,7 @@ def status(url: Url, json: Json = False) -> None:
     from flows.progress import standing
 
     root = Root(url)
-    show({**root.status(), **standing(root.progress())}, as_json=json)
+    emit_facts({**root.status(), **standing(root.progress())}, as_json=json)
 
 
 @app.command()
@@ -189,39 +188,13 @@ def report(
     json: Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page."""
-    from calib.report import print_table, summary_table, write_report
+    from flows.report import report as write
 
-    write_report(
-        out, runs=runs, mixed=mixed or mixed_of(runs), agreement=None, facts={}, title=title
-    )
-    rows = summary_table(runs)
-    if json:
-        emit_json({"report": str(out), "methods": rows})
-    else:
-        print_table(rows)
-        emit(str(out))
+    write(runs, out, mixed=mixed, title=title, as_json=json)
 
 
 def chosen(shards: str) -> frozenset[int]:
     return parse_ranges(shards) if shards else frozenset()
-
-
-def mixed_of(runs: Sequence[Path]) -> str:
-    """URL of the mixed dataset that the runs trained on."""
-    from data.files import read_json
-
-    for run in runs:
-        if (run / "data.json").is_file() and (found := read_json(run / "data.json")["mixed"]):
-            return str(found["url"])
-    raise InputError("--mixed", "nothing", "none of these runs used mixed data; name a root")
-
-
-def show(facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        emit_json(facts)
-        return
-    width = max(map(len, facts))
-    emit("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))
 
 
 def main() -> None:

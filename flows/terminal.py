@@ -43,3 +43,12 @@ def emit(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:
+    """One fact a line, or JSON."""
+    if as_json:
+        emit_json(facts)
+        return
+    width = max(map(len, facts))
+    emit("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))

@@ -137,9 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DeviceError as error:
         print(f"device error, asking for a new process: {error}", file=sys.stderr)
         return RESTART
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        return BROKEN
+        return RESTART if _is_device_error(error) else BROKEN
 
 
 def _is_device_error(error: Exception) -> bool:

@@ -1,13 +1,21 @@
-"""Fixtures that several packages need: small models, trained once for the whole run."""
+"""What several packages need: small models and a Prefect server, once for the whole run."""
 
+import atexit
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-# Two cores and several processes: more threads than this only wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Read once each, when torch and Prefect are imported. Threads that spin while they wait would
+# make several busy processes on two cores ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
+atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
+os.environ.pop("PREFECT_API_URL", None)
 
 from data.real import RealDataConfig, RealDataset, load_real
 from data.settings import load_settings
@@ -16,6 +24,15 @@ from pipeline.standins import Recipe, Stage, StandIns, train_standins
 
 # A trained model survives between runs here; its digest follows its recipe, data and source.
 KEPT = Path(__file__).parents[1] / "build" / "standins"
+
+
+@pytest.fixture(scope="session")
+def prefect_api() -> Iterator[str]:
+    """One real Prefect server, with a home of its own; yields its URL."""
+    from flows.server import prefect_server
+
+    with prefect_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def train_standins(
     """Train both models on the training split, or find those trained before on the same.
 
     They appear as `folder/DIGEST12/diffusion` and `folder/DIGEST12/clip`, both at once and
-    complete. On one machine with one number of threads, the same digest gives the same weights.
+    complete. On one kind of machine the same digest gives the same weights.
 
     Args:
         recipe: None takes `recipe_for` the data.

@@ -63,7 +63,12 @@ def test_every_parameter_learns():
 @pytest.mark.parametrize(
     ("name", "classes", "params", "text"),
     [
-        ("resnet50", 10, {}, r"model\.name = resnet50: choose one of lenet, resnet8, resnet14, .*110$"),
+        (
+            "resnet50",
+            10,
+            {},
+            r"model\.name = resnet50: choose one of lenet, resnet8, resnet14, .*110$",
+        ),
         ("resnet8", 10, {"depth": 3}, r"model\.depth = 3: unknown parameter; choose from width$"),
         ("resnet8", 10, {"blocks": 3}, r"model\.blocks = 3: unknown parameter"),
         ("resnet8", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),

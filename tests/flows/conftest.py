@@ -1,25 +1,11 @@
-"""One real Prefect server for these tests, with a home of its own."""
+"""What watches processes from outside."""
 
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-
-# Before anything imports Prefect, which reads it once.
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
-os.environ.pop("PREFECT_API_URL", None)
-
-from flows.server import prefect_server
-
-
-@pytest.fixture(scope="session")
-def prefect_api() -> Iterator[str]:
-    with prefect_server() as url:
-        yield url
 
 
 @pytest.fixture

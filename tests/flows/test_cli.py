@@ -11,6 +11,7 @@ import psutil
 import pytest
 import yaml
 
+from data.errors import InputError
 from data.root import spec_digest
 from data.shards import shard_name
 from pipeline.root import create_root, ensure_prototypes
@@ -141,6 +142,16 @@ def test_debug_shows_the_traceback(tmp_path):
     assert "error: url = " in err.splitlines()[-1]
 
 
+def test_a_report_needs_a_mixed_dataset(tmp_path):
+    from flows.report import mixed_of
+
+    (tmp_path / "data.json").write_text('{"mixed": {"url": "/some/root"}}')
+    assert mixed_of([tmp_path / "untrained", tmp_path]) == "/some/root"
+    (tmp_path / "data.json").write_text('{"mixed": null}')
+    with pytest.raises(InputError, match=r"^--mixed = nothing: none of these runs used mixed"):
+        mixed_of([tmp_path])
+
+
 def test_a_complete_root_needs_no_prefect(tmp_path):
     plan = {"schema": 1, "digest": "d", "num_shards": 1, "num_groups": 2, "alphas": [0, 1]}
     root = make_root(tmp_path / "mixed", plan, committed=[0], failed=[])
@@ -151,7 +162,7 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
     )
     _, out, err = semix("resume", str(root), "--json", code=code)
     assert json.loads(out)["done"] == 1
-    assert "complete, 1 shards, nothing to do" in err
+    assert ": complete, nothing to do" in err
     assert err.splitlines()[-1] == "0 False"
     assert (root / "index/0.json").is_file()
 

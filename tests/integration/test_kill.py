@@ -1,5 +1,6 @@
 """The whole command killed at random moments, and started again."""
 
+import os
 import random
 import signal
 import subprocess
@@ -21,26 +22,28 @@ def contents(root: Root) -> dict[str, bytes]:
     return tars
 
 
-def start(config, out, environment) -> subprocess.Popen:
+def start(config, out, api: str) -> subprocess.Popen:
     command = [*SEMIX, "build", str(config), "--out", str(out), "--slots", "2"]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env={**os.environ, "PREFECT_API_URL": api}, stderr=subprocess.PIPE, text=True
+    )
 
 
-def survive(kills: int, config, tmp_path, environment) -> None:
+def survive(kills: int, config, tmp_path, api: str) -> None:
     """Kill the build `kills` times, let it finish, and compare it with an unbroken one."""
     file = tmp_path / "build.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     out, unbroken = tmp_path / "killed", tmp_path / "unbroken"
-    assert start(file, unbroken, environment).wait(240) == 0
+    assert start(file, unbroken, api).wait(240) == 0
     rng, done = random.Random(kills), []
     for _ in range(kills):
-        process = start(file, out, environment)
+        process = start(file, out, api)
         wait_for_life(out, done_before=done[-1] if done else 0, process=process)
         time.sleep(rng.uniform(0, 1.5))
         process.send_signal(signal.SIGKILL)
         process.wait()
         done.append(len(Root(str(out)).committed()))
-    process = start(file, out, environment)
+    process = start(file, out, api)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert done == sorted(done), "a committed shard was lost"
@@ -62,13 +65,13 @@ def wait_for_life(out, *, done_before: int, process: subprocess.Popen) -> None:
 
 
 def test_a_build_killed_and_restarted_ends_as_an_unbroken_one(
-    make_config, hasty_standins, tmp_path, server_environment
+    make_config, hasty_standins, tmp_path, prefect_api
 ):
     config = make_config(hasty_standins, "generator.steps=12", "shards.groups_per_shard=2")
-    survive(3, config, tmp_path, server_environment)
+    survive(3, config, tmp_path, prefect_api)
 
 
 @pytest.mark.slow
-def test_ten_kills(make_config, hasty_standins, tmp_path, server_environment):
+def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
     config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
-    survive(10, config, tmp_path, server_environment)
+    survive(10, config, tmp_path, prefect_api)

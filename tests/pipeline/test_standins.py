@@ -98,7 +98,7 @@ def test_every_class_has_a_prompt_embedding_of_its_own(pipeline):
     texts = ["", *prompts(PHOTO, ODD_NAMES)]
     embeddings = pipeline.encode_prompt(texts, "cpu", 1, False)[0].flatten(1)
     distances = torch.cdist(embeddings, embeddings) + torch.eye(len(texts)) * 1e9
-    assert distances.min() > 0.1
+    assert distances.min() > 2
 
 
 def test_open_clip_loads_model_transform_and_tokenizer(models):

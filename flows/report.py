@@ -1,0 +1,38 @@
+"""Compare finished runs on one page and in a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from calib.report import print_table, summary_table, write_report
+from data.errors import InputError
+from data.files import read_json
+from flows.terminal import emit, emit_json
+
+
+def report(
+    runs: Sequence[Path], out: Path, *, mixed: str = "", title: str = "semix", as_json: bool = False
+) -> None:
+    """Write the page `out` and print its table.
+
+    Args:
+        runs: run folders; the first is the baseline.
+        mixed: root of the mixed dataset; by default the one that the runs trained on.
+    Raises:
+        InputError: a run that is not evaluated; no mixed dataset.
+    """
+    url = mixed or mixed_of(runs)
+    write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
+    rows = summary_table(runs)
+    if as_json:
+        emit_json({"report": str(out), "methods": rows})
+        return
+    print_table(rows)
+    emit(str(out))
+
+
+def mixed_of(runs: Sequence[Path]) -> str:
+    """URL of the mixed dataset that the runs trained on."""
+    for run in runs:
+        if (run / "data.json").is_file() and (found := read_json(run / "data.json")["mixed"]):
+            return str(found["url"])
+    raise InputError("--mixed", "nothing", "none of these runs used mixed data; name a root")

@@ -1,0 +1,144 @@
+"""Batches: who sees what, augmentation and normalisation worked out by hand."""
+
+import pytest
+import torch
+
+from calib.batches import Batches, Normalise, apply_changes, derived_seed
+from calib.config import AugmentConfig
+from data.errors import InputError
+from data.mixed import MixedDataset
+
+PLAIN = AugmentConfig(shift=0)
+
+
+def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images whose every pixel is their index; the target is the index modulo 10."""
+    indices = torch.arange(count)
+    return indices.to(torch.uint8)[:, None, None, None].expand(-1, 4, 4, 3), indices % 10
+
+
+def batches(count: int, batch_size: int, **options) -> Batches:
+    options = {"augment": PLAIN, "device": torch.device("cpu"), **options}
+    return Batches(*numbered(count), batch_size=batch_size, **options)
+
+
+def epoch(found: Batches, seed: int = 0) -> list:
+    return list(found.epoch(torch.Generator().manual_seed(seed)))
+
+
+def test_an_epoch_shows_every_image_once_and_in_a_new_order():
+    found = batches(12, 4)
+    orders = [torch.cat([batch.indices for batch in epoch(found, seed)]) for seed in (0, 0, 1)]
+    assert sorted(orders[0].tolist()) == list(range(12))
+    assert orders[0].tolist() == orders[1].tolist() != orders[2].tolist()
+    for batch in epoch(found):
+        assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
+        assert batch.targets.tolist() == (batch.indices % 10).tolist()
+        assert batch.mixed_images is None
+
+
+def test_a_rest_is_left_out_and_a_small_set_is_one_batch():
+    assert [len(batch.indices) for batch in epoch(batches(11, 4))] == [4, 4]
+    small = batches(3, 128)
+    assert len(small) == 1
+    assert sorted(epoch(small)[0].indices.tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("count", "size"), [(12, 5), (1, 4)])
+def test_what_cannot_be_shared_is_refused(count, size):
+    with pytest.raises(InputError, match=rf"^batch_size = {size}: 2 processes share it equally"):
+        batches(count, size, processes=2)
+
+
+@pytest.mark.parametrize("class_matched", [True, False])
+def test_two_processes_together_see_what_one_sees(mixed_url, class_matched):
+    options = {"mixed": MixedDataset(mixed_url), "class_matched": class_matched}
+    augment = AugmentConfig(shift=1, flip=True)
+    whole = epoch(batches(20, 8, augment=augment, **options))
+    parts = [
+        epoch(batches(20, 8, augment=augment, process=p, processes=2, **options)) for p in (0, 1)
+    ]
+    assert len(whole) == len(parts[0]) == len(parts[1]) == 2
+    for step, batch in enumerate(whole):
+        first, second = parts[0][step], parts[1][step]
+        for name in ("images", "targets", "indices", "mixed_images", "mixed_labels"):
+            both = torch.cat([getattr(first, name), getattr(second, name)])
+            torch.testing.assert_close(both, getattr(batch, name), rtol=0, atol=0)
+
+
+def test_mixed_images_are_two_for_each_real_one_and_match_its_class(mixed_url):
+    mixed = MixedDataset(mixed_url)
+    for batch in epoch(batches(40, 20, mixed=mixed)):
+        labels = batch.mixed_labels.view(20, 2, 10)
+        assert batch.mixed_images.shape == (40, 16, 16, 3)
+        torch.testing.assert_close(labels.sum(-1), torch.ones(20, 2))
+        own = labels.gather(2, batch.targets[:, None, None].expand(-1, 2, 1))[..., 0]
+        torch.testing.assert_close(own[:, 0], torch.ones(20))  # the end point of its own class
+        assert set(own[:, 1].mul(10).round().tolist()) <= {3.0, 7.0}  # and an interior image
+
+
+def test_mixed_labels_belong_to_the_pixels_beside_them(mixed_url):
+    mixed = MixedDataset(mixed_url)
+    stored, labels = mixed.images.flatten(0, 1), mixed.labels.flatten(0, 1)
+    for batch in epoch(batches(20, 10, mixed=mixed)):
+        for image, label in zip(batch.mixed_images, batch.mixed_labels, strict=True):
+            same = (stored == image).flatten(1).all(1)  # an end point is in several series
+            gaps = (labels[same] - label).abs().amax(1)
+            assert gaps.min() == 0
+
+
+def test_shift_and_mirror_by_hand():
+    image = torch.arange(1, 10, dtype=torch.uint8).view(1, 3, 3, 1).expand(-1, -1, -1, 3)
+
+    def moved(*change: int) -> list[list[int]]:
+        augment = AugmentConfig(shift=1, flip=True)
+        found = apply_changes(image, torch.tensor([change]), augment)
+        assert found.shape == (1, 3, 3, 3)
+        return found[0, :, :, 0].tolist()
+
+    assert moved(1, 1, 0) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]  # shift 1 is no move
+    assert moved(2, 1, 0) == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]  # a row down
+    assert moved(1, 0, 0) == [[2, 3, 0], [5, 6, 0], [8, 9, 0]]  # a column left
+    assert moved(1, 1, 1) == [[3, 2, 1], [6, 5, 4], [9, 8, 7]]
+    assert moved(2, 2, 1) == [[0, 0, 0], [2, 1, 0], [5, 4, 0]]  # moved, then mirrored
+
+
+def test_shifts_reach_their_limits_on_both_sides_and_no_further():
+    image = torch.zeros(1, 9, 9, 3, dtype=torch.uint8)
+    image[0, 4, 4] = 255
+    augment = AugmentConfig(shift=2)
+    found = Batches(
+        image.expand(400, -1, -1, -1),
+        torch.zeros(400, dtype=torch.int64),
+        batch_size=400,
+        augment=augment,
+        device=torch.device("cpu"),
+    )
+    where = epoch(found)[0].images[..., 0].nonzero()[:, 1:]
+    assert where.amin(0).tolist() == [2, 2]
+    assert where.amax(0).tolist() == [6, 6]
+
+
+def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel():
+    images = torch.randint(0, 256, (50, 6, 5, 3), generator=torch.Generator().manual_seed(0))
+    images = (images * torch.tensor([1.0, 0.5, 0.1])).to(torch.uint8)
+    found = Normalise().fit(images)(images)
+    assert found.shape == (50, 3, 6, 5)
+    torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(3))
+    expected = (images[7, 2, 3, 1] - images[..., 1].float().mean()) / images[..., 1].float().std(
+        correction=0
+    )
+    torch.testing.assert_close(found[7, 1, 2, 3], expected)
+
+
+def test_one_even_colour_is_finite():
+    images = torch.full((2, 3, 3, 3), 9, dtype=torch.uint8)
+    torch.testing.assert_close(Normalise().fit(images)(images), torch.zeros(2, 3, 3, 3))
+
+
+def test_derived_seeds_are_stable_and_unrelated():
+    assert derived_seed(0, "base", 1) == derived_seed(0, "base", 1)
+    seeds = [derived_seed(seed, "base", epoch) for seed in range(20) for epoch in range(20)]
+    assert len(set(seeds)) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,108 @@
+"""Checkpoints: complete or absent, read without running code, and exact about shapes."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from calib.checkpoint import (
+    latest_checkpoint,
+    load_exactly,
+    read_metadata,
+    save_checkpoint,
+    save_tensors,
+)
+from data.errors import InputError
+
+
+def save(folder, position, module):
+    optimiser = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 3)).sum().backward()
+    optimiser.step()
+    return save_checkpoint(
+        folder,
+        position,
+        tensors={"network": module.state_dict()},
+        objects={"optimiser": optimiser.state_dict()},
+        state={"epoch": position},
+    )
+
+
+def test_everything_comes_back(tmp_path):
+    module, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    save(tmp_path, 7, module)
+    found = latest_checkpoint(tmp_path)
+    found.load_module("network", other)
+    torch.testing.assert_close(other.weight, module.weight, rtol=0, atol=0)
+    optimiser = torch.optim.AdamW(other.parameters())
+    optimiser.load_state_dict(found.objects()["optimiser"])
+    assert optimiser.state[other.weight]["exp_avg"].abs().sum() > 0
+    assert found.state == {"epoch": 7}
+
+
+def test_a_new_one_replaces_the_old(tmp_path):
+    save(tmp_path, 9, nn.Linear(3, 2))
+    save(tmp_path, 10, nn.Linear(3, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["000010"]
+
+
+def test_a_half_written_one_does_not_count_and_is_swept(tmp_path):
+    save(tmp_path, 1, nn.Linear(3, 2))
+    half = tmp_path / ".000002.partial"
+    half.mkdir()
+    (half / "network.safetensors").write_bytes(b"cut off")
+    assert latest_checkpoint(tmp_path).state == {"epoch": 1}
+    save(tmp_path, 2, nn.Linear(3, 2))
+    assert latest_checkpoint(tmp_path).state == {"epoch": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+
+
+def test_a_failed_save_leaves_the_old_one(tmp_path):
+    save(tmp_path, 1, nn.Linear(3, 2))
+    with pytest.raises(TypeError):
+        save_checkpoint(tmp_path, 2, tensors={}, objects={}, state={"epoch": object()})
+    assert latest_checkpoint(tmp_path).state == {"epoch": 1}
+
+
+def test_no_folder_holds_no_checkpoint(tmp_path):
+    assert latest_checkpoint(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (nn.Linear(4, 2), r"weight = \(2, 3\): the model has \(2, 4\); was it trained for other"),
+        (nn.Linear(3, 2, bias=False), r"bias = \(2,\): the model has none"),
+        (nn.Sequential(nn.Linear(3, 2)), r"0\.weight = none: the model has \(2, 3\)"),
+    ],
+)
+def test_the_tensor_that_does_not_fit_is_named(tmp_path, module, text):
+    path = tmp_path / "network.safetensors"
+    save_tensors(path, nn.Linear(3, 2).state_dict())
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(InputError, match=text):
+        load_exactly(module, path)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
+def test_tensors_of_another_memory_format_keep_their_values(tmp_path):
+    conv, other = nn.Conv2d(4, 5, 3).to(memory_format=torch.channels_last), nn.Conv2d(4, 5, 3)
+    save_tensors(tmp_path / "conv.safetensors", conv.state_dict(), metadata={"digest": "d"})
+    load_exactly(other, tmp_path / "conv.safetensors")
+    torch.testing.assert_close(other.weight, conv.weight, rtol=0, atol=0)
+    assert read_metadata(tmp_path / "conv.safetensors") == {"digest": "d"}
+    assert read_metadata(tmp_path / "none.safetensors") == {}
+
+
+class Trap:
+    def __reduce__(self):
+        return pytest.fail, ("the checkpoint ran code",)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    path = save(tmp_path, 1, nn.Linear(3, 2))
+    torch.save({"optimiser": Trap()}, path / "objects.pt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        latest_checkpoint(tmp_path).objects()
