@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from data.real import RealDataConfig, RealDataset, load_real
+from data.settings import load_settings
+from pipeline.config import BuildConfig
+from pipeline.standins import Recipe, Stage, StandIns, train_standins
+
 # Read once each, when torch and Prefect are imported. Threads that spin while they wait would
 # make several busy processes on two cores ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,11 +21,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
-
-from data.real import RealDataConfig, RealDataset, load_real
-from data.settings import load_settings
-from pipeline.config import BuildConfig
-from pipeline.standins import Recipe, Stage, StandIns, train_standins
 
 # A trained model survives between runs here; its digest follows its recipe, data and source.
 KEPT = Path(__file__).parents[1] / "build" / "standins"

@@ -3,12 +3,13 @@
 import io
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from calib.config import TrainConfig
 from calib.run_folder import claim_run
@@ -22,6 +23,15 @@ from data.store import Store
 SIZE = 16
 REAL = {"name": "digits", "image_size": SIZE, "train_per_class": 6, "validation_per_class": 5}
 ALPHAS = [0.0, 0.3, 0.7, 1.0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only wait for a second thread; and last bits depend on how many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

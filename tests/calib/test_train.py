@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from calib.checkpoint import latest_checkpoint
 from calib.classifier import load_classifier
 from calib.epochs import Interrupted
 from calib.head_stage import HeadStage
+from calib.run_folder import claim_run
 from calib.train import main, parser, train
 from calib.training_data import open_data
 from data.errors import InputError
@@ -46,6 +48,14 @@ def make_stage(make_config, accelerator):
         return BaseStage(config, open_data(config), seed=0, accelerator=accelerator)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def unbroken(make_config, tmp_path_factory):
+    """A run that nothing interrupted."""
+    run = claim_run(make_config(), tmp_path_factory.mktemp("unbroken")).parent
+    train(run)
+    return run
 
 
 def history(run: Path, seed: int = 0) -> list[dict]:
@@ -112,11 +122,9 @@ def test_clipping_leaves_the_gate_of_the_loss_alone(make_stage):
     assert max(moved) > 1e-4
 
 
-def test_health_of_the_loss_is_in_the_history(make_run):
-    run = make_run("run")
-    train(run)
-    base = [line for line in history(run) if line["stage"] == "base"]
-    head = [line for line in history(run) if line["stage"] == "head"]
+def test_health_of_the_loss_is_in_the_history(unbroken):
+    base = [line for line in history(unbroken) if line["stage"] == "base"]
+    head = [line for line in history(unbroken) if line["stage"] == "head"]
     assert len(base) == len(head) == 4
     assert all(0 < line["smoothing"] < 0.1 for line in base)
     assert head[0]["p"] == 0.5
@@ -124,10 +132,9 @@ def test_health_of_the_loss_is_in_the_history(make_run):
 
 
 @pytest.mark.parametrize("epoch", [1, 3, 4, 6, 8])
-def test_stopped_and_resumed_is_the_unbroken_run(make_run, epoch):
+def test_stopped_and_resumed_is_the_unbroken_run(unbroken, make_run, epoch):
     """After an epoch of stage one, its last, one of the head's, the very last."""
-    unbroken, broken = make_run("unbroken"), make_run("broken")
-    train(unbroken)
+    broken = make_run("broken")
     with pytest.raises(Interrupted, match=rf"stopped after epoch {(epoch - 1) % 4 + 1}$"):
         train(broken, stop=stop_after(epoch))
     assert not (broken / "evaluation.json").exists()
@@ -137,9 +144,8 @@ def test_stopped_and_resumed_is_the_unbroken_run(make_run, epoch):
     assert_same_results(unbroken, broken)
 
 
-def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(make_run):
-    unbroken, broken = make_run("unbroken"), make_run("broken", "checkpoint_every=2")
-    train(unbroken)
+def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(unbroken, make_run):
+    broken = make_run("broken", "checkpoint_every=2")
     with pytest.raises(RuntimeError, match="power cut"):  # after epoch 3, before its checkpoint
         train(broken, stop=power_cut_after(3))
     with (broken / "seed-0" / "history.jsonl").open("a") as file:
@@ -173,19 +179,19 @@ def test_best_accuracy_survives_a_resume_and_is_what_is_exported(make_run):
     assert right.float().mean().item() == pytest.approx(best)
 
 
-def test_a_seed_does_not_depend_on_the_others(make_run):
-    together, alone = make_run("together", "seeds=[0,1]"), make_run("alone", "seeds=[1]")
+def test_a_seed_does_not_depend_on_the_others(unbroken, make_run):
+    together = make_run("together", "seeds=[1,0]")
     train(together)
-    train(alone)
-    assert_same_results(together, alone, seed=1)
+    assert_same_results(unbroken, together, seed=0)
     models = [load_file(together / f"seed-{seed}" / "model.safetensors") for seed in (0, 1)]
     name = "backbone.classifier.weight"
     assert (models[0][name] - models[1][name]).abs().max() > 0.01
 
 
-def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(make_run, make_config, capsys):
-    run = make_run("run")
-    train(run)
+def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(
+    unbroken, make_run, tmp_path, capsys
+):
+    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
     before = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
     make_run("run", "seeds=[0,1]")
     train(run)
@@ -196,13 +202,11 @@ def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(make_run, make_
     assert places == [(0, "base"), (0, "head"), (1, "base"), (1, "head")]
 
 
-@pytest.mark.parametrize("stop", [stop_after(2), lambda: False])
-def test_settings_changed_by_hand_are_refused(make_run, make_config, stop):
-    run = make_run("run")
-    try:
-        train(run, stop=stop)
-    except Interrupted:
-        pass
+@pytest.mark.parametrize("state", ["half done", "done"])
+def test_settings_changed_by_hand_are_refused(unbroken, make_config, tmp_path, state):
+    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    if state == "half done":
+        (run / "seed-0" / "evaluation.json").unlink()
     changed = make_config("mixed.weight=3").model_dump(mode="json")
     (run / "config.json").write_text(json.dumps(changed))
     with pytest.raises(InputError, match=r"other settings \(mixed\.weight: 1\.0 there, 3\.0 now\)"):
@@ -217,32 +221,24 @@ def test_mixed_images_of_another_size_are_refused(make_run):
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_the_head_stage_leaves_network_and_batch_norms_alone(make_run, accelerator, shift):
-    run = make_run("run", f"augment.shift={shift}", "epochs=2")
-    with pytest.raises(Interrupted):
-        train(run, stop=stop_after(2))
-    train(run, resume=True)
-    config_data = [json.loads((run / name).read_text()) for name in ("config.json",)]
-    assert config_data
-    network = load_classifier(run, 0).network
+def test_the_head_stage_leaves_network_and_batch_norms_alone(
+    unbroken, make_config, accelerator, shift
+):
+    config = make_config(f"augment.shift={shift}")
+    network = load_classifier(unbroken, 0).network
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    config, data = head_inputs(run)
-    stage = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
-    assert (stage._cached is None) == (shift > 0)
+    stage = HeadStage(config, open_data(config), network=network, seed=0, accelerator=accelerator)
+    images = stage.batches.images
     stage.train_epoch(0)
     for name, value in network.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
     weight = stage.head.layer1.weight
     assert (weight[~stage.head.mask1] == 0).all()
     assert (weight[stage.head.mask1] != 0).any()
-
-
-def head_inputs(run):
-    from calib.config import TrainConfig
-    from data.settings import load_settings
-
-    config = load_settings(TrainConfig, run / "config.json")
-    return config, open_data(config)
+    # Features are kept exactly where every epoch would compute the same ones.
+    assert (stage._cached is None) == (shift > 0)
+    if stage._cached is not None:
+        torch.testing.assert_close(stage._cached[:7], network.features(images[:7]))
 
 
 def test_bf16_trains_and_keeps_losses_in_float32(make_run):
