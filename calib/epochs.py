@@ -16,7 +16,7 @@ from data.files import write_atomically
 
 HISTORY = "history.jsonl"
 CHECKPOINT = "checkpoint"
-QUIET_S = 1.0  # epochs of a few milliseconds do not print a line each
+QUIET_S = 5.0  # between lines, so that short epochs do not print one each
 
 Figures = dict[str, float | None]
 
@@ -123,7 +123,7 @@ class Walk:
 
 
 class Progress:
-    """Lines with rate and remaining time, one an epoch but at most one a second."""
+    """Lines with rate and remaining time, one an epoch but not too many."""
 
     def __init__(self, label: str, stage: Stage, first: int) -> None:
         self.label, self.stage, self.first = label, stage, first
