@@ -134,8 +134,8 @@ def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    # Batch norms see two batches a step; sending buffers before each would break the backward
-    # pass of the first. Stage one averages them after each epoch instead.
+    # Stage one averages the batch norms' statistics after each epoch. Sending the first
+    # process's before each forward pass, the default, would throw the others' away.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
     try:
         return Accelerator(mixed_precision=config.mixed_precision, kwargs_handlers=[plain_buffers])

@@ -51,6 +51,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     """
     # Networks this small gain nothing from a second thread and lose much where a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
     out = out.absolute()
     Store(str(out)).check_writable()
     clock = Clock(out / "seconds.json")

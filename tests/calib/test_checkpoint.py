@@ -48,10 +48,12 @@ def test_a_new_one_replaces_the_old(tmp_path):
 
 
 def test_a_half_written_one_does_not_count_and_is_swept(tmp_path):
-    save(tmp_path, 1, nn.Linear(3, 2))
     half = tmp_path / ".000002.partial"
     half.mkdir()
     (half / "network.safetensors").write_bytes(b"cut off")
+    assert latest_checkpoint(tmp_path) is None
+    save(tmp_path, 1, nn.Linear(3, 2))
+    half.mkdir()
     assert latest_checkpoint(tmp_path).state == {"epoch": 1}
     save(tmp_path, 2, nn.Linear(3, 2))
     assert latest_checkpoint(tmp_path).state == {"epoch": 2}
