@@ -72,6 +72,7 @@ def test_a_build_killed_and_restarted_ends_as_an_unbroken_one(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # twelve starts of the whole command
 def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
     config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
     survive(10, config, tmp_path, prefect_api)
