@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,30 +91,30 @@ def weight_curve(
     """Mean and quantiles of the weight at each alpha.
 
     Args:
-        alphas, weights: [G, A] float; every series has the same alphas.
+        alphas, weights: [G, A] float. Series with alphas of their own are read off at A common
+            ones, evenly from 0 to 1, linearly between their images.
         levels: quantile levels in [0, 1].
-    Raises:
-        ValueError: the series do not share one set of alphas.
     """
     order = alphas.argsort(dim=1)
     alphas, weights = alphas.gather(1, order), weights.gather(1, order)
     if not torch.allclose(alphas, alphas[:1].expand_as(alphas)):
-        raise ValueError("the series have different alphas: there is no common curve to draw")
+        common = torch.linspace(0, 1, alphas.shape[1])
+        rows = [np.interp(common, *pair) for pair in zip(alphas, weights, strict=True)]
+        alphas, weights = common[None], torch.from_numpy(np.stack(rows)).to(weights)
     wanted = torch.tensor(levels, dtype=weights.dtype)
     return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(wanted, dim=0))
 
 
-def end_points(alphas: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where the unmixed images are, and the class each was made for.
 
     Args:
-        alphas: [G, A] float, conditioning weight of the first class.
-        classes: [G, 2] int64.
+        mixtures: [G, A, k] float, conditioning weights of the classes of each series.
+        classes: [G, k] int64.
     Returns:
-        group [M], position [M] and intended class [M], all int64: every image with alpha 0 or 1.
+        group [M], position [M] and intended class [M], all int64: every image with a weight of 1.
     """
-    group, position = torch.nonzero((alphas == 0) | (alphas == 1), as_tuple=True)
-    side = (alphas[group, position] == 0).long()  # alpha 1 is the first class, 0 the second
+    group, position, side = torch.nonzero(mixtures == 1, as_tuple=True)
     return group, position, classes[group, side]
 
 
@@ -148,17 +149,14 @@ def label_gap(labels: Tensor, probabilities: Tensor) -> float:
     return float((labels - probabilities).abs().sum(-1).mean() / 2)
 
 
-def alpha_labels(alphas: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+def mixture_labels(mixtures: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     """The labels that trust the conditioning alone, for `label_gap` to compare with.
 
     Args:
-        alphas: [G, A] float, conditioning weight of the first class.
-        classes: [G, 2] int64.
+        mixtures: [G, A, k] float, conditioning weights of the classes of each series.
+        classes: [G, k] int64.
     Returns:
-        [G, A, K] float: alpha on the first class, 1 - alpha on the second.
+        [G, A, K] float: the weights, each on its class.
     """
-    labels = alphas.new_zeros(*alphas.shape, num_classes)
-    for side, share in enumerate((alphas, 1 - alphas)):
-        index = classes[:, side, None, None].expand(-1, alphas.shape[1], 1)  # [G, A, 1]
-        labels.scatter_add_(2, index, share.unsqueeze(-1))
-    return labels
+    labels = mixtures.new_zeros(*mixtures.shape[:2], num_classes)
+    return labels.scatter_add_(2, classes[:, None].expand(-1, mixtures.shape[1], -1), mixtures)

@@ -32,10 +32,10 @@ def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
 def _draw_series(sheet: Image.Image, sample: GroupSample, *, top: int) -> None:
     draw, record = ImageDraw.Draw(sheet), sample.record
     font = ImageFont.load_default(14)
-    first, second = record["names"]
+    first, *others = record["names"]
     middle = top + CELL // 2
     order = sorted(range(len(sample.images)), key=lambda position: record["alphas"][position])
-    draw.text((NAME_WIDTH - GAP, middle), second, SECOND, font, anchor="rm")
+    draw.text((NAME_WIDTH - GAP, middle), "\n".join(others), SECOND, font, anchor="rm")
     for column, position in enumerate(order):
         _draw_image(sheet, sample, position, (NAME_WIDTH + column * (CELL + GAP), top))
     end = NAME_WIDTH + len(order) * (CELL + GAP)

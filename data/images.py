@@ -1,7 +1,6 @@
 """Image arrays to bytes and back, by an allow-list of formats."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 1},
     "jpg": {"format": "JPEG", "quality": 95, "subsampling": 0},
 }
+LOSSY = ("jpg",)
 # Pillow picks a reader by content; only these may run, whatever the file is called.
 READABLE = ("WEBP", "PNG", "JPEG")
 
@@ -40,15 +40,3 @@ def load_square(path: Path, size: int) -> np.ndarray:
     with Image.open(path, formats=READABLE) as image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
     return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
-
-
-def resizer(size: int | None) -> Callable[[np.ndarray], np.ndarray]:
-    """Scale uint8 [H, W, 3] to [size, size, 3], antialiased; None leaves it as it is."""
-
-    def resize(pixels: np.ndarray) -> np.ndarray:
-        if size is None or pixels.shape[:2] == (size, size):
-            return pixels
-        image = Image.fromarray(pixels, "RGB")
-        return np.asarray(image.resize((size, size), Image.Resampling.BOX))
-
-    return resize

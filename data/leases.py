@@ -1,4 +1,4 @@
-"""Who is making which shard: short-lived notes that save double work, never correctness."""
+"""Who is making what: short-lived notes that save double work, never correctness."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from data.store import Store, process_alive
 TIME_TO_LIVE = 3600.0  # seconds after which another machine's lease counts as forgotten
 
 
-def claim(store: Store, shard: int) -> bool:
-    """Take shard `shard` for this process; False while a living process holds it.
+def claim(store: Store, work: int | str) -> bool:
+    """Take a shard, or other work by its name, for this process; False while a living one has it.
 
     Two that take over one stale lease at the same moment both win. That costs a shard's work,
-    not a wrong result: the commit record is create-only.
+    not a wrong result: what they publish is create-only.
     """
-    name = _name(shard)
+    name = _name(work)
     note = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()})
     if store.create(name, note.encode()):
         return True
@@ -26,13 +26,13 @@ def claim(store: Store, shard: int) -> bool:
     return True
 
 
-def release(store: Store, shard: int) -> None:
-    if store.exists(_name(shard)):
-        store.delete(_name(shard))
+def release(store: Store, work: int | str) -> None:
+    if store.exists(_name(work)):
+        store.delete(_name(work))
 
 
-def _name(shard: int) -> str:
-    return f"leases/{shard:07d}.json"
+def _name(work: int | str) -> str:
+    return f"leases/{work:07d}.json" if isinstance(work, int) else f"leases/{work}.json"
 
 
 def _held(store: Store, name: str) -> bool:

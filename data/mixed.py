@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +23,18 @@ class MixedDataset:
     G groups, A alphas, K classes.
 
     Attributes:
-        images: uint8 [G, A, H, W, 3]; alphas, weights: float32 [G, A]; labels: float32
-            [G, A, K]; classes: int64 [G, 2], the first and second class of each group.
+        images: uint8 [G, A, H, W, 3]; alphas, weights: float32 [G, A], of the first class in
+            the conditioning and in CLIP's projection; labels: float32 [G, A, K]; classes: int64
+            [G, k], the classes of each group, two but in a simplex; mixtures: float32 [G, A, k],
+            the conditioning weights of all of them.
         groups: the JSON record of each group.
 
     Args:
         index: name of the index to pin; the newest one by default.
         scale: sharpen the stored raw weights anew; None takes the labels as stored.
     Raises:
-        InputError: no index yet, an index that is not there, or more images than fit.
+        InputError: no index yet, an index that is not there, more images than fit, or a scale
+            for labels of more than two classes.
         ValueError: a shard does not read as its index says; run `semix verify`.
     """
 
@@ -49,6 +53,7 @@ class MixedDataset:
         self.alphas = torch.tensor([g["alphas"] for g in self.groups], dtype=torch.float32)
         self.weights = torch.tensor([g["weights"] for g in self.groups], dtype=torch.float32)
         self.classes = torch.tensor([g["classes"] for g in self.groups], dtype=torch.int64)
+        self.mixtures = torch.tensor([_mixture(g) for g in self.groups], dtype=torch.float32)
         self.labels = self._stored_labels() if scale is None else self._sharpened(scale)
         self._of_class = [
             (self.classes == k).any(1).nonzero()[:, 0] for k in range(self.num_classes)
@@ -65,7 +70,7 @@ class MixedDataset:
 
         As CSM's loader: a group that contains the real image's class; of its images, ordered by
         the label of that class, the most certain one and a random one of those between the
-        ends. Without `class_matched` any group, and a random one of its two classes.
+        ends. Without `class_matched` any group, and a random one of its classes.
 
         Args:
             targets: classes of the real images, int64 [B].
@@ -77,11 +82,10 @@ class MixedDataset:
             if class_matched
             else _pick(len(self.groups), targets, rng)
         )
-        if class_matched:
-            second = (self.classes[group, 1] == targets).long()
-        else:
-            second = torch.randint(2, group.shape, generator=rng)
-        own = self.classes[group, second]
+        own = targets
+        if not class_matched:
+            side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
+            own = self.classes[group, side]
         certainty = self.labels[group, :, own]  # [B, A]
         order = certainty.argsort(dim=1, descending=True)
         # A series of two images has no interior; its far end stands in for it.
@@ -109,6 +113,11 @@ class MixedDataset:
         return labels
 
     def _sharpened(self, scale: float) -> torch.Tensor:
+        if self.classes.shape[1] > 2:
+            remedy = (
+                f"{self.url} mixes {self.classes.shape[1]} classes, whose labels stay as stored"
+            )
+            raise InputError("mixed.scale", scale, remedy)
         first, second = self.classes[:, :1], self.classes[:, 1:]
         labels = soft_labels(
             sharpen(self.weights.flatten(), scale),
@@ -117,6 +126,11 @@ class MixedDataset:
             self.num_classes,
         )
         return labels.view(*self.weights.shape, self.num_classes)
+
+
+def _mixture(record: dict[str, Any]) -> list[list[float]]:
+    pairs = [[alpha, 1 - alpha] for alpha in record["alphas"]]
+    return record.get("mixture", pairs)
 
 
 def _pick(count: int, like: torch.Tensor, rng: torch.Generator) -> torch.Tensor:

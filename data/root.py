@@ -9,26 +9,14 @@ from typing import Any
 from data.errors import InputError
 from data.fingerprint import canonical_json, fingerprint
 from data.images import decode_image
+from data.progress import Progress, summed
 from data.shards import read_tar, shard_name
 from data.store import Store
 
 PLAN = "plan.json"
-SCHEMA = 1
+FIDELITY = "fidelity.json"  # only where the images are approximate
+SCHEMA = 2
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Counts over a root; `seconds` is worker time summed over the committed shards."""
-
-    shards: int
-    done: int
-    failed: int
-    groups: int
-    groups_done: int
-    images: int
-    images_done: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -90,19 +78,7 @@ class Root:
         return dict(sorted(found.items()))
 
     def progress(self) -> Progress:
-        done, failed = self.committed().values(), self.failures()
-        alphas = len(self.plan["alphas"])
-        groups_done = sum(record["groups"] for record in done)
-        return Progress(
-            shards=self.plan["num_shards"],
-            done=len(done),
-            failed=len(failed),
-            groups=self.plan["num_groups"],
-            groups_done=groups_done,
-            images=self.plan["num_groups"] * alphas,
-            images_done=groups_done * alphas,
-            seconds=sum(sum(record["seconds"].values()) for record in done),
-        )
+        return summed(self.plan, self.committed().values(), failed=len(self.failures()))
 
     def commit(self, record: Record) -> bool:
         """Publish a commit record, last; False if the shard is committed already."""

@@ -4,7 +4,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -114,12 +114,21 @@ class Store:
             path.unlink(missing_ok=True)
         return len(left)
 
-    def check_writable(self) -> None:
-        """Raises InputError, with the system's reason, if nothing can be written here."""
+    def check_writable(self, *, tidy: bool = False) -> None:
+        """Raises InputError, with the system's reason, if nothing can be written here.
+
+        Args:
+            tidy: remove the folders again that had to be made.
+        """
         probe = f"probe-{socket.gethostname()}-{os.getpid()}"
+        place = Path(self.url)
+        made = [p for p in (place, *place.parents) if not p.exists()] if self.local else []
         try:
             self.put(probe, b"semix")
             self.delete(probe)
+            for folder in made if tidy else ():
+                with suppress(OSError):  # another process has begun to write here
+                    folder.rmdir()
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(

@@ -6,16 +6,15 @@ from typing import Any
 
 from data.errors import InputError
 from data.ranges import format_ranges
-from data.real import load_real
 from data.root import PLAN, Root
 from data.store import Store
+from flows.costs import SHARE, check_rates, costs
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
 from flows.server import prefect_server
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.root import create_root, plan_of
+from pipeline.root import checked_plan, create_root, plan_of
 
 log = logging.getLogger("semix.build")
 
@@ -65,27 +64,33 @@ def resume(root: Root, *, slots: int | None = None, shards: Collection[int] = ()
     return root
 
 
-def check(config: BuildConfig, out: str) -> dict[str, Any]:
-    """Everything cheap that `build` would refuse, and what it would make. Writes nothing.
+def check(
+    config: BuildConfig,
+    out: str,
+    *,
+    share: float = SHARE,
+    rate: float | None = None,
+    device: str = "auto",
+    time: bool = False,
+) -> dict[str, Any]:
+    """Everything cheap that `build` would refuse, and what it would make and cost.
+
+    Writes nothing. Other arguments as of `flows.costs.costs`.
 
     Raises:
-        InputError: as `build`.
+        InputError: as `build`; besides, a share or rate out of range, too little space.
     """
+    check_rates(share, rate)
     store = Store(out)
     if store.exists(PLAN):
         root = create_root(config, out)
-        return {"out": root.url, "groups": root.plan["num_groups"], "missing": len(root.missing())}
-    check_models(config)
-    plan = BuildPlan(config)
-    load_real(config.real)
-    store.check_writable()
-    return {
-        "out": store.url,
-        "classes": len(plan.class_names),
-        "groups": plan.num_groups,
-        "images": plan.num_groups * len(plan.alphas),
-        "shards": plan.num_shards,
-    }
+        plan, missing = plan_of(root), len(root.missing())
+    else:
+        plan = checked_plan(config)
+        missing = plan.num_shards
+        store.check_writable(tidy=True)
+    found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
+    return {"out": store.url, "classes": len(plan.class_names), **found}
 
 
 def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:

@@ -18,13 +18,15 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from data.progress import Progress
 from data.ranges import parse_ranges
-from data.root import Progress, Root
+from data.root import Root
 from flows.build import BuildFailed, failure_message, lacking_shards
 from flows.gpus import visible_gpus
 from flows.progress import shown
 from flows.slot import RECORD, generate, worker_command
-from pipeline.root import ensure_prototypes
+from pipeline.fidelity import ensure_fidelity
+from pipeline.root import ensure_prototypes, plan_of
 
 ARTIFACT_EVERY_S = 5.0
 LOOK_EVERY_S = 1.0
@@ -46,6 +48,12 @@ def prototypes(url: str) -> None:
     ensure_prototypes(Root(url))
 
 
+@task(task_run_name="fidelity", **RECORD)
+def fidelity(url: str) -> None:
+    log.info("comparing approximate images with exact ones before any shard is made")
+    ensure_fidelity(Root(url))
+
+
 @task(task_run_name="index", **RECORD)
 def index(url: str) -> str:
     return Root(url).write_index()
@@ -64,6 +72,8 @@ def build_flow(url: str, slots: int, shards: str = "") -> str:
     root = Root(url)
     plan(url, shards)
     prototypes(url)
+    if plan_of(root).config.generator.approximate.active:
+        fidelity(url)
     stop = threading.Event()
     try:
         futures = start_workers(url, slots, shards=shards, stop=stop)

@@ -6,14 +6,18 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data.errors import InputError
 from data.ranges import parse_ranges
+from flows.costs import SHARE
 from flows.errors import RunFailed
 from flows.terminal import emit, emit_facts, emit_json, say, say_error, set_up_logging
+
+if TYPE_CHECKING:
+    from data.root import Root
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,6 +74,10 @@ def build(
     slots: Slots = 0,
     shards: Shards = "",
     check: Annotated[bool, typer.Option(help="validate, estimate, and make nothing")] = False,
+    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
+    share: Annotated[float, typer.Option(help="of the device's rate, for the estimate")] = SHARE,
+    rate: Annotated[float | None, typer.Option(help="TFLOP/s of the device; else measured")] = None,
+    device: Annotated[str, typer.Option(help="for the estimate: auto, cpu, cuda")] = "auto",
     json: Json = False,
 ) -> None:
     """Start a mixed dataset, or continue it."""
@@ -78,11 +86,13 @@ def build(
     from pipeline.config import BuildConfig
 
     settings = load_settings(BuildConfig, config, set_)
-    if check:
-        emit_facts(building.check(settings, out), as_json=json)
+    if check or time:
+        from flows.cost_words import readable
+
+        facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
+        emit_facts(facts if json else readable(facts), as_json=json)
         return
-    root = building.build(settings, out, slots=slots or None, shards=chosen(shards))
-    emit_facts(root.status(), as_json=json)
+    show(building.build(settings, out, slots=slots or None, shards=chosen(shards)), json)
 
 
 @app.command()
@@ -91,18 +101,15 @@ def resume(url: Url, slots: Slots = 0, shards: Shards = "", json: Json = False) 
     from data.root import Root
     from flows import build as building
 
-    root = building.resume(Root(url), slots=slots or None, shards=chosen(shards))
-    emit_facts(root.status(), as_json=json)
+    show(building.resume(Root(url), slots=slots or None, shards=chosen(shards)), json)
 
 
 @app.command()
 def status(url: Url, json: Json = False) -> None:
     """What is done, missing and failed, from the store alone."""
     from data.root import Root
-    from flows.progress import standing
 
-    root = Root(url)
-    emit_facts({**root.status(), **standing(root.progress())}, as_json=json)
+    show(Root(url), json)
 
 
 @app.command()
@@ -193,6 +200,17 @@ def report(
     write(runs, out, mixed=mixed, title=title, as_json=json)
 
 
+def show(root: "Root", as_json: bool) -> None:
+    """How far a root is, and how fast it went."""
+    from flows.progress import by_stage, standing
+
+    found = root.progress()
+    facts = {**root.status(), **standing(found)}
+    if not as_json:
+        facts["stages"] = by_stage(found.stages)
+    emit_facts(facts, as_json=as_json)
+
+
 def chosen(shards: str) -> frozenset[int]:
     return parse_ranges(shards) if shards else frozenset()
 
@@ -201,6 +219,7 @@ def main() -> None:
     # A flag for the whole program, but people add it where they are: at the end.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
     signal.signal(signal.SIGTERM, _leave)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
     try:
         app(arguments, prog_name="semix")
     except SystemExit as end:

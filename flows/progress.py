@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from data.root import Progress
+from data.progress import Progress
 from flows.terminal import console
 
 LINE_EVERY_S = 15.0
@@ -47,15 +47,27 @@ def describe(progress: Progress, rate: float | None) -> str:
     return ", ".join(parts)
 
 
-def standing(progress: Progress) -> dict[str, float | None]:
-    """What follows from the store alone; the rate is that of one worker, models loaded."""
-    rate = progress.images_done / progress.seconds if progress.seconds else None
+def standing(progress: Progress) -> dict[str, Any]:
+    """What follows from the store alone; the rates are those of one worker, models loaded."""
+    seconds = progress.seconds
+    rate = progress.images_done / seconds if seconds else None
     left = (progress.images - progress.images_done) / rate if rate else None
+    work = progress.tflop / seconds if progress.tflop is not None and seconds else None
     return {
         "missing": progress.shards - progress.done,
         "images_per_second": rate and round(rate, 3),
+        "tflop_per_second": work and float(f"{work:.3g}"),
         "worker_seconds_left": left and round(left, 1),
     }
+
+
+def by_stage(stages: Mapping[str, float]) -> str:
+    """`generate 4 min, encode 1.2 s`: the longest first."""
+    ordered = sorted(stages.items(), key=lambda stage: -stage[1])
+    return ", ".join(
+        f"{name} {f'{seconds:.2g} s' if seconds < 10 else duration(seconds)}"
+        for name, seconds in ordered
+    )
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """CLIP features to soft labels: class prototypes, projection weights, sharpening."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from data.errors import InputError
 from data.labels import sharpen, soft_labels
 from data.real import ImageSplit
 from pipeline.clip import ClipEncoder
+from pipeline.simplex import coordinates, simplex_projection
 
 __all__ = [
     "Annotator",
@@ -87,7 +88,9 @@ def measure_prototypes(split: ImageSplit, encoder: ClipEncoder, num_classes: int
     Raises:
         InputError: two classes have the same prototype.
     """
-    features = torch.cat([encoder.encode(images) for images in _batches(split)]).cpu()
+    features = torch.cat(
+        [encoder.encode(torch.from_numpy(images)) for images in _batches(split)]
+    ).cpu()
     targets = torch.from_numpy(split.targets)
     vectors = class_prototypes(features, targets, num_classes)
     try:
@@ -118,22 +121,33 @@ class Annotator:
     """Labels the images of groups.
 
     Args:
-        scale: sharpening of `data.labels.sharpen`.
+        prototypes: float32 [K, D].
+        rule: projection or simplex.
+        scale: sharpening of `data.labels.sharpen`, for the rule projection.
     """
 
-    def __init__(self, encoder: ClipEncoder, prototypes: Tensor, *, scale: float) -> None:
+    def __init__(
+        self, encoder: ClipEncoder, prototypes: Tensor, *, rule: str = "projection", scale: float
+    ) -> None:
         self.encoder = encoder
         self.prototypes = prototypes
+        self.rule = rule
         self.scale = scale
 
-    def features(self, images: np.ndarray) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> float32 [N, D] on the CPU."""
         return self.encoder.encode(images).cpu()
 
-    def weights(self, features: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Raw projection weights [N] of features [N, D] for class indices [N], [N]."""
-        return projection_weight(features, self.prototypes[first], self.prototypes[second])
+    def label(self, features: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Raw coordinates and probabilities of a series' classes, both [A, k].
 
-    def probabilities(self, weights: Tensor) -> Tensor:
-        """Probability [N] of the first class."""
-        return sharpen(weights, self.scale)
+        Args:
+            features: [A, D]; classes: the k classes of the series.
+        """
+        vertices = self.prototypes[list(classes)]
+        if self.rule == "simplex":
+            return coordinates(features, vertices), simplex_projection(features, vertices)
+        first, second = (vertex.expand_as(features) for vertex in vertices)
+        weight = projection_weight(features, first, second)
+        probability = sharpen(weight, self.scale)
+        return torch.stack([weight, 1 - weight], 1), torch.stack([probability, 1 - probability], 1)

@@ -1,13 +1,12 @@
-"""One shard from start to commit record: generate, annotate, encode, write, publish."""
+"""One shard from start to commit record: noise, images, labels, encoded, written, published."""
 
 import hashlib
 import os
 import socket
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,71 +14,36 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from data.errors import InputError
-from data.images import encode_image, resizer
-from data.labels import soft_labels
+from data.images import LOSSY, decode_image, encode_image
 from data.root import Root
-from data.shards import GroupSample, shard_name, write_tar
+from data.shards import shard_name
 from pipeline.annotate import Annotator
-from pipeline.clip import ClipEncoder
-from pipeline.conditioning import prompts
-from pipeline.device import resolve_device
-from pipeline.generators import Generator, load_generator
 from pipeline.mixing import mix_groups
+from pipeline.models import Models, load_models
+from pipeline.pixels import resized
 from pipeline.plan import BuildPlan, MixGroup, ShardSpec
 from pipeline.provenance import library_versions
-from pipeline.root import read_prototypes
+from pipeline.shard_writer import ShardWriter
+from pipeline.stopwatch import Stopwatch
 
-
-class Stopwatch:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
+__all__ = ["Models", "generate_shard", "load_models"]
 
 
 @dataclass(frozen=True)
-class Models:
-    """What stays loaded in a worker.
+class Batch:
+    """Some groups, generated and labelled.
 
     Attributes:
-        embeddings: prompt embedding of every class, [K, T, D].
+        images: as stored, uint8 [G, A, H, W, 3] on the CPU.
+        encoded: their bytes where the format is lossy, since CLIP must see what is stored.
+        noise: the `noise` part of each record.
     """
 
-    generator: Generator
-    annotator: Annotator
-    embeddings: Tensor
-
-
-def load_models(root: Root, plan: BuildPlan, *, device: str) -> Models:
-    """Load generator, CLIP and prototypes; encode every class name once.
-
-    Raises:
-        InputError: a model cannot be loaded or does not suit; two prompts encode alike.
-    """
-    device = resolve_device(device)
-    vectors, facts = read_prototypes(root)
-    encoder = ClipEncoder(plan.config.annotation, device=device)
-    generator = load_generator(plan.config.generator, device=device)
-    texts = prompts(plan.config.generator.prompt, plan.class_names)
-    embeddings = generator.encode(texts)
-    _refuse_equal(embeddings, texts)
-    return Models(generator, Annotator(encoder, vectors, scale=float(facts["scale"])), embeddings)
-
-
-def _refuse_equal(embeddings: Tensor, texts: list[str]) -> None:
-    flat = embeddings.flatten(1)
-    for index in range(1, len(flat)):
-        same = (flat[:index] == flat[index]).all(dim=1).nonzero()
-        if len(same):
-            pair = f"{texts[int(same[0])]!r} and {texts[index]!r}"
-            raise InputError("generator.prompt", pair, "encode identically; rename a class")
+    groups: list[MixGroup]
+    images: np.ndarray
+    encoded: list[list[bytes]] | None
+    features: Tensor  # [G, A, D]
+    noise: list[dict[str, Any]]
 
 
 def generate_shard(
@@ -92,112 +56,135 @@ def generate_shard(
 ) -> dict[str, Any]:
     """Make one shard and commit it; nothing has a final name before all of it exists.
 
+    Images are encoded and written on threads while the next ones are generated.
+
     Args:
         beat: called after each batch, for whoever watches that work goes on.
     Returns:
         The commit record.
     Raises:
-        ValueError: an image came out flat; nothing is published.
+        ValueError, FloatingPointError: an image came out flat or not as numbers; nothing is
+            published.
     """
     clock = Stopwatch()
-    samples: list[GroupSample] = []
+    extension = plan.config.shards.image_format
     features: list[Tensor] = []
+    with root.store.staging(f"{shard_name(spec.index)}.tar") as staged:
+        with (
+            staged.open("wb") as file,
+            ShardWriter(file, extension=extension, clock=clock) as writer,
+        ):
+            for batch in _batches(spec, plan, models=models, clock=clock):
+                for row, group in enumerate(batch.groups):
+                    record = group_record(
+                        group,
+                        plan,
+                        features=batch.features[row],
+                        noise=batch.noise[row],
+                        annotator=models.annotator,
+                    )
+                    writer.add(record, _encoding(batch, row, extension))
+                features.append(batch.features)
+                beat()
+        tflop = models.work.shard_tflop(plan, spec) if models.work else None
+        return _publish(spec, staged, torch.cat(features), root=root, clock=clock, tflop=tflop)
+
+
+def _batches(
+    spec: ShardSpec, plan: BuildPlan, *, models: Models, clock: Stopwatch
+) -> Iterator[Batch]:
     size = plan.config.shards.groups_per_batch
     for start in range(spec.start, spec.stop, size):
         groups = [plan.group(i) for i in range(start, min(start + size, spec.stop))]
-        made, found = _make_batch(groups, plan, models=models, clock=clock)
-        samples += made
-        features.append(found)
-        beat()
-    return _publish(spec, samples, torch.cat(features), root=root, clock=clock)
+        yield make_batch(groups, plan, models=models, clock=clock)
 
 
-def _make_batch(
+@torch.inference_mode()
+def make_batch(
     groups: list[MixGroup], plan: BuildPlan, *, models: Models, clock: Stopwatch
-) -> tuple[list[GroupSample], Tensor]:
-    """Samples of some groups and their CLIP features [G, A, D]."""
+) -> Batch:
+    """Generate some groups and encode them with CLIP, where they are: on the device."""
     settings = plan.config.shards
+    with clock.stage("noise"):
+        noise, notes = models.noise(groups)
     with clock.stage("generate"):
         images = mix_groups(
             groups,
-            alphas=plan.alphas,
+            noise,
             embeddings=models.embeddings,
             generator=models.generator,
             batch_groups=settings.groups_per_batch,
+            interpolation=plan.config.mixing.interpolation,
         )
-        _refuse_flat(images, groups)
-        resize = resizer(settings.store_size)
-        stored = np.stack([[resize(image) for image in series] for series in images])
+        images = resized(images, settings.store_size)
+        stored = images.cpu().numpy()
+    encoded = None
+    if settings.image_format in LOSSY:
+        with clock.stage("encode"):
+            encoded = [encode_series(series, settings.image_format) for series in stored]
+        images = torch.from_numpy(
+            np.stack([[decode_image(image) for image in series] for series in encoded])
+        )
     with clock.stage("annotate"):
-        features, weights, labels = _annotate(stored, groups, plan, annotator=models.annotator)
-    with clock.stage("encode"):
-        samples = [
-            GroupSample(
-                _group_record(group, plan, weights[row], labels[row]),
-                [encode_image(image, settings.image_format) for image in stored[row]],
-                settings.image_format,
-            )
-            for row, group in enumerate(groups)
-        ]
-    return samples, features
+        features = models.annotator.features(images.flatten(0, 1))
+    return Batch(groups, stored, encoded, features.unflatten(0, images.shape[:2]), notes)
 
 
-def _annotate(
-    images: np.ndarray, groups: list[MixGroup], plan: BuildPlan, *, annotator: Annotator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [G, A, D], raw weights [G, A] and labels [G, A, K] of images [G, A, H, W, 3]."""
-    count, alphas = images.shape[:2]
-    first = torch.tensor([group.first for group in groups]).repeat_interleave(alphas)
-    second = torch.tensor([group.second for group in groups]).repeat_interleave(alphas)
-    features = annotator.features(images.reshape(-1, *images.shape[2:]))
-    weights = annotator.weights(features, first, second)
-    probabilities = annotator.probabilities(weights)
-    labels = soft_labels(probabilities, first, second, len(plan.class_names))
-    return (
-        features.view(count, alphas, -1),
-        weights.view(count, alphas),
-        labels.view(count, alphas, -1),
-    )
+def _encoding(batch: Batch, row: int, extension: str) -> Callable[[], list[bytes]]:
+    """The work that is left for an encoding thread."""
+    if batch.encoded is not None:
+        return partial(list, batch.encoded[row])
+    return partial(encode_series, batch.images[row], extension)
 
 
-def _group_record(
-    group: MixGroup, plan: BuildPlan, weights: Tensor, labels: Tensor
+def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
+    """uint8 [A, H, W, 3] to the bytes of A files."""
+    return [encode_image(image, extension) for image in series]
+
+
+def group_record(
+    group: MixGroup,
+    plan: BuildPlan,
+    *,
+    features: Tensor,
+    noise: dict[str, Any],
+    annotator: Annotator,
 ) -> dict[str, Any]:
-    pair = (group.first, group.second)
-    return {
+    """What `KEY.json` says of one series, from the CLIP features [A, D] of its images."""
+    coordinates, probabilities = annotator.label(features, group.classes)
+    record = {
         "group": group.index,
-        "classes": list(pair),
-        "names": [plan.class_names[k] for k in pair],
+        "classes": list(group.classes),
+        "names": [plan.class_names[k] for k in group.classes],
         "seed": group.seed,
-        "alphas": list(plan.alphas),
-        "weights": weights.tolist(),
-        "labels": [[[k, float(row[k])] for k in pair] for row in labels],
-        "noise": {"strategy": "random", "stability": None},
+        "alphas": group.alphas,
+        "weights": coordinates[:, 0].tolist(),
+        "labels": [
+            [[k, float(p)] for k, p in zip(group.classes, row, strict=True)]
+            for row in probabilities
+        ],
+        "noise": noise,
     }
-
-
-def _refuse_flat(images: np.ndarray, groups: list[MixGroup]) -> None:
-    pixels = images.reshape(*images.shape[:2], -1)
-    flat = np.argwhere(pixels.min(axis=2) == pixels.max(axis=2))
-    if len(flat):
-        row, position = flat[0]
-        value = images[row, position].flat[0]
-        raise ValueError(
-            f"group {groups[row].index}: image {position} is one flat colour ({value})"
-        )
+    if len(group.classes) > 2:
+        record |= {"mixture": group.mixture, "coordinates": coordinates.tolist()}
+    return record
 
 
 def _publish(
-    spec: ShardSpec, samples: list[GroupSample], features: Tensor, *, root: Root, clock: Stopwatch
+    spec: ShardSpec,
+    staged: Path,
+    features: Tensor,
+    *,
+    root: Root,
+    clock: Stopwatch,
+    tflop: float | None,
 ) -> dict[str, Any]:
     stem = shard_name(spec.index)
-    with clock.stage("write"), root.store.staging(f"{stem}.tar") as partial:
-        with partial.open("wb") as file:
-            write_tar(file, samples)
-        with partial.open("rb") as file:
+    with clock.stage("write"):
+        with staged.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        name, size = f"{stem}-{digest[:8]}.tar", partial.stat().st_size
-        root.store.publish(partial, name)
+        name, size = f"{stem}-{digest[:8]}.tar", staged.stat().st_size
+        root.store.publish(staged, name)
         content = save({"features": features.half()})
         root.store.put(f"{stem}.features.safetensors", content)
     record = {
@@ -211,9 +198,11 @@ def _publish(
             "sha256": hashlib.sha256(content).hexdigest(),
             "bytes": len(content),
         },
-        "groups": len(samples),
+        "groups": spec.stop - spec.start,
         "first": spec.start,
         "seconds": dict(clock.seconds),
+        "wall_seconds": clock.wall,
+        "tflop": tflop,
         "attempt": 1 + len(root.failures().get(spec.index, [])),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
         "versions": library_versions(),

@@ -1,6 +1,5 @@
 """Any open_clip model as an encoder of stored pixels."""
 
-import numpy as np
 import open_clip
 import torch
 import torch.nn.functional as F
@@ -31,9 +30,9 @@ class ClipEncoder:
         self.settings = self.model.visual.preprocess_cfg
 
     @torch.inference_mode()
-    def encode(self, images: np.ndarray) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Projected image features, not normalised: uint8 [N, H, W, 3] -> float32 [N, D]."""
-        pixels = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
+        pixels = images.to(self.device).permute(0, 3, 1, 2)
         return self.model.encode_image(preprocess(pixels, self.settings)).float()
 
 

@@ -1,18 +1,48 @@
-"""Class names to prompts, and the path between two prompt embeddings."""
+"""Conditionings of classes, and mixtures of them."""
 
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pipeline.config import PLACEHOLDER
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What a denoiser is told, N rows.
+
+    Attributes:
+        tokens: [N, T, D] for text; [N, D] for models that know classes.
+        pooled: [N, P] beside the tokens, where the family has it (SDXL).
+    """
+
+    tokens: Tensor
+    pooled: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> "Conditioning":
+        """Several rows; an index alone would lose the first dimension."""
+        return self.map(lambda tensor: tensor[rows])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Conditioning":
+        return Conditioning(
+            change(self.tokens), None if self.pooled is None else change(self.pooled)
+        )
+
+    def expand(self, rows: int) -> "Conditioning":
+        """One row repeated, without copying."""
+        return self.map(lambda tensor: tensor.expand(rows, *tensor.shape[1:]))
 
 
-def prompts(template: str, names: Sequence[str]) -> list[str]:
-    """The template with each class name put in; underscores of folder names become spaces."""
-    readable = (unicodedata.normalize("NFC", name).replace("_", " ") for name in names)
-    return [template.replace(PLACEHOLDER, name) for name in readable]
+def concatenate(parts: Iterable[Conditioning]) -> Conditioning:
+    """All rows of the parts."""
+    parts = list(parts)
+    pooled = [part.pooled for part in parts if part.pooled is not None]
+    return Conditioning(
+        torch.cat([part.tokens for part in parts]), torch.cat(pooled) if pooled else None
+    )
 
 
 def interpolate(first: Tensor, second: Tensor, alphas: Tensor, mode: str = "linear") -> Tensor:
@@ -21,15 +51,53 @@ def interpolate(first: Tensor, second: Tensor, alphas: Tensor, mode: str = "line
     Args:
         first, second: [..., T, D].
         alphas: [A], the weight of `first`.
+        mode: linear: alpha first + (1 - alpha) second; spherical: along the great circle between
+            the D-vectors of each token (Shoemake 1985), linear where they are parallel.
     Returns:
-        [A, ..., T, D]: alpha first + (1 - alpha) second; exactly `first` where alpha is 1 and
-        `second` where it is 0.
+        [A, ..., T, D]; exactly `first` where alpha is 1 and `second` where it is 0.
     Raises:
-        ValueError: a mode other than linear, or shapes that differ.
+        ValueError: another mode, or shapes that differ.
     """
-    if mode != "linear":
-        raise ValueError(f"mode = {mode}: use linear")
+    if mode not in ("linear", "spherical"):
+        raise ValueError(f"mode = {mode}: use linear or spherical")
     if first.shape != second.shape:
         raise ValueError(f"shapes {tuple(first.shape)} and {tuple(second.shape)} must be equal")
     weights = alphas.to(first).view(-1, *[1] * first.dim())
-    return torch.lerp(second.unsqueeze(0), first.unsqueeze(0), weights)
+    line = torch.lerp(second.unsqueeze(0), first.unsqueeze(0), weights)
+    return line if mode == "linear" else _arc(first, second, weights, line)
+
+
+def _arc(first: Tensor, second: Tensor, weights: Tensor, line: Tensor) -> Tensor:
+    cosine = torch.cosine_similarity(first.float(), second.float(), dim=-1).clamp(-1, 1)
+    angle = cosine.acos().unsqueeze(-1)  # [..., T, 1]
+    sine = angle.sin()
+    # Equal, opposite and empty vectors have no arc; within rounding of the end points nor does it.
+    straight = (sine < 1e-4) | (weights == 0) | (weights == 1)
+    of_first, of_second = ((share * angle).sin() / sine for share in (weights, 1 - weights))
+    return torch.where(straight, line, (of_first * first + of_second * second).to(line.dtype))
+
+
+def mix(
+    embeddings: Conditioning, classes: Sequence[int], mixture: Tensor, mode: str = "linear"
+) -> Conditioning:
+    """Conditionings of one series.
+
+    Args:
+        embeddings: one row a class of the dataset.
+        classes: the k classes of the series.
+        mixture: [A, k], their weights; rows sum to 1.
+    Returns:
+        A rows; a class whose weight is 1 comes exactly.
+    """
+    if len(classes) == 2:
+        first, second = classes
+        return Conditioning(
+            interpolate(embeddings.tokens[first], embeddings.tokens[second], mixture[:, 0], mode),
+            None
+            if embeddings.pooled is None
+            else interpolate(
+                embeddings.pooled[first], embeddings.pooled[second], mixture[:, 0], mode
+            ),
+        )
+    rows = list(classes)
+    return embeddings.map(lambda tensor: torch.tensordot(mixture.to(tensor), tensor[rows], dims=1))

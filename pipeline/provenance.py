@@ -3,24 +3,26 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from data.fingerprint import file_digest
-from pipeline.config import BuildConfig
+from pipeline.checks.model_paths import local_path
+from pipeline.config import BuildConfig, GeneratorConfig
 
-PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "numpy", "pillow")
+PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 WEIGHTS = {".safetensors", ".json", ".txt", ".bin", ".pt"}
 
 
 def model_identities(config: BuildConfig) -> dict[str, dict]:
-    """Generator and annotator: name, revision, and file hashes where they are local."""
+    """Generator and annotator: name, revision, and file hashes where they are local.
+
+    What is added to the generator, or replaces a part of it, is told beside its own files.
+    """
     clip = config.annotation
     weights = Path(clip.pretrained) if clip.pretrained else None
+    generator = config.generator
     return {
-        "generator": {
-            "model": config.generator.model,
-            "revision": config.generator.revision,
-            "files": _hashes(Path(config.generator.model)),
-        },
+        "generator": _identity(generator.model, generator.revision) | _additions(generator),
         "annotation": {
             "model": clip.model,
             "pretrained": clip.pretrained,
@@ -32,6 +34,23 @@ def model_identities(config: BuildConfig) -> dict[str, dict]:
 
 def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _additions(config: GeneratorConfig) -> dict[str, Any]:
+    additions: dict[str, Any] = {}
+    if config.unet is not None:
+        additions["unet"] = _identity(config.unet, config.unet_revision)
+    if config.lora:
+        additions["lora"] = [_identity(lora.path, lora.revision) for lora in config.lora]
+    fast = config.approximate
+    if fast.tiny_decoder is not None:
+        additions["tiny_decoder"] = _identity(fast.tiny_decoder, fast.tiny_decoder_revision)
+    return additions
+
+
+def _identity(model: str, revision: str | None) -> dict[str, Any]:
+    path = local_path(model)
+    return {"model": model, "revision": revision, "files": _hashes(path) if path else {}}
 
 
 def _hashes(path: Path) -> dict[str, str]:

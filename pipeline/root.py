@@ -11,13 +11,17 @@ from data.settings import load_settings
 from data.store import Store
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
+from pipeline.noise.cost import refuse_cost
 from pipeline.plan import BuildPlan
+from pipeline.plan.seeds import hashed_seed
+from pipeline.prompts import spoken_names
 from pipeline.provenance import library_versions, model_identities
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
 PROTOTYPES = "prototypes.safetensors"
+PAIRS = "pairs.json"
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
@@ -31,9 +35,7 @@ def create_root(config: BuildConfig, url: str) -> Root:
         root = Root(url)
         _refuse_difference(root, config)
         return root
-    check_models(config)
-    plan = BuildPlan(config)
-    load_real(config.real)
+    plan = checked_plan(config)
     store.check_writable()
     content = json.dumps(_plan_record(plan), indent=1, ensure_ascii=False).encode()
     if not store.create(PLAN, content):
@@ -41,10 +43,26 @@ def create_root(config: BuildConfig, url: str) -> Root:
     return Root(url)
 
 
+def checked_plan(config: BuildConfig) -> BuildPlan:
+    """The plan of a config, after all checks that need no weights.
+
+    Raises:
+        InputError: models, class names, pairs, real data or the cost of choosing noise.
+    """
+    check_models(config)
+    plan = BuildPlan(config)
+    spoken_names(config.generator, plan.class_names)
+    refuse_cost(plan)
+    load_real(config.real)
+    return plan
+
+
 def plan_of(root: Root) -> BuildPlan:
     """The BuildPlan of a root, from its plan.json alone."""
     config = load_settings(BuildConfig, root.plan["config"])
-    plan = BuildPlan(config, tuple(root.plan["class_names"]))
+    names = tuple(root.plan["class_names"])
+    similar = json.loads(root.store.get(PAIRS)) if root.store.exists(PAIRS) else None
+    plan = BuildPlan(config, names, similar=similar and [tuple(pair) for pair in similar])
     if plan.digest != root.plan["digest"]:
         remedy = "plan.json was changed, or another version of semix wrote it; use that version"
         raise InputError(f"{root.url}/{PLAN} digest", root.plan["digest"][:12], remedy)
@@ -52,9 +70,13 @@ def plan_of(root: Root) -> BuildPlan:
 
 
 def ensure_prototypes(root: Root, *, device: str = "auto") -> None:
-    """Measure the class prototypes on the training split, once, into prototypes.safetensors."""
-    if root.store.exists(PROTOTYPES):
-        return
+    """Measure what the plan needs of the real data, once: class prototypes, and similar pairs."""
+    if not root.store.exists(PROTOTYPES):
+        _measure(root, device)
+    ensure_pairs(root)
+
+
+def _measure(root: Root, device: str) -> None:
     from safetensors.torch import save
 
     from pipeline.annotate import measure_prototypes
@@ -78,6 +100,24 @@ def ensure_prototypes(root: Root, *, device: str = "auto") -> None:
     root.store.create(PROTOTYPES, save({"prototypes": measured.vectors}, metadata))
 
 
+def ensure_pairs(root: Root) -> None:
+    """Draw the pairs of a plan that mixes similar classes, once, into pairs.json."""
+    plan = plan_of(root)
+    wanted = plan.config.mixing.pairs
+    if wanted.kind != "similar" or root.store.exists(PAIRS):
+        return
+    from pipeline.plan.similar import similar_pairs
+
+    vectors, _ = read_prototypes(root)
+    pairs = similar_pairs(
+        vectors,
+        plan.num_pairs,
+        temperature=wanted.temperature,
+        seed=hashed_seed(plan.config.mixing.seed, "pairs"),
+    )
+    root.store.create(PAIRS, json.dumps(pairs).encode())
+
+
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
     """Prototypes float32 [K, D] and their metadata, `scale` among it."""
     from safetensors.torch import load
@@ -94,7 +134,7 @@ def _plan_record(plan: BuildPlan) -> dict[str, Any]:
         "class_names": plan.class_names,
         "num_groups": plan.num_groups,
         "num_shards": plan.num_shards,
-        "alphas": plan.alphas,
+        "images_per_group": plan.images_per_group,
         "config": plan.config.model_dump(mode="json"),
         "models": model_identities(plan.config),
         "versions": library_versions(),

@@ -105,7 +105,7 @@ class Worker:
 
     def load(self) -> None:
         """Load the models once, before any shard is claimed: their errors are no shard's."""
-        self.models: Models = load_models(self.root, self.plan, device=self.device)
+        self.models: Models = load_models(self.root, self.plan, device=self.device, beat=self.beat)
 
     def _record(self, shard: int, error: Exception) -> None:
         print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

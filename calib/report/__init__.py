@@ -1,6 +1,7 @@
 """One self-contained HTML page that shows what was made, trained and measured."""
 
+from calib.report.noise import Compared
 from calib.report.page import write_report
 from calib.report.tables import print_table, summary_table
 
-__all__ = ["print_table", "summary_table", "write_report"]
+__all__ = ["Compared", "print_table", "summary_table", "write_report"]

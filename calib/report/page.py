@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from calib.metrics import ReliabilityBins, reliability_bins
 from calib.mixed_quality import Agreement, SeriesQuality, series_quality, weight_curve
+from calib.report.fidelity import read_fidelity
 from calib.report.figures import FEW, Picture, reliability_figure, weight_figure
 from calib.report.headline import enumerate_words, headlines, spread
 from calib.report.methods import ACCURACY, ECE, KINDS, MEASURES, Method, load_methods
+from calib.report.noise import Compared, noise_rows
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import Series, contact_sheet
 from calib.report.tables import KIND_LABELS, comparison, differences
@@ -61,6 +63,7 @@ def write_report(
     agreement: Agreement | Mapping[str, Any] | None,
     facts: Mapping[str, Any],
     title: str,
+    compared: Sequence[Compared] = (),
 ) -> None:
     """Write one self-contained HTML page; no script, nothing loaded from elsewhere.
 
@@ -69,10 +72,11 @@ def write_report(
         mixed: the mixed dataset, or the URL of its root.
         agreement: what `endpoint_agreement` returned, or None if it was not measured; may add
             "classifier", a sentence on who judged, and "label_gap" with "alpha_gap", what
-            `label_gap` gave for the stored labels and for `alpha_labels`.
+            `label_gap` gave for the stored labels and for `mixture_labels`.
         facts: what else to show. Known keys: "seconds" {stage: s}, "splits" {name: images},
             "versions" {library: version}, "limits" [sentence on what the numbers do not show].
             Any other key becomes a section if it holds a mapping, else a line.
+        compared: mixed datasets that differ in their noise, to be shown side by side.
     Raises:
         InputError: a run that is not evaluated, or whose logits are gone; two runs of one name;
             a mixed root that cannot be read.
@@ -92,6 +96,8 @@ def write_report(
         diagrams=[[_diagram(method, kind) for kind in KINDS] for method in methods],
         mixed=_mixed_part(dataset),
         agreement=agreement,
+        noises=noise_rows(compared),
+        fidelity=read_fidelity(dataset.url),
         facts=provenance(runs, facts),
         accuracy_error=_accuracy_error(methods[0]),
         bins=BINS,

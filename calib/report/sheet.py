@@ -22,12 +22,12 @@ class Frame:
     alpha: float  # conditioning weight of the first class
     weight: float  # raw CLIP projection on the first class
     first: float  # soft label of the first class, in [0, 1]
-    second: float
+    second: float  # of all others
 
 
 @dataclass(frozen=True)
 class Series:
-    """One group, from its second class (alpha 0) to its first (alpha 1)."""
+    """One group, from its other classes (alpha 0) to its first (alpha 1)."""
 
     group: int
     first: str
@@ -66,7 +66,7 @@ def spread_over_pairs(classes: torch.Tensor, count: int) -> list[int]:
 
 
 def _series(mixed: MixedDataset, group: int, *, rho: float, worst: bool) -> Series:
-    first, second = mixed.classes[group].tolist()
+    first, *others = mixed.classes[group].tolist()
     labels = mixed.labels[group]
     frames = tuple(
         Frame(
@@ -74,14 +74,14 @@ def _series(mixed: MixedDataset, group: int, *, rho: float, worst: bool) -> Seri
             alpha=float(mixed.alphas[group, position]),
             weight=float(mixed.weights[group, position]),
             first=float(labels[position, first]),
-            second=float(labels[position, second]),
+            second=float(labels[position, others].sum()),
         )
         for position in mixed.alphas[group].argsort().tolist()
     )
     return Series(
         group=group,
         first=mixed.class_names[first],
-        second=mixed.class_names[second],
+        second=" + ".join(mixed.class_names[k] for k in others),
         rho=rho,
         worst=worst,
         pixelated=max(mixed.images.shape[2:4]) <= PIXEL_ART,

@@ -64,7 +64,7 @@ def train_standins(
 def standins_digest(real: RealDataset, recipe: Recipe) -> str:
     """Digest of everything that decides the weights, but for the machine."""
     here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "conditioning.py"]  # the prompts' wording
+    sources = [*sorted(here.glob("*.py")), here.parent / "prompts.py"]  # the prompts' wording
     return fingerprint(
         {
             "train": real.train.digest,

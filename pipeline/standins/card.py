@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pipeline.conditioning import prompts
 from pipeline.config import PLACEHOLDER
+from pipeline.prompts import prompts
 from pipeline.standins.recipe import Recipe
 
 _DIFFUSION = """\

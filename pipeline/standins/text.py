@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import CLIPTokenizer
 
 from data.errors import InputError
-from pipeline.conditioning import prompts
 from pipeline.config import PLACEHOLDER
+from pipeline.prompts import prompts
 
 Captions = list[list[str]]  # [K][T]: of each class, the bare name last
 

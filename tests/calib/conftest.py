@@ -51,7 +51,7 @@ def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def write_root(folder: Path, class_names: list[str], samples: list[GroupSample]) -> str:
     store = Store(str(folder))
-    plan = {"schema": 1, "digest": "p", "num_shards": 1, "class_names": class_names}
+    plan = {"schema": 2, "digest": "p", "num_shards": 1, "class_names": class_names}
     store.put(PLAN, json.dumps(plan).encode())
     tar = io.BytesIO()
     write_tar(tar, samples)

@@ -50,7 +50,7 @@ def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
 
 
 def test_a_root_without_index_is_not_finished(make_config, tmp_path):
-    plan = {"schema": 1, "digest": "p", "class_names": list(NAMES), "num_shards": 1}
+    plan = {"schema": 2, "digest": "p", "class_names": list(NAMES), "num_shards": 1}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
 

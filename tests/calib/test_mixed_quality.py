@@ -5,10 +5,10 @@ import torch
 from scipy.stats import spearmanr
 
 from calib.mixed_quality import (
-    alpha_labels,
     end_points,
     endpoint_agreement,
     label_gap,
+    mixture_labels,
     series_quality,
     spearman,
     weight_curve,
@@ -66,15 +66,18 @@ def test_weight_curve_by_hand():
     torch.testing.assert_close(got.quantiles, torch.tensor([[-0.4, 0.8], [0.0, 0.9], [0.1, 1.3]]))
 
 
-def test_weight_curve_refuses_different_alphas():
-    alphas = torch.tensor([[0.0, 1.0], [0.0, 0.9]])
-    with pytest.raises(ValueError, match="different alphas"):
-        weight_curve(alphas, alphas)
+def test_series_with_alphas_of_their_own_are_read_off_at_common_ones():
+    alphas = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.8, 1.0]])
+    weights = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.4, 1.0]])  # the second bends at 0.8
+    got = weight_curve(alphas, weights, levels=(0.0, 1.0))
+    torch.testing.assert_close(got.alphas, torch.tensor([0.0, 0.5, 1.0]))
+    torch.testing.assert_close(got.mean, torch.tensor([0.0, 0.375, 1.0]))
 
 
 def test_end_points_carry_the_class_they_were_made_for():
     alphas = torch.tensor([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
-    group, position, intended = end_points(alphas, torch.tensor([[3, 7], [1, 2]]))
+    mixtures = torch.stack([alphas, 1 - alphas], -1)
+    group, position, intended = end_points(mixtures, torch.tensor([[3, 7], [1, 2]]))
     assert group.tolist() == [0, 0, 1, 1]
     assert position.tolist() == [0, 2, 0, 2]
     assert intended.tolist() == [7, 3, 1, 2]
@@ -92,8 +95,9 @@ def test_label_gap_by_hand():
     assert label_gap(labels, probabilities) == pytest.approx((0.2 + 1.0) / 2)
 
 
-def test_alpha_labels_by_hand():
-    got = alpha_labels(torch.tensor([[0.25, 1.0]]), torch.tensor([[2, 0]]), 3)
+def test_mixture_labels_by_hand():
+    mixtures = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
+    got = mixture_labels(mixtures, torch.tensor([[2, 0]]), 3)
     torch.testing.assert_close(got, torch.tensor([[[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]]]))
 
 

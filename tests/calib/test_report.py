@@ -12,9 +12,10 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from calib.metrics import calibration_metrics
-from calib.report import print_table, summary_table, write_report
+from calib.report import Compared, print_table, summary_table, write_report
 from calib.report.headline import headlines
 from calib.report.methods import MEASURES, load_methods, mean_and_sd, paired
+from calib.report.noise import noise_rows
 from calib.report.page import fixed, pooled_bins
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import contact_sheet, spread_over_pairs
@@ -83,6 +84,14 @@ def runs(tmp_path: Path) -> list[Path]:
     return make_runs(tmp_path)
 
 
+RANDOM = {"strategy": "random", "stability": None}
+NOISES = [
+    {"strategy": "select", "stability": 0.9, "scores": [0.5, 0.9, None]},
+    {"strategy": "select", "stability": 0.7, "scores": [0.7, 0.1, None]},
+    RANDOM,
+]
+
+
 def make_mixed(folder: Path) -> str:
     """A root of one shard: three series of three alphas over two pairs of three classes."""
     alphas = [0.0, 0.5, 1.0]
@@ -94,9 +103,16 @@ def make_mixed(folder: Path) -> str:
     for group, (pair, row) in enumerate(zip(classes, weights, strict=True)):
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
         record = {"group": group, "classes": pair, "alphas": alphas, "weights": row}
+        record["noise"] = NOISES[group]
         samples.append(GroupSample({**record, "labels": labels}, [picture] * 3, encoding))
     store = Store(str(folder / "mixed"))
-    plan = {"schema": 1, "digest": "p", "num_shards": 1, "num_groups": 3, "alphas": alphas}
+    plan = {
+        "schema": 2,
+        "digest": "p",
+        "num_shards": 1,
+        "num_groups": 3,
+        "images_per_group": len(alphas),
+    }
     plan["class_names"] = [NAUGHTY, "one", "two"]
     store.put(PLAN, json.dumps(plan).encode())
     tar = io.BytesIO()
@@ -150,8 +166,70 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         "models": {"generator": NAUGHTY},
     }
     agreement = {"agreed": 5, "images": 6, "share": 5 / 6}
-    write_report(path, runs=runs, mixed=mixed, agreement=agreement, facts=facts, title="A & B")
+    compared = [Compared("by choice", MixedDataset(mixed), agreement)]
+    write_report(
+        path,
+        runs=runs,
+        mixed=mixed,
+        agreement=agreement,
+        facts=facts,
+        title="A & B",
+        compared=compared,
+    )
     return path.read_text()
+
+
+def test_chosen_noise_is_shown_with_its_scores(source):
+    text = " ".join(Page(source).text.split())
+    # 0.9 and 0.7 were used; 0.5, 0.9, 0.7 and 0.1 were scored; 5 of 6 end points are as intended.
+    assert "0.800 ± 0.141" in text
+    assert "0.550 ± 0.342 (4)" in text
+    assert "83.3 ± 15.2" in text
+
+
+FAILED_GATE = {
+    "passed": False,
+    "criteria": [
+        {"name": "rising", "exact": 0.5, "fast": 0.25, "other": 0.51, "limit": 0.1}
+        | {"distance": 0.25, "passed": False},
+        {"name": "Frechet", "exact": None, "fast": 0.75, "other": 1.0, "limit": 1.2}
+        | {"distance": 0.75, "passed": True},
+    ],
+    "diagnostics": {
+        "psnr_db_median": 21.26,
+        "weight_change_median": 0.05,
+        "weight_change_95": 0.3,
+    },
+    "groups": 135,
+    "speedup": 2.345,
+    "recipe": {"cache_steps": 3, "tiny_decoder": NAUGHTY},
+}
+
+
+def test_the_fidelity_gate_is_shown_where_images_are_approximate(source, tmp_path, runs):
+    assert "Approximate images" not in source
+    mixed = make_mixed(tmp_path)
+    Store(mixed).put("fidelity.json", json.dumps(FAILED_GATE).encode())
+    path = tmp_path / "report.html"
+    write_report(path, runs=runs, mixed=mixed, agreement=None, facts={}, title="t")
+    assert NAUGHTY not in path.read_text()
+    page = Page(path.read_text())
+    assert page.open == []
+    text = " ".join(page.text.split())
+    assert f"Made with cache_steps 3, tiny_decoder {NAUGHTY}, 2.35 times as fast" in text
+    assert "135 series" in text and "The gate was not passed" in text
+    assert "rising0.50.250.51exact ± 0.1failed" in text
+    assert "Frechet0.751at most 1.2passed" in text
+    assert "21.3 dB PSNR; weight moved by 0.050 in the median, 0.300 at the 95th" in text
+
+
+def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
+    whole = MixedDataset(make_mixed(tmp_path))
+    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
+    whole.groups = [{"noise": RANDOM}] * 3
+    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 0.0")
 
 
 def test_page_is_well_formed_and_loads_nothing(source: str):

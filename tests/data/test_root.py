@@ -13,7 +13,7 @@ from data.store import Store
 
 @pytest.fixture
 def root(tmp_path):
-    plan = {"schema": 1, "digest": "d", "num_shards": 3, "num_groups": 6, "alphas": [0, 1]}
+    plan = {"schema": 2, "digest": "d", "num_shards": 3, "num_groups": 6, "images_per_group": 2}
     Store(str(tmp_path)).create("plan.json", json.dumps(plan).encode())
     return Root(str(tmp_path))
 
@@ -31,6 +31,8 @@ def record(shard, *, plan="d"):
         "features": {"name": f"{shard_name(shard)}.features.safetensors", **part},
         "groups": 2,
         "seconds": {"generate": 1.5, "write": 0.5},
+        "wall_seconds": 2.0,
+        "tflop": 0.25,
     }
 
 
@@ -69,10 +71,20 @@ def test_progress_counts_records_and_failures(root):
         4,
         12,
     )
-    assert found.seconds == 2.0
+    assert (found.seconds, found.tflop) == (2.0, 0.25)
+    assert found.stages == {"generate": 1.5, "write": 0.5}
     assert [f["attempt"] for f in root.failures()[1]] == [1, 2]
     root.commit(record(1))
     assert root.failures() == {}
+
+
+def test_work_and_seconds_add_up(root):
+    assert root.progress().tflop == 0
+    root.commit(record(0))
+    root.commit(record(1))
+    assert (root.progress().tflop, root.progress().stages["generate"]) == (0.5, 3.0)
+    root.commit({**record(2), "tflop": None})
+    assert root.progress().tflop is None
 
 
 def test_an_index_is_new_only_when_something_changed(root):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -40,7 +42,7 @@ def semix(*arguments: str, **options: str) -> tuple[int, str, str]:
 @pytest.fixture
 def root(tmp_path):
     """A root of three shards whose first is committed and whose last has failed."""
-    plan = {"schema": 1, "digest": "d", "num_shards": 3, "num_groups": 6, "alphas": [0, 0.5, 1]}
+    plan = {"schema": 2, "digest": "d", "num_shards": 3, "num_groups": 6, "images_per_group": 3}
     return make_root(tmp_path / "mixed", plan, committed=[0], failed=[2])
 
 
@@ -56,7 +58,8 @@ def make_root(folder: Path, plan: dict, *, committed: list[int], failed: list[in
         (folder / tar).write_text("x")
         (folder / features["name"]).write_text("x")
         spec = spec_digest(plan["digest"], shard)
-        facts = {"shard": shard, "spec": spec, "tar": tar, "groups": 2, "seconds": {"all": 3.0}}
+        facts = {"shard": shard, "spec": spec, "tar": tar, "groups": 2, "wall_seconds": 3.0}
+        facts |= {"seconds": {"generate": 2.0, "encode": 1.25}, "tflop": 0.6}
         record.write_text(json.dumps({**facts, **part, "features": features}))
     for shard in failed:
         file = folder / f"{shard_name(shard).replace('shards', 'failed')}.1.json"
@@ -86,11 +89,15 @@ def test_status_from_the_store_alone(root):
     assert [counts[key] for key in ("images", "images_done")] == [18, 6]
     assert counts["images_per_second"] == 2.0  # 6 images in 3 s
     assert counts["worker_seconds_left"] == 6.0  # 12 images
+    assert counts["tflop_per_second"] == 0.2  # 0.6 TFLOP in 3 s
+    assert counts["stages"] == {"generate": 2.0, "encode": 1.25}
 
 
 def test_status_for_people(root):
     _, out, _ = semix("status", str(root))
-    assert ["missing", "2"] in [line.split() for line in out.splitlines()]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["missing", "2"] in lines
+    assert ["stages", "generate", "2", "s,", "encode", "1.2", "s"] in lines
 
 
 def test_failures_are_shown_with_their_reason(root):
@@ -117,6 +124,8 @@ def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
         (["resume", "{root}", "--shards", "2-5"], "shards = 3-5: this root has shards 0 to 2"),
         (["resume", "{root}", "--shards", "x"], "shards = x: write numbers and ranges"),
         (["build", "{config}", "--out", "s3x://a"], "url = s3x://a: use one of file"),
+        (["build", "{config}", "--out", "x", "--check", "--share", "1.2"], "share = 1.2: give a"),
+        (["build", "{config}", "--out", "x", "--time", "--rate", "0"], "rate = 0.0: give the dev"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, message):
@@ -153,7 +162,7 @@ def test_a_report_needs_a_mixed_dataset(tmp_path):
 
 
 def test_a_complete_root_needs_no_prefect(tmp_path):
-    plan = {"schema": 1, "digest": "d", "num_shards": 1, "num_groups": 2, "alphas": [0, 1]}
+    plan = {"schema": 2, "digest": "d", "num_shards": 1, "num_groups": 2, "images_per_group": 2}
     root = make_root(tmp_path / "mixed", plan, committed=[0], failed=[])
     code = (
         "import sys, flows.cli\n"
@@ -165,6 +174,45 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
     assert ": complete, nothing to do" in err
     assert err.splitlines()[-1] == "0 False"
     assert (root / "index/0.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def config_file(hasty_config, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "build.yaml"
+    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
+    return path
+
+
+def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_path):
+    from pipeline.costs.estimate import estimate
+    from pipeline.plan import BuildPlan
+
+    arguments = ("--check", "--json", "--rate", "2", "--share", "0.5")
+    status, out, err = semix("build", str(config_file), "--out", str(tmp_path / "x"), *arguments)
+    assert status == 0, err
+    found = json.loads(out)
+    expected = asdict(estimate(BuildPlan(hasty_config)))
+    assert {key: found[key] for key in expected} == expected
+    assert (found["classes"], found["groups"], found["shards"], found["missing"]) == (10, 45, 8, 8)
+    assert found["hours"] == pytest.approx(found["tflop"] / 3600)  # 1 TFLOP/s
+    assert found["free_bytes"] > found["bytes"] > 0
+    assert found["timed"] is None
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_check_for_people_and_one_warm_batch(config_file, tmp_path):
+    arguments = ("--time", "--set", "noise.strategy=select", "--set", "noise.candidates=2")
+    where = ("--out", str(tmp_path / "x"), "--device", "cpu")
+    status, out, err = semix("build", str(config_file), *where, *arguments)
+    assert status == 0, err
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines())
+    assert lines["network calls"] == "1,440 rows"
+    # 2 candidates at 3 alphas, 3 steps there and 3 back, against 4 images of 3 guided steps.
+    assert lines["noise selection"] == "adds 1.5 times the cost of generating (2,160 rows)"
+    assert re.fullmatch(r".+ [kM]B, .+B free", lines["bytes"])
+    assert re.search(r"at 45% of .+ TFLOP/s \(cpu, float32, measured\)", lines["hours"])
+    assert re.match(r"16 images in .+ images/s, .+ TFLOP/s, ", lines["one warm batch"])
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.fixture(scope="module")

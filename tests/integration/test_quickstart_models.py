@@ -32,7 +32,7 @@ def flat(images) -> np.ndarray:
 def test_end_points_show_their_class_to_one_who_saw_real_digits_only(mixed, digits):
     judge = SVC().fit(flat(digits.train.images()), digits.train.targets)
     assert judge.score(flat(digits.test.images()), digits.test.targets) > 0.95
-    group, position, intended = end_points(mixed.alphas, mixed.classes)
+    group, position, intended = end_points(mixed.mixtures, mixed.classes)
     predicted = torch.from_numpy(judge.predict(flat(mixed.images[group, position])))
     found = endpoint_agreement(predicted, intended)
     assert found["images"] == 270

@@ -77,7 +77,9 @@ def test_clip_sees_the_stored_pixels(built):
     with built.store.open(record["tar"]) as file:
         images = np.stack([decode_image(i) for s in read_tar(file) for i in s.images])
     stored = load(built.store.get(record["features"]["name"]))["features"].flatten(0, 1).float()
-    torch.testing.assert_close(models.annotator.features(images), stored, atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(
+        models.annotator.features(torch.from_numpy(images)), stored, atol=5e-3, rtol=5e-3
+    )
 
 
 def test_the_same_shard_made_again_has_the_same_bytes(built, tmp_path):
@@ -99,14 +101,15 @@ def test_all_images_of_a_group_start_from_one_noise(built, monkeypatch):
     seen = []
     sample = models.generator.sample
     monkeypatch.setattr(
-        models.generator, "sample", lambda n, c: (seen.append((n, c)), sample(n, c))[1]
+        models.generator, "sample", lambda n, c, a: (seen.append((n, c)), sample(n, c, a))[1]
     )
     from pipeline.mixing import mix_groups
 
     groups = [plan.group(i) for i in (44, 3)]
+    noise, _ = models.noise(groups)
     images = mix_groups(
         groups,
-        alphas=plan.alphas,
+        noise,
         embeddings=models.embeddings,
         generator=models.generator,
         batch_groups=4,
@@ -117,20 +120,20 @@ def test_all_images_of_a_group_start_from_one_noise(built, monkeypatch):
     series = noise.view(4, 4, *noise.shape[1:])
     assert all(torch.equal(series[g, 0], series[g, a]) for g in range(4) for a in range(4))
     assert not torch.equal(series[0, 0], series[1, 0])
-    torch.testing.assert_close(condition[0], models.embeddings[groups[0].second])
-    torch.testing.assert_close(condition[3], models.embeddings[groups[0].first])
+    torch.testing.assert_close(condition.tokens[0], models.embeddings.tokens[groups[0].second])
+    torch.testing.assert_close(condition.tokens[3], models.embeddings.tokens[groups[0].first])
 
 
 def test_the_pipeline_itself_makes_the_same_image(built):
     """Against diffusers called as its documentation shows, with text prompts."""
     plan = plan_of(built)
     models = load_models(built, plan, device="cpu")
-    from pipeline.conditioning import prompts
     from pipeline.noise import initial_noise
+    from pipeline.prompts import prompts
 
     noise = initial_noise([plan.group(0).seed], models.generator.latent_shape)
-    ours = models.generator.sample(noise, models.embeddings[:1])
-    theirs = models.generator.pipeline(
+    ours = models.generator.decode(models.generator.sample(noise, models.embeddings[:1])).numpy()
+    theirs = models.generator.denoiser.pipeline(
         prompts(plan.config.generator.prompt, plan.class_names[:1]),
         latents=noise,
         num_inference_steps=3,
@@ -220,21 +223,21 @@ def test_a_failing_shard_is_recorded_and_the_rest_goes_on(
 ):
     root = create_root(hasty_config, str(tmp_path / "root"))
     ensure_prototypes(root, device="cpu")
-    import pipeline.build as build
+    import pipeline.mixing as mixing
 
-    original = build._refuse_flat
+    original = mixing.refuse_degenerate
 
-    def flat_in_group_20(images, groups):
-        if any(group.index == 20 for group in groups):
-            images = np.zeros_like(images)
-        original(images, groups)
+    def flat_in_group_20(values, groups, kind):
+        if kind == "image" and any(group.index == 20 for group in groups):
+            values = torch.zeros_like(values)
+        original(values, groups, kind)
 
-    monkeypatch.setattr(build, "_refuse_flat", flat_in_group_20)
+    monkeypatch.setattr(mixing, "refuse_degenerate", flat_in_group_20)
     assert worker([root.url, "--device", "cpu"]) == 1
     assert root.missing() == [3]
     failure = root.failures()[3][0]
     assert failure["error"] == "ValueError"
-    assert failure["message"].startswith("group 18: image 0 is one flat colour (0)")
+    assert failure["message"].startswith("group 18: image 0 is one flat value (0)")
     monkeypatch.undo()
     assert worker([root.url, "--device", "cpu"]) == 0
     assert root.committed()[3]["attempt"] == 2

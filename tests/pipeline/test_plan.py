@@ -1,11 +1,9 @@
-import itertools
-
 import pytest
 
 from data.errors import InputError
 from data.settings import load_settings
 from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan, MixGroup, alpha_grid, group_seed, pair
+from pipeline.plan import BuildPlan, MixGroup, group_seed
 
 SETTINGS = {
     "real": {"name": "digits"},
@@ -20,24 +18,14 @@ def plan(*overrides: str) -> BuildPlan:
     return BuildPlan(load_settings(BuildConfig, SETTINGS, overrides))
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10, 57])
-def test_pairs_are_all_combinations_in_lexicographic_order(classes):
-    expected = list(itertools.combinations(range(classes), 2))
-    assert [pair(rank, classes) for rank in range(len(expected))] == expected
-
-
-def test_pairs_of_a_thousand_classes_need_no_list():
-    assert pair(499_499, 1000) == (998, 999)
-    assert pair(999, 1000) == (1, 2)
-
-
 def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
     first, again = plan(), plan()
     assert (first.num_groups, first.num_shards) == (135, 5)
     assert [first.group(i) for i in range(135)] == [again.group(i) for i in reversed(range(135))][
         ::-1
     ]
-    assert first.group(45) == MixGroup(45, 0, 1, group_seed(0, 45))
+    mixture = tuple((alpha / 7, 1 - alpha / 7) for alpha in range(8))
+    assert first.group(45) == MixGroup(45, (0, 1), group_seed(0, 45), mixture, round=1)
     assert first.group(44).second == 9
     assert len({first.group(i).seed for i in range(135)}) == 135
     assert group_seed(0, 1) != group_seed(1, 0)
@@ -61,12 +49,6 @@ def test_out_of_range_indices_are_errors():
         plan().group(135)
     with pytest.raises(IndexError, match="shard -1: the plan has 5"):
         plan().shard(-1)
-
-
-def test_alpha_grid():
-    assert alpha_grid(3) == (0.0, 0.5, 1.0)
-    assert alpha_grid(8)[-1] == 1.0
-    assert alpha_grid((0.2, 0.7)) == (0.2, 0.7)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.errors import InputError
 from data.real import ImageSplit, RealDataset
-from pipeline.conditioning import prompts
+from pipeline.prompts import prompts
 from pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
 from pipeline.standins.autoencoder import encode, fold_standardisation, train_autoencoder
 from pipeline.standins.clip import contrastive_loss, train_clip

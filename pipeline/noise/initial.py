@@ -1,4 +1,4 @@
-"""Initial noise from seeds."""
+"""Standard normal noise from seeds."""
 
 from collections.abc import Sequence
 

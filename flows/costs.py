@@ -1,0 +1,107 @@
+"""What a build will cost on the machine that it is checked on."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.errors import InputError
+from flows.cost_words import amount
+
+if TYPE_CHECKING:  # the command line starts without these
+    from data.store import Store
+    from pipeline.plan import BuildPlan
+
+# Of its matrix-product rate, what a GPU reaches with Stable Diffusion at 512 pixels in large
+# batches; memory traffic between the products alone bounds it to about two thirds.
+SHARE = 0.45
+# A place with less than this share of the estimate is too small whatever the images look like:
+# they differ by 10 to 30 % from those it was measured on, and the rest is exact.
+SURE = 0.5
+
+
+def costs(
+    plan: "BuildPlan",
+    store: "Store",
+    *,
+    missing: int,
+    share: float = SHARE,
+    rate: float | None = None,
+    device: str = "auto",
+    time: bool = False,
+) -> dict[str, Any]:
+    """Facts for `semix build --check`; those of cost are of the whole build.
+
+    Args:
+        missing: shards that are still to be made; what is there needs no more space.
+        share: of the device's rate that is expected.
+        rate: TFLOP/s of the device; None measures it.
+        time: load the models and time a batch.
+    Raises:
+        InputError: no such device, too little space, a model that cannot be used.
+    """
+    from pipeline.costs.estimate import estimate, hours
+    from pipeline.costs.gemm import device_rate
+    from pipeline.device import resolve_device
+
+    device, dtype = resolve_device(device), plan.config.generator.dtype
+    found = estimate(plan)
+    free = free_bytes(store)
+    if found.bytes is not None and free is not None:
+        refuse_small_place(store, found.bytes * missing / plan.num_shards, free)
+    reached = device_rate(device, dtype) if rate is None else rate
+    tflop = None if found.tflop is None else found.tflop + (found.gate_tflop or 0.0)
+    needed = None if tflop is None else hours(tflop, rate=reached, share=share)
+    return {
+        **asdict(found),
+        "missing": missing,
+        "free_bytes": free,
+        "device": device,
+        "dtype": dtype,
+        "device_tflops": reached,
+        "device_tflops_measured": rate is None,
+        "share": share,
+        "hours": needed,
+        "timed": timed(plan, device, noise_ratio=found.noise_ratio, rate=reached) if time else None,
+    }
+
+
+def check_rates(share: float, rate: float | None) -> None:
+    """Raises InputError for a share outside (0, 1], or a rate that is not positive."""
+    if not 0 < share <= 1:
+        raise InputError("share", share, "give a share of the device's rate, above 0 and at most 1")
+    if rate is not None and not rate > 0:
+        raise InputError("rate", rate, "give the device's TFLOP/s, above 0")
+
+
+def free_bytes(store: "Store") -> int | None:
+    """Space left where a local store is or will be; None for others."""
+    if not store.local:
+        return None
+    path = Path(store.url)
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def refuse_small_place(store: "Store", needed: float, free: int) -> None:
+    """Raises InputError where not even much smaller images would fit."""
+    if free < SURE * needed:
+        remedy = f"has {amount(free)} free, and what is missing takes about {amount(needed)}"
+        raise InputError("out", store.url, f"{remedy}; choose another place or a smaller plan")
+
+
+def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
+    """One warm batch: its speed, and hours of the whole build at that speed on one device."""
+    from pipeline.costs.rehearsal import rehearse
+
+    batch = rehearse(plan, device=device, noise_ratio=noise_ratio)
+    achieved = None if batch.tflop is None else batch.tflop / batch.seconds
+    return {
+        "images": batch.images,
+        "seconds": batch.seconds,
+        "stages": batch.stages,
+        "images_per_second": batch.images / batch.seconds,
+        "tflops": achieved,
+        "share": None if achieved is None else achieved / rate,
+        "hours": batch.build_seconds / 3600,
+    }

@@ -1,0 +1,1 @@
+"""What a build will take: rows, FLOP, bytes, hours."""

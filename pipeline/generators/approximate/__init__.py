@@ -1,0 +1,1 @@
+"""Ways to the images that are faster and not exact."""

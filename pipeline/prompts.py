@@ -1,0 +1,54 @@
+"""Class names to prompts."""
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+
+from data.errors import InputError
+from pipeline.config.generator import PLACEHOLDER, GeneratorConfig
+
+FILLER = ","  # one token in every CLIP vocabulary, and says nothing
+
+
+def prompts(template: str, names: Sequence[str]) -> list[str]:
+    """The template with each class name put in; underscores of folder names become spaces."""
+    readable = (unicodedata.normalize("NFC", name).replace("_", " ") for name in names)
+    return [template.replace(PLACEHOLDER, name) for name in readable]
+
+
+def spoken_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
+    """What the model is told for each class: its name, or what the config calls it.
+
+    Raises:
+        InputError: `generator.names` renames a class that is not there.
+    """
+    return [_renames(config.names, class_names).get(name, name) for name in class_names]
+
+
+def _renames(names: Mapping[str, str], class_names: Sequence[str]) -> Mapping[str, str]:
+    unknown = sorted(set(names) - set(class_names))
+    if unknown:
+        known = ", ".join(class_names[:10]) + (", ..." if len(class_names) > 10 else "")
+        raise InputError("generator.names", unknown[0], f"is no class of the data ({known})")
+    return names
+
+
+def padded_names(names: Sequence[str], length: Callable[[str], int]) -> list[str]:
+    """Names filled with commas until all have as many tokens as the longest.
+
+    Args:
+        length: tokens of a text.
+    Raises:
+        InputError: the model's tokenizer does not count a comma as one token.
+    """
+    lengths = [length(name) for name in names]
+    padded = [
+        " ".join([name, *[FILLER] * (max(lengths) - count)])
+        for name, count in zip(names, lengths, strict=True)
+    ]
+    for name in padded:
+        if length(name) != max(lengths):
+            remedy = (
+                "this model's tokenizer cannot fill names evenly; switch generator.pad_names off"
+            )
+            raise InputError("generator.pad_names", repr(name), remedy)
+    return padded

@@ -1,0 +1,109 @@
+import pytest
+import torch
+
+from data.errors import InputError
+from data.settings import load_settings
+from data.store import Store
+from flows.build import check
+from flows.cost_words import amount, readable
+from flows.costs import free_bytes
+from pipeline.build import generate_shard, load_models
+from pipeline.config import BuildConfig
+from pipeline.root import create_root, ensure_prototypes, plan_of
+
+
+def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
+    return load_settings(BuildConfig, config.model_dump(), overrides)
+
+
+def test_a_model_that_is_not_here_has_no_cost(hasty_config, tmp_path):
+    model = ("generator.model=owner/model", f"generator.revision={'a' * 40}")
+    found = check(altered(hasty_config, *model), str(tmp_path), rate=1)
+    unknown = ("tflop", "gate_tflop", "hours", "bytes", "network_rows", "shallow_rows")
+    assert [found[key] for key in unknown] == [None] * len(unknown)
+    assert found["unknown"].startswith("generator.model = owner/model: is not on this machine")
+    assert (found["groups"], found["noise_rows"]) == (45, 0)
+    words = readable(found)
+    assert words["TFLOP"] == words["network calls"] == "not known"
+    assert words["not known"] == found["unknown"]
+    assert words["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
+
+
+def test_a_place_that_is_too_small_is_refused(hasty_config, tmp_path):
+    config = altered(hasty_config, "mixing.groups_per_pair=1000000000")
+    message = r"^out = .+/x: has .+ free, and what is missing takes about .+ TB; choose another"
+    with pytest.raises(InputError, match=message):
+        check(config, str(tmp_path / "x"), rate=1)
+
+
+def test_memory_has_no_free_space_to_speak_of(hasty_config):
+    config = altered(hasty_config, "mixing.groups_per_pair=1000000000")
+    found = check(config, "memory://costs", rate=1)
+    assert found["free_bytes"] is None
+    assert readable(found)["bytes"].endswith(" TB")
+
+
+def test_only_what_is_missing_needs_space(hasty_config, tmp_path):
+    root = create_root(hasty_config, str(tmp_path))
+    ensure_prototypes(root, device="cpu")
+    plan = plan_of(root)
+    models = load_models(root, plan, device="cpu")
+    generate_shard(plan.shard(3), plan, models=models, root=root)
+    found = check(hasty_config, str(tmp_path), rate=1)
+    assert (found["shards"], found["missing"]) == (8, 7)
+    assert readable(found)["missing"] == "7 shards"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"share": 0.0},
+            r"^share = 0\.0: give a share of the device's rate, above 0 and at most 1",
+        ),
+        ({"share": 1.01}, r"^share = 1\.01: give a share"),
+        ({"rate": -1.0}, r"^rate = -1\.0: give the device's TFLOP/s, above 0"),
+    ],
+)
+def test_what_is_asked_must_make_sense(hasty_config, tmp_path, arguments, message):
+    with pytest.raises(InputError, match=message):
+        check(hasty_config, str(tmp_path / "x"), **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it is")
+def test_a_device_that_is_not_here_is_refused(hasty_config, tmp_path):
+    with pytest.raises(InputError, match=r"^device = cuda: this machine has no CUDA device"):
+        check(hasty_config, str(tmp_path / "x"), device="cuda")
+
+
+def test_noise_that_costs_too_much_is_refused(hasty_config, tmp_path):
+    config = altered(hasty_config, "noise.strategy=select")
+    with pytest.raises(InputError, match="would cost 6 times what generating costs"):
+        check(config, str(tmp_path / "x"), rate=1)
+
+
+def test_a_check_leaves_nothing_behind(hasty_config, tmp_path):
+    check(hasty_config, str(tmp_path / "a" / "b"), rate=1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "c").mkdir()
+    check(hasty_config, str(tmp_path / "c"), rate=1)
+    assert (tmp_path / "c").is_dir()
+
+
+def test_free_space_of_a_place_that_is_not_there_yet(tmp_path):
+    there, later = Store(str(tmp_path)), Store(str(tmp_path / "a" / "b"))
+    assert free_bytes(later) == pytest.approx(free_bytes(there), rel=0.01)
+
+
+def test_words_for_the_gate_and_caches(hasty_config, tmp_path):
+    fast = altered(hasty_config, "generator.approximate.cache_steps=2")
+    words = readable(check(fast, str(tmp_path), rate=1))
+    assert words["network calls"] == "960 rows, and 480 of the outermost layers alone"
+    assert words["TFLOP"].endswith(" for the fidelity gate before")
+    assert words["noise selection"] == "adds nothing"
+
+
+def test_amounts():
+    counts = (0, 999, 1_000, 999_600, 3.46e11, 6.4e13, 1.234e15)
+    words = ["0 B", "999 B", "1 kB", "1 MB", "346 GB", "64 TB", "1,234 TB"]
+    assert [amount(count) for count in counts] == words

@@ -1,0 +1,207 @@
+"""Tiny genuine pipelines of every family: random weights, saved as a user's model would be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DiTPipeline,
+    DiTTransformer2DModel,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+)
+
+from data.real import RealDataConfig, class_names
+from pipeline.standins.text import build_tokenizer, captions_of
+from pipeline.standins.training import seeded
+
+# Any names work; these are one token a word. The digits are what `real: {name: digits}` has.
+NAMES = ("dog", "crane", "great_white_shark", *class_names(RealDataConfig(name="digits")))
+TEMPLATES = ("a photo of a {class}", "a picture of a {class}", "{class} bird")
+SIZE = 8  # side of the latents; images are twice as large
+WIDTH = 16  # of the networks and the text encoders
+# The noise schedule that Stable Diffusion was trained with, SDXL too.
+BETAS: dict[str, Any] = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "steps_offset": 1,
+}
+TRAILING: dict[str, Any] = BETAS | {"timestep_spacing": "trailing"}
+
+
+@pytest.fixture(scope="session")
+def tiny_names() -> tuple[str, ...]:
+    """Class names whose words are single tokens, and which the DiT has as labels."""
+    return NAMES
+
+
+@pytest.fixture(scope="session")
+def tiny_sd_epsilon(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Stable Diffusion 1.x: predicts the noise, PNDM, guidance."""
+    scheduler = PNDMScheduler(**BETAS, skip_prk_steps=True)
+    return _saved(_stable_diffusion(scheduler), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Stable Diffusion 2.x: predicts the velocity, DDIM, guidance."""
+    scheduler = DDIMScheduler(
+        **BETAS, clip_sample=False, set_alpha_to_one=False, prediction_type="v_prediction"
+    )
+    return _saved(_stable_diffusion(scheduler), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_sd_turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As SD-Turbo: Euler with trailing steps."""
+    return _saved(_stable_diffusion(EulerDiscreteScheduler(**TRAILING)), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As SDXL: two text encoders, pooled embedding, Euler."""
+    return _saved(_sdxl(EulerDiscreteScheduler(**BETAS)), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_sdxl_turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As SDXL-Turbo: its own scheduler, ancestral Euler, draws noise at each step."""
+    return _saved(_sdxl(EulerAncestralDiscreteScheduler(**TRAILING)), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_dit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As DiT-XL/2 256: 1000 labels and an empty one, learned variance, DDIM."""
+    with seeded(0):
+        transformer = DiTTransformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=WIDTH // 2,
+            in_channels=4,
+            out_channels=8,  # the noise and its variance
+            num_layers=2,
+            sample_size=SIZE,
+            patch_size=2,
+            num_embeds_ada_norm=1000,  # DiTPipeline takes 1000 as the empty label
+        )
+        vae = _vae()
+    known = [name.replace("_", " ") for name in NAMES]
+    labels = {i: f"{known[i]}, {known[i]} two" if i < len(known) else f"n{i}" for i in range(1000)}
+    scheduler = DDIMScheduler(clip_sample=False, beta_schedule="linear")
+    pipeline = DiTPipeline(transformer, vae, scheduler, id2label=labels)
+    pipeline.register_to_config(id2label=labels)  # published models carry it in model_index.json
+    return _saved(pipeline, tmp_path_factory)
+
+
+def _saved(pipeline: Any, factory: pytest.TempPathFactory) -> Path:
+    folder = factory.mktemp(type(pipeline).__name__)
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def _stable_diffusion(scheduler: Any) -> StableDiffusionPipeline:
+    tokenizer = _tokenizer()
+    with seeded(0):
+        return StableDiffusionPipeline(
+            vae=_vae(),
+            text_encoder=_text_encoder(CLIPTextModel, tokenizer),
+            tokenizer=tokenizer,
+            unet=_unet(cross_attention_dim=WIDTH),
+            scheduler=scheduler,
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+
+
+def _sdxl(scheduler: Any) -> StableDiffusionXLPipeline:
+    first, second = _tokenizer(), _tokenizer()
+    second.pad_token = "!"  # SDXL's second encoder pads otherwise than its first
+    with seeded(0):
+        return StableDiffusionXLPipeline(
+            vae=_vae(),
+            text_encoder=_text_encoder(CLIPTextModel, first),
+            text_encoder_2=_text_encoder(CLIPTextModelWithProjection, second),
+            tokenizer=first,
+            tokenizer_2=second,
+            unet=_unet(
+                cross_attention_dim=2 * WIDTH,
+                transformer_layers_per_block=(1, 2),
+                use_linear_projection=True,
+                addition_embed_type="text_time",
+                addition_time_embed_dim=8,
+                projection_class_embeddings_input_dim=6 * 8 + WIDTH,
+            ),
+            scheduler=scheduler,
+            add_watermarker=False,
+        )
+
+
+def _tokenizer() -> CLIPTokenizer:
+    return build_tokenizer(NAMES, captions_of(NAMES, TEMPLATES))
+
+
+def _text_encoder(kind: Callable[[CLIPTextConfig], Any], tokenizer: CLIPTokenizer) -> Any:
+    encoder = kind(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            projection_dim=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    torch.nn.init.normal_(encoder.get_input_embeddings().weight, std=1.0)  # words that differ
+    return encoder
+
+
+def _unet(**settings: Any) -> UNet2DConditionModel:
+    unet = UNet2DConditionModel(
+        sample_size=SIZE,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=(WIDTH, 2 * WIDTH),
+        layers_per_block=1,
+        norm_num_groups=4,
+        attention_head_dim=2,  # the number of heads, whatever diffusers calls it
+        **settings,
+    )
+    # Untrained, it would hardly heed what it is told.
+    for name, weight in unet.named_parameters():
+        if "attn2.to_v" in name:
+            weight.data *= 6
+    return unet
+
+
+def _vae() -> AutoencoderKL:
+    return AutoencoderKL(
+        sample_size=2 * SIZE,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(WIDTH, WIDTH),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        scaling_factor=0.18215,
+    )

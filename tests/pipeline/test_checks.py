@@ -1,0 +1,265 @@
+"""What is refused before any model is loaded, and what is recorded of the models."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.errors import InputError
+from data.fingerprint import file_digest
+from data.settings import load_settings
+from pipeline.checks import check_generator, check_models
+from pipeline.checks.model_paths import local_path, lora_file
+from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.provenance import model_identities
+
+WEIGHTS = "pytorch_lora_weights.safetensors"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def check(model: Path | str, **changes: Any) -> None:
+    config = load_settings(GeneratorConfig, {"model": str(model)} | changes)
+    check_generator(config)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy of a model's directory that a test may spoil."""
+
+    def copy(model: Path) -> Path:
+        return Path(shutil.copytree(model, tmp_path / "model"))
+
+    return copy
+
+
+def test_good_models_of_every_family_pass(tiny_sd, tiny_sdxl, tiny_dit):
+    check(tiny_sd)
+    check(tiny_sdxl, family="sdxl")
+    check(tiny_dit, family="dit")
+
+
+def test_checking_needs_no_heavy_library():
+    script = (
+        "import sys; from pipeline.checks import check_generator;"
+        "from pipeline.config import GeneratorConfig;"
+        f"check_generator(GeneratorConfig(model='a/b', revision='{COMMIT}'));"
+        "print([m for m in ('torch', 'diffusers', 'transformers', 'peft') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, copied):
+    message = (
+        r"generator\.model = .*: holds a StableDiffusionXLPipeline; family stable_diffusion "
+        r"needs a StableDiffusionPipeline; set generator\.family to sdxl$"
+    )
+    with pytest.raises(InputError, match=message):
+        check(tiny_sdxl)
+    with pytest.raises(InputError, match=r"family sdxl needs .*; set generator\.family to dit$"):
+        check(tiny_dit, family="sdxl")
+    with pytest.raises(
+        InputError, match=r"family dit needs a DiTPipeline; set .* stable_diffusion"
+    ):
+        check(tiny_sd, family="dit")
+    model = copied(tiny_sd)
+    index = json.loads((model / "model_index.json").read_text())
+    (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
+    with pytest.raises(InputError, match=r"FluxPipeline; .* needs a StableDiffusionPipeline$"):
+        check(model)
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_weights_that_are_not_safetensors_are_refused(tiny_sd, copied, part):
+    model = copied(tiny_sd)
+    for path in (model / part).glob("*.safetensors"):
+        path.rename(path.with_suffix(".bin"))
+    with pytest.raises(InputError, match=rf"generator\.model = .*{part}: has no safetensors; con"):
+        check(model)
+    (model / part / "model.safetensors").touch()
+    check(model)  # both formats: the other one is never read
+
+
+def test_a_safety_checker_in_another_format_does_not_matter(tiny_sd, copied):
+    model = copied(tiny_sd)
+    (model / "safety_checker").mkdir()
+    (model / "safety_checker" / "pytorch_model.bin").touch()
+    index = json.loads((model / "model_index.json").read_text())
+    index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    (model / "model_index.json").write_text(json.dumps(index))
+    check(model)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        (r"generator\.unet", {"unet": "/nowhere"}),
+        (r"generator\.lora", {"lora": [{"path": "/nowhere"}]}),
+        (
+            r"generator\.approximate\.tiny_decoder",
+            {"approximate": {"tiny_decoder": "/nowhere"}},
+        ),
+    ],
+)
+def test_additions_that_are_not_there_are_refused(tiny_sd, field, changes):
+    with pytest.raises(
+        InputError, match=rf"^{field} = /nowhere: there is no such (file or )?directory"
+    ):
+        check(tiny_sd, **changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        (r"generator\.unet", {"unet": "FOLDER"}),
+        (r"generator\.lora", {"lora": [{"path": "FOLDER"}]}),
+        (r"generator\.approximate\.tiny_decoder", {"approximate": {"tiny_decoder": "FOLDER"}}),
+        (r"generator\.lora", {"lora": [{"path": "FOLDER/x.bin"}]}),
+    ],
+)
+def test_additions_in_another_format_are_refused(tiny_sd, tmp_path, field, changes):
+    (tmp_path / "x.bin").touch()
+    here = json.loads(json.dumps(changes).replace("FOLDER", str(tmp_path)))
+    with pytest.raises(InputError, match=rf"^{field} = .*safetensors.*; convert it"):
+        check(tiny_sd, **here)
+
+
+def test_a_unet_must_be_the_unets_own_directory(tiny_sd):
+    check(tiny_sd, unet=str(tiny_sd / "unet"))
+    with pytest.raises(InputError, match=r"generator\.unet = .*: is not a U-Net directory"):
+        check(tiny_sd, unet=str(tiny_sd))
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("generator.revision", {}),
+        ("generator.revision", {"revision": "main"}),
+        ("generator.unet_revision", {"unet": "some/unet"}),
+        (
+            "generator.lora revision",
+            {"lora": [{"path": "some/lora", "weight_name": "x.safetensors"}]},
+        ),
+        (
+            "generator.approximate.tiny_decoder_revision",
+            {"approximate": {"tiny_decoder": "some/taesd"}},
+        ),
+    ],
+)
+def test_what_comes_from_the_hub_is_pinned(field, changes):
+    given = {} if field == "generator.revision" else {"revision": COMMIT}
+    value = changes.get("revision", "nothing")
+    with pytest.raises(InputError, match=rf"^{field} = {value}: pin the commit of some/"):
+        check("some/model", **given, **changes)
+    check("some/model", revision=COMMIT)
+
+
+def test_a_scheduler_that_draws_noise_is_refused_unless_another_is_named(tiny_sdxl_turbo):
+    message = r"generator\.scheduler = nothing: the model's own EulerAncestralDiscreteScheduler may"
+    with pytest.raises(InputError, match=message):
+        check(tiny_sdxl_turbo, family="sdxl")
+    check(tiny_sdxl_turbo, family="sdxl", scheduler="euler")
+
+
+def test_chosen_noise_wants_a_schedule_that_can_be_inverted(tiny_sd, copied, hasty_config):
+    model = copied(tiny_sd)
+    scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0}
+    (model / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+    with pytest.raises(InputError, match=r"scheduler = ddim: cannot follow .* FlowMatchEuler"):
+        check(model, scheduler="ddim")
+    # A kind that may sample, yet has no betas.
+    scheduler = {"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"}
+    (model / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+
+    def config(strategy: str) -> BuildConfig:
+        changes = [f"generator.model={model}", f"noise.strategy={strategy}"]
+        return load_settings(BuildConfig, hasty_config.model_dump(), changes)
+
+    check_models(config("random"))
+    with pytest.raises(
+        InputError, match=r"noise\.strategy = select: cannot follow the model's Uni"
+    ):
+        check_models(config("select"))
+
+
+def test_paths_are_told_from_hub_ids(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "owner" / "here").mkdir(parents=True)
+    assert local_path("/nowhere") == Path("/nowhere")
+    assert local_path("./nowhere") == Path("nowhere")
+    assert local_path("~/nowhere") == tmp_path / "nowhere"
+    assert local_path("owner/here") == Path("owner/here")
+    assert local_path("owner/elsewhere") is None
+
+
+def test_which_file_is_meant_must_be_clear(tmp_path, monkeypatch):
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / WEIGHTS).touch()
+
+    def found(path: str, **more: Any) -> tuple[str, str | None]:
+        loras = load_settings(GeneratorConfig, {"model": "m", "lora": [{"path": path} | more]}).lora
+        return lora_file(loras[0])
+
+    assert found(str(lora)) == (str(lora), WEIGHTS)
+    assert found(str(lora / WEIGHTS)) == (str(lora), WEIGHTS)
+    assert found("someone/style", weight_name="x.safetensors") == ("someone/style", "x.safetensors")
+    monkeypatch.setenv("HOME", str(lora.parent))
+    assert found(f"~/{lora.name}") == (str(lora), WEIGHTS)
+    monkeypatch.chdir(lora.parent)
+    assert found(f"./{lora.name}") == (lora.name, WEIGHTS)
+    with pytest.raises(InputError, match=r"lora = /no: there is no such file"):
+        found("/no")
+    with pytest.raises(InputError, match="has no safetensors; convert it"):
+        found(str(tmp_path))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").touch()
+    with pytest.raises(InputError, match=r"holds a\.safetensors, b\.safetensors; choose one as"):
+        found(str(tmp_path))
+    assert found(str(tmp_path), weight_name="b.safetensors") == (str(tmp_path), "b.safetensors")
+    with pytest.raises(InputError, match=r"lora\.bin is no safetensors file; convert it"):
+        found("someone/style", weight_name="lora.bin")
+    with pytest.raises(
+        InputError, match="style: may hold several files; choose one as weight_name"
+    ):
+        found("someone/style")
+
+
+def test_paths_from_home_are_checked_and_recorded(tiny_sd, monkeypatch, hasty_config):
+    monkeypatch.setenv("HOME", str(tiny_sd.parent))
+    model = f"~/{tiny_sd.name}"
+    check(model)
+    with pytest.raises(InputError, match="nowhere: is not a diffusers directory"):
+        check("~/nowhere")
+    config = load_settings(BuildConfig, hasty_config.model_dump(), [f"generator.model={model}"])
+    assert "unet/config.json" in model_identities(config)["generator"]["files"]
+
+
+def test_all_parts_of_the_generator_are_recorded(tiny_sd, hasty_config, tmp_path):
+    lora = tmp_path / "lora.safetensors"
+    lora.write_bytes(b"weights")
+    generator = {
+        "model": "some/model",
+        "revision": COMMIT,
+        "unet": str(tiny_sd / "unet"),
+        "lora": [{"path": str(lora)}, {"path": "some/lora", "revision": COMMIT}],
+        "approximate": {"tiny_decoder": "some/taesd", "tiny_decoder_revision": COMMIT},
+    }
+    config = load_settings(BuildConfig, hasty_config.model_dump() | {"generator": generator})
+    found = model_identities(config)["generator"]
+    assert found["model"] == "some/model"
+    assert found["revision"] == COMMIT
+    assert found["files"] == {}
+    weights = tiny_sd / "unet" / "diffusion_pytorch_model.safetensors"
+    assert found["unet"]["files"][weights.name] == file_digest(weights)
+    assert found["lora"][0]["files"] == {"lora.safetensors": file_digest(lora)}
+    assert found["lora"][1] == {"model": "some/lora", "revision": COMMIT, "files": {}}
+    assert found["tiny_decoder"] == {"model": "some/taesd", "revision": COMMIT, "files": {}}
+    lora.write_bytes(b"others")
+    assert model_identities(config)["generator"] != found
