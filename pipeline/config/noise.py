@@ -36,7 +36,7 @@ class NoiseConfig(Settings):
     reduce: Literal["mean", "min"] = Field("mean", description="of the scores over the alphas")
     halving: bool = Field(
         False,
-        description="score all candidates with 3/5 of the steps in the middle of the series, and "
+        description="score all candidates with 7/10 of the steps in the middle of the series, and "
         "only the best quarter in full",
     )
     iterations: int = Field(100, ge=1, description="gradient steps of optimise")

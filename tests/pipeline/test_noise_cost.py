@@ -35,7 +35,7 @@ def build_config(*overrides: str) -> BuildConfig:
         (("noise.guidance_scale=5",), 3.0),
         (("generator.guidance_scale=0", "generator.steps=4"), 8 * 3 * 2 * 4 / (8 * 4)),
         (("generator.approximate.steps=5",), 8 * 3 * 2 * 5 / (8 * 5 * 2)),
-        (("noise.candidates=16", "noise.halving=true"), 0.45 * 3.0),
+        (("noise.candidates=16", "noise.halving=true"), (7 / 30 + 1 / 4) * 3.0),
         (("noise.bank=pair",), 1.5 / 4),
         (("noise.bank=run", "noise.candidates=64"), 8 * 64 * 60 / (180 * 320)),
         (
@@ -68,7 +68,7 @@ def test_what_is_too_dear_is_refused_with_its_price_and_cheaper_ways():
     assert str(refused.value) == (
         "noise.candidates = 96: choosing noise would cost 18 times what generating costs "
         "(1,036,800 network rows against 57,600), above noise.max_cost = 2; cheaper are "
-        "noise.halving: true (8.1), noise.candidates: 10 (1.9), noise.bank: pair (4.5), "
+        "noise.halving: true (8.7), noise.candidates: 10 (1.9), noise.bank: pair (4.5), "
         "noise.bank: run (0.8); or raise noise.max_cost"
     )
 

@@ -111,11 +111,11 @@ def test_halving_scores_the_best_of_a_first_look_in_full(generator, embeddings):
 
 
 def test_the_first_look_is_short_and_in_the_middle():
-    assert rungs(build_config("noise.halving=true")) == [Rung(8, 6, point=1), Rung(2, 10)]
+    assert rungs(build_config("noise.halving=true")) == [Rung(8, 7, point=1), Rung(2, 10)]
     kept = build_config("noise.halving=true", "noise.bank=pair", "mixing.groups_per_pair=4")
-    assert rungs(kept) == [Rung(8, 6, point=1), Rung(4, 10)]
+    assert rungs(kept) == [Rung(8, 7, point=1), Rung(4, 10)]
     three = ("mixing.classes=3", "mixing.grid=random", "annotation.rule=simplex")
-    assert rungs(build_config("noise.halving=true", *three))[0] == Rung(8, 6, point=3)
+    assert rungs(build_config("noise.halving=true", *three))[0] == Rung(8, 7, point=3)
     off_centre = build_config("noise.halving=true", "noise.alphas=[0.1,1.0,0.7]")
     assert rungs(off_centre)[0].point == 2
     assert rungs(build_config()) == [Rung(8, 10)]
