@@ -1,10 +1,10 @@
-"""The whole story on bundled handwriting: small models, mixed dataset, four methods, a report."""
+"""The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
 
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,14 @@ if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not 
     from data.mixed import MixedDataset
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
-METHODS = ("ce", "csm", "csm-fedlas")  # csm.yaml has a MaC-Cal head stage: the fourth method
+# The same number of series twice: from random noises, and from the stablest of several.
+RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
+NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
+    RANDOM: ("random noise", ()),
+    CHOSEN: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
+}
+# Each with its mixed dataset; csm.yaml has a MaC-Cal head stage, which is a method of its own.
+METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": CHOSEN}
 LIMITS = [
     "The generator and CLIP are small models, trained for a minute or two on the same training "
     "digits; they are neither Stable Diffusion nor OpenAI's CLIP.",
@@ -54,7 +61,6 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     """
     # Networks this small gain nothing from a second thread and lose much where a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
     out = out.absolute()
     Store(str(out)).check_writable()
     clock = Clock(out / "seconds.json")
@@ -62,9 +68,14 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     models = train_standins(real, out / "standins")
     clock.note("small models", sum(models.seconds.values()))
     with ExitStack() as stack:
-        root = make_mixed(models, out / "mixed", clock, stack)
-        runs = [train_method(name, root, out / "runs", seeds, clock, stack) for name in METHODS]
-    report = make_report(out / "report.html", real=real, root=root, runs=runs, clock=clock)
+        roots = {name: make_mixed(models, out / name, clock, stack) for name in NOISE}
+        runs = [
+            train_method(
+                name, roots[mixed] if mixed else None, out / "runs" / name, seeds, clock, stack
+            )
+            for name, mixed in METHODS.items()
+        ]
+    report = make_report(out / "report.html", real=real, roots=roots, runs=runs, clock=clock)
     shown = read_json(report.with_suffix(".json"))
     return {"report": str(report), "seconds": clock.seconds, **shown}
 
@@ -92,34 +103,36 @@ class Clock:
 
 def make_mixed(models: StandIns, place: Path, clock: Clock, stack: ExitStack) -> Root:
     """Build the mixed dataset, or what is missing of it."""
+    label, changes = NOISE[place.name]
     given = [
         f"generator.model={models.diffusion}",
         f"annotation.model=local-dir:{models.clip}",
+        *changes,
     ]
     config = load_settings(BuildConfig, CONFIGS / "build.yaml", given)
     root = create_root(config, str(place))
     if root.missing():
         stack.enter_context(prefect_server())  # one for all that is left to do
-        with clock.step("mixed dataset"):
+        with clock.step(f"mixed dataset, {label}"):
             build(config, str(place), slots=min(2, os.cpu_count() or 1))
     root.write_index()
     return root
 
 
 def train_method(
-    name: str, root: Root, runs: Path, seeds: int, clock: Clock, stack: ExitStack
+    name: str, root: Root | None, run: Path, seeds: int, clock: Clock, stack: ExitStack
 ) -> Path:
     """Train and measure one method, or find it measured; its run folder."""
-    run, file = runs / name, CONFIGS / f"{name}.yaml"
+    file = CONFIGS / f"{name}.yaml"
     overrides = [f"seeds={list(range(seeds))}"]
-    if load_settings(TrainConfig, file).mixed is not None:
+    if root is not None:
         overrides.append(f"mixed.url={root.url}")
     config = load_settings(TrainConfig, file, overrides)
     if not is_measured(config, run):
         stack.enter_context(prefect_server())  # one for all that is left to do
         with clock.step(f"training {config.name}"):
             train(config, run, resume=True)
-    if config.mixed is not None:
+    if root is not None:
         refuse_other_data(run, root)
     return run
 
@@ -133,7 +146,12 @@ def refuse_other_data(run: Path, root: Root) -> None:
 
 
 def make_report(
-    path: Path, *, real: RealDataset, root: Root, runs: Sequence[Path], clock: Clock
+    path: Path,
+    *,
+    real: RealDataset,
+    roots: Mapping[str, Root],
+    runs: Sequence[Path],
+    clock: Clock,
 ) -> Path:
     """Write the report and the table, unless they show these very runs already."""
     shown = path.with_suffix(".json")
@@ -141,18 +159,27 @@ def make_report(
     if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
         return path
     with clock.step("report"):
-        from calib.report import summary_table, write_report
+        from calib.report import Compared, summary_table, write_report
         from data.mixed import MixedDataset
 
-        mixed = MixedDataset(root.url)
-        agreement = measure_agreement(mixed, runs[0])
+        compared = []
+        for name, root in roots.items():
+            mixed = MixedDataset(root.url)
+            compared.append(Compared(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
+        agreement = compared[0].agreement
         facts = {
             "seconds": {k: s for k, s in clock.seconds.items() if not k.startswith("training")},
             "splits": {split: len(getattr(real, split)) for split in SPLITS},
             "limits": LIMITS,
         }
         write_report(
-            path, runs=runs, mixed=mixed, agreement=agreement, facts=facts, title="semix quickstart"
+            path,
+            runs=runs,
+            mixed=compared[0].dataset,
+            agreement=agreement,
+            facts=facts,
+            title="semix quickstart",
+            compared=compared,
         )
         table = summary_table(runs)
         write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
@@ -167,7 +194,7 @@ def measure_agreement(mixed: "MixedDataset", run: Path) -> dict[str, Any]:
     from calib.mixed_quality import end_points, endpoint_agreement
 
     seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
-    group, position, intended = end_points(mixed.alphas, mixed.classes)
+    group, position, intended = end_points(mixed.mixtures, mixed.classes)
     images = mixed.images[group, position]
     logits = [
         predict(load_classifier(run, seed), images, device=torch.device("cpu")) for seed in seeds
