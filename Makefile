@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK_DATE := 2026-11-14
 
-.PHONY: setup quickstart test test-slow check lock clean
+.PHONY: setup quickstart test test-slow check bench bench-gpu bench-fidelity lock clean
 
 setup: .venv/installed
 
@@ -24,6 +24,17 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --durations=10
+
+# Ratios against peers, both sides in one run; a quiet machine gives the figures their worth.
+bench: setup
+	$(BIN)/python -m benchmarks
+
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.gpu
+
+# What approximate options cost in quality; with real weights: --config CONFIG.
+bench-fidelity: setup
+	$(BIN)/python -m benchmarks.fidelity
 
 check: setup
 	$(BIN)/ruff format --check .

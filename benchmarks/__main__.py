@@ -1,0 +1,47 @@
+"""Run benchmarks: `python -m benchmarks [NAME ...]`, or `python -m benchmarks gpu [NAME ...]`."""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+
+# Read once by the libraries; a claim about work is one thread's, and waiting threads must not spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+CPU = {
+    "C1": "sampler",
+    "C2": "rows",
+    "C4": "encoding",
+    "C11": "noise_search",
+    "C12": "overlap",
+    "slopes": "slopes",
+    "memory": "memory",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CPU)}; all by default")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(CPU)
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    from benchmarks.measure import show, write
+
+    missed = 0
+    for name in options.names or CPU:
+        start = time.perf_counter()
+        result = importlib.import_module(f"benchmarks.{CPU[name]}").run()
+        result.figures["benchmark_seconds"] = round(time.perf_counter() - start, 1)
+        show(result)
+        missed += sum(not bar["holds"] for bar in result.bars.values())
+        # Written after each, so that a run that is cut short keeps what it has.
+        path = write([result], kind="cpu", device="cpu", config={"threads": 1})
+    print(f"{missed} bars missed; {path}")
+    return 0  # a missed bar is a finding, not a crash
+
+
+if __name__ == "__main__":
+    sys.exit(main())

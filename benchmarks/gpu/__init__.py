@@ -1,0 +1,1 @@
+"""Benchmarks of one GPU on the true architectures with random weights."""

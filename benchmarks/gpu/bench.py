@@ -1,0 +1,91 @@
+"""What the GPU benchmarks share: models on the device, a clock that waits for it, its peak."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.random_models import NAMES, save_pipeline
+from data.settings import load_settings
+from pipeline.conditioning import Conditioning
+from pipeline.config import GeneratorConfig
+from pipeline.generators import load_generator
+from pipeline.noise import initial_noise
+
+# Exact counts on meta tensors, attention products included: GFLOP of a row, of a decoded image.
+GFLOP = {"sd15": (803.3, 2515.0), "sdxl": (6761.0, 10470.0), "tiny": (0.0, 0.0)}
+
+
+class Bench:
+    """One device and one size of model."""
+
+    def __init__(self, device: str, size: str) -> None:
+        self.device, self.size = device, size
+        self.dtype = "float32" if device == "cpu" else "bfloat16"
+        self.folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name() if self.device != "cpu" else "cpu"
+
+    @cached_property
+    def gemm_tflops(self) -> float:
+        """Rate of one large matrix product, which is what shares are given of."""
+        side = 8192 if self.device != "cpu" else 512
+        a = torch.randn(side, side, device=self.device, dtype=getattr(torch, self.dtype))
+        return 2 * side**3 / self.seconds(lambda: a @ a, repeats=10) / 1e12
+
+    def model(self, size: str | None = None) -> Path:
+        """The saved pipeline, made at first use."""
+        folder = self.folder / (size or self.size)
+        if not folder.is_dir():
+            save_pipeline(folder, size or self.size, device=self.device)
+        return folder
+
+    def generator(self, *, size: str | None = None, **settings: Any) -> Any:
+        """A generator as a build loads it; 20 steps with guidance."""
+        size = size or self.size
+        values = {
+            "family": "sdxl" if size == "sdxl" else "stable_diffusion",
+            "model": str(self.model(size)),
+            "dtype": self.dtype,
+            "steps": 20,
+            **settings,
+        }
+        return load_generator(load_settings(GeneratorConfig, values), device=self.device)
+
+    def inputs(self, generator: Any, images: int) -> tuple[torch.Tensor, Conditioning]:
+        """Noise and conditioning of some images."""
+        noise = initial_noise(range(images), generator.latent_shape).to(self.device)
+        rows = [index % len(NAMES) for index in range(images)]
+        return noise, generator.encode(NAMES)[rows]
+
+    def seconds(self, call: Callable[[], object], *, repeats: int = 3) -> float:
+        """Median wall seconds, after one call that warms up."""
+        call()
+        found = []
+        for _ in range(repeats):
+            self.wait()
+            start = time.perf_counter()
+            call()
+            self.wait()
+            found.append(time.perf_counter() - start)
+        return statistics.median(found)
+
+    def wait(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def share(self, tflops: float) -> float:
+        return tflops / self.gemm_tflops
+
+
+def refuse_dead(values: torch.Tensor) -> None:
+    """Dead or exploded activations raise clocks and flatter the result."""
+    assert torch.isfinite(values.float()).all(), "NaN or infinite values"
+    assert values.float().flatten(1).std(dim=1).min() > 0, "a constant image"

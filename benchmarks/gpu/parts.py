@@ -1,0 +1,110 @@
+"""G4, G5, G7: decoding in slices, CLIP in place, noise scored in batches."""
+
+import open_clip
+import torch
+from PIL import Image
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.measure import Result
+from pipeline.clip import preprocess
+from pipeline.conditioning import Conditioning
+from pipeline.generators.schedulers import ddim_pair
+from pipeline.noise import initial_noise, inversion_stability
+
+
+def g4_decode(bench: Bench) -> Result:
+    result = Result("G4", f"{bench.size}: decoding 64 latents in slices")
+    rates, memory = {}, {}
+    for size in (1, 2, 4, 8, 16, 32):
+        generator = bench.generator(decode_batch=size)
+        latents = torch.randn(64, *generator.latent_shape, device=bench.device)
+        if bench.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        rates[size] = 64 / bench.seconds(lambda: generator.decode(latents))  # noqa: B023
+        if bench.device != "cpu":
+            memory[size] = torch.cuda.max_memory_allocated() / 2**30
+    result.at_least("best slice over one a call", max(rates.values()) / rates[1], 1.15)
+    result.figures |= {"images_per_second": rates, "peak_GiB": memory}
+    return result
+
+
+def g5_clip(bench: Bench) -> Result:
+    result = Result("G5", "CLIP on the device in batches, against PIL and one image a call")
+    bars = {"ViT-B-32-quickgelu": 15_000, "ViT-L-14-quickgelu": 1_200}
+    for name in list(bars)[: 1 if bench.device == "cpu" else 2]:
+        rate, single = _clip_rates(bench, name)
+        result.figures[name] = {"batched": rate, "one_by_one": single}
+        result.at_least(f"{name}, images a second", rate, bars[name])
+        if "B-32" in name:
+            result.at_least(f"{name}, ratio", rate / single, 50)
+    return result
+
+
+def _clip_rates(bench: Bench, name: str) -> tuple[float, float]:
+    """Images a second in batches on the device, and one at a time through PIL."""
+    model, _, transform = open_clip.create_model_and_transforms(name, device=bench.device)
+    dtype = getattr(torch, bench.dtype)
+    model = model.eval().to(dtype)
+    settings = model.visual.preprocess_cfg
+    calls, size = (8, 512) if bench.device != "cpu" else (1, 16)
+    shape = (size, 3, 512, 512)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, device=bench.device)
+    pictures = [Image.fromarray(p.permute(1, 2, 0).cpu().numpy()) for p in pixels[:16]]
+
+    @torch.inference_mode()
+    def ours() -> None:
+        for _ in range(calls):
+            model.encode_image(preprocess(pixels, settings).to(dtype))
+
+    @torch.inference_mode()
+    def peer() -> None:
+        for picture in pictures:
+            model.encode_image(transform(picture)[None].to(bench.device, dtype)).cpu()
+
+    return calls * size / bench.seconds(ours), len(pictures) / bench.seconds(peer)
+
+
+def g7_noise(bench: Bench) -> Result:
+    result = Result("G7", f"{bench.size}: 16 noises at 3 alphas, T = 10, against one at a time")
+    generator = bench.generator()
+    pair = ddim_pair(generator.denoiser.pipeline.scheduler)
+    noise = initial_noise(range(16), generator.latent_shape).to(bench.device)
+    classes = generator.encode(["cat", "dog"])
+    half = Conditioning(torch.lerp(classes.tokens[:1], classes.tokens[1:], 0.5))
+    tokens = torch.cat([classes.tokens, half.tokens])
+
+    @torch.inference_mode()
+    def batched() -> torch.Tensor:
+        return inversion_stability(
+            noise.repeat(3, 1, 1, 1),
+            Conditioning(tokens.repeat_interleave(16, 0)),
+            predict=generator.predict,
+            schedulers=pair,
+            steps=10,
+        )
+
+    @torch.inference_mode()
+    def one_by_one() -> torch.Tensor:
+        return torch.cat(
+            [
+                inversion_stability(
+                    noise[index : index + 1],
+                    Conditioning(tokens[row : row + 1]),
+                    predict=generator.predict,
+                    schedulers=pair,
+                    steps=10,
+                )
+                for row in range(3)
+                for index in range(16)
+            ]
+        )
+
+    difference = float((batched() - one_by_one()).abs().max())
+    ratio = bench.seconds(one_by_one, repeats=1) / bench.seconds(batched)
+    result.at_least("batched over one at a time", ratio, 4.0)
+    images, condition = bench.inputs(generator, 48)
+    production = bench.seconds(lambda: generator.sample(images, condition)) / 48 * 8
+    overhead = bench.seconds(batched) / production
+    result.at_most("overhead over 0.1875 K", overhead / (0.1875 * 16), 1.1)
+    result.figures |= {"score_difference": difference, "overhead_of_16": overhead}
+    return result

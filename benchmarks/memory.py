@@ -1,0 +1,39 @@
+"""Memory over 100 times more groups: one process makes shard after shard."""
+
+import multiprocessing
+import resource
+from pathlib import Path
+
+from benchmarks.measure import Result
+
+SHARDS = 100
+
+
+def run() -> Result:
+    result = Result("memory", f"resident memory after 1 and after {SHARDS} shards of 8 series")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        first, last, peak = pool.apply(make_shards)
+    result.figures |= {"MB after 1": first, f"MB after {SHARDS}": last, "peak MB": peak}
+    result.at_most("growth", last / first, 1.05)
+    return result
+
+
+def make_shards() -> tuple[float, float, float]:
+    """Resident megabytes after the first shards and after all, and the highest ever."""
+    from benchmarks.models import build_config, opened
+    from pipeline.build import generate_shard
+
+    config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
+    root, plan, models = opened(config)
+    found = []
+    for index in range(SHARDS):
+        generate_shard(plan.shard(index), plan, models=models, root=root)
+        found.append(resident_mb())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return found[0], found[-1], peak
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20

@@ -1,0 +1,44 @@
+"""The models that the CPU benchmarks run on."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from data.real import RealDataConfig, load_real
+from data.root import Root
+from data.settings import load_settings
+from pipeline.config import BuildConfig
+from pipeline.models import Models, load_models
+from pipeline.plan import BuildPlan
+from pipeline.root import create_root, ensure_prototypes, plan_of
+from pipeline.standins import StandIns, train_standins
+
+KEPT = Path(__file__).parents[1] / "build" / "standins"
+
+
+@cache
+def standins() -> StandIns:
+    """The quickstart's own models, trained once and kept."""
+    return train_standins(load_real(RealDataConfig(name="digits")), KEPT)
+
+
+def build_config(*overrides: str, models: StandIns | None = None) -> BuildConfig:
+    """45 groups of 8 alphas, 10 steps with guidance, in batches of 8 groups."""
+    models = models or standins()
+    values: dict[str, Any] = {
+        "real": {"name": "digits"},
+        "generator": {"model": str(models.diffusion), "steps": 10, "guidance_scale": 2.0},
+        "mixing": {"groups_per_pair": 1},
+        "annotation": {"model": f"local-dir:{models.clip}"},
+        "shards": {"groups_per_shard": 8, "groups_per_batch": 8},
+    }
+    return load_settings(BuildConfig, values, overrides)
+
+
+def opened(config: BuildConfig, folder: str | None = None) -> tuple[Root, BuildPlan, Models]:
+    """A root in a temporary folder, and everything that making its shards needs."""
+    root = create_root(config, folder or tempfile.mkdtemp(prefix="semix-bench-"))
+    ensure_prototypes(root, device="cpu")
+    plan = plan_of(root)
+    return root, plan, load_models(root, plan, device="cpu")
