@@ -12,7 +12,7 @@ from flows.costs import SHARE, check_rates, costs
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
 from flows.server import prefect_server
-from pipeline.checks import check_models
+from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
 from pipeline.root import checked_plan, create_root, plan_of
 
@@ -37,7 +37,9 @@ def build(
         InputError: the config or the place cannot be used; nothing was started.
         BuildFailed: names the shards that failed and the command to go on.
     """
-    return resume(create_root(config, out), slots=slots, shards=shards)
+    root = create_root(config, out)
+    _say_notes(config)
+    return resume(root, slots=slots, shards=shards)
 
 
 def resume(root: Root, *, slots: int | None = None, shards: Collection[int] = ()) -> Root:
@@ -89,8 +91,14 @@ def check(
         plan = checked_plan(config)
         missing = plan.num_shards
         store.check_writable(tidy=True)
+    _say_notes(config)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
     return {"out": store.url, "classes": len(plan.class_names), **found}
+
+
+def _say_notes(config: BuildConfig) -> None:
+    for note in notes(config):
+        log.warning("%s", note)
 
 
 def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:

@@ -68,6 +68,10 @@ def _spread(scores: Sequence[float]) -> str:
 
 
 def _share(agreement: Agreement | Mapping[str, Any]) -> str:
-    """`98.5 ± 0.7`: percent, with the standard error that the number of images alone gives."""
-    share, images = agreement["share"], agreement["images"]
-    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / images):.1f}"
+    """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
+
+    Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
+    """
+    share, images = agreement["share"], agreement["images"] + 4
+    adjusted = (share * agreement["images"] + 2) / images
+    return f"{100 * share:.1f} ± {100 * math.sqrt(adjusted * (1 - adjusted) / images):.1f}"

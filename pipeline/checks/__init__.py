@@ -1,5 +1,5 @@
 """What is refused before anything heavy is imported or loaded."""
 
-from pipeline.checks.models import check_clip, check_generator, check_models
+from pipeline.checks.models import check_clip, check_generator, check_models, notes
 
-__all__ = ["check_clip", "check_generator", "check_models"]
+__all__ = ["check_clip", "check_generator", "check_models", "notes"]

@@ -44,6 +44,21 @@ def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") ->
     _check_additions(config)
 
 
+def notes(config: BuildConfig) -> list[str]:
+    """What a user may not expect of models that can be used, a sentence each."""
+    folder = local_path(config.generator.model)
+    index = folder / "model_index.json" if folder else None
+    if index is None or not index.is_file():
+        return []
+    checker = (read_json(index).get("safety_checker") or [None])[-1]
+    if checker is None:
+        return []
+    return [
+        f"{checker} of {folder} is left out: it would blacken images, and those would still get "
+        "the label of a class"
+    ]
+
+
 def check_clip(config: AnnotationConfig) -> None:
     """A local folder must be an open_clip directory; a name must be known and have weights."""
     if config.model.startswith(LOCAL_CLIP):

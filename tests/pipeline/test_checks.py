@@ -13,7 +13,7 @@ import pytest
 from data.errors import InputError
 from data.fingerprint import file_digest
 from data.settings import load_settings
-from pipeline.checks import check_generator, check_models
+from pipeline.checks import check_generator, check_models, notes
 from pipeline.checks.model_paths import local_path, lora_file
 from pipeline.config import BuildConfig, GeneratorConfig
 from pipeline.provenance import model_identities
@@ -83,6 +83,18 @@ def test_weights_that_are_not_safetensors_are_refused(tiny_sd, copied, part):
         check(model)
     (model / part / "model.safetensors").touch()
     check(model)  # both formats: the other one is never read
+
+
+def test_a_safety_checker_is_named_as_left_out(tiny_sd, copied, hasty_config):
+    folder = copied(tiny_sd)
+    index = folder / "model_index.json"
+    parts = json.loads(index.read_text())
+    parts["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    index.write_text(json.dumps(parts))
+    config = load_settings(BuildConfig, hasty_config.model_dump(), [f"generator.model={folder}"])
+    (note,) = notes(config)
+    assert note.startswith(f"StableDiffusionSafetyChecker of {folder} is left out")
+    assert notes(hasty_config) == []
 
 
 def test_a_safety_checker_in_another_format_does_not_matter(tiny_sd, copied):
