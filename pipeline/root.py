@@ -10,11 +10,11 @@ from data.root import PLAN, SCHEMA, Root
 from data.settings import load_settings
 from data.store import Store
 from pipeline.checks import check_models
+from pipeline.checks.prompts import check_prompts
 from pipeline.config import BuildConfig
 from pipeline.noise.cost import refuse_cost
 from pipeline.plan import BuildPlan
 from pipeline.plan.seeds import hashed_seed
-from pipeline.prompts import spoken_names
 from pipeline.provenance import library_versions, model_identities
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
@@ -47,13 +47,13 @@ def checked_plan(config: BuildConfig) -> BuildPlan:
     """The plan of a config, after all checks that need no weights.
 
     Raises:
-        InputError: models, class names, pairs, real data or the cost of choosing noise.
+        InputError: models, pairs, the cost of choosing noise, real data, names or prompts.
     """
     check_models(config)
     plan = BuildPlan(config)
-    spoken_names(config.generator, plan.class_names)
     refuse_cost(plan)
     load_real(config.real)
+    check_prompts(config.generator, plan.class_names)
     return plan
 
 

@@ -200,6 +200,11 @@ def test_changed_model_files_are_refused_while_shards_are_missing(
             "annotation.model=local-dir:/no",
             r"annotation\.model = /no: is not an open_clip directory",
         ),
+        (
+            "generator.prompt=" + "a photo of " * 9 + "a {class}",
+            r"generator\.prompt = 'a photo of .* a zero': has \d+ tokens, the model reads 16",
+        ),
+        ("generator.names={fox: wolf}", r"generator\.names = fox: is no class of the data"),
         ("annotation.model=ViT-B-33", r"annotation\.model = ViT-B-33: open_clip has no such model"),
         ("annotation.model=ViT-B-32", r"annotation\.pretrained = nothing: name a weights tag"),
     ],
