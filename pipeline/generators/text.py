@@ -47,4 +47,4 @@ def template_mean(encoded: Sequence[Conditioning]) -> Conditioning:
 
 
 def _length(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text).input_ids)
+    return len(tokenizer(text, verbose=False).input_ids)
