@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.measure import Result, line
 from benchmarks.models import build_config
+from data.real import class_names
 from pipeline.conditioning import Conditioning, concatenate
 from pipeline.config import BuildConfig
 from pipeline.generators import load_generator
@@ -87,8 +88,7 @@ class Search:
     def __init__(self, config: BuildConfig) -> None:
         self.config = config
         self.generator = load_generator(config.generator, device="cpu")
-        names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-        self.embeddings = self.generator.encode(names)
+        self.embeddings = self.generator.encode(class_names(config.real))
         self.rows = 0
         pair = ddim_pair(self.generator.denoiser.pipeline.scheduler)
         self.scorer = Scorer(self.predict, pair, guidance_scale=1.0, most_rows=64)

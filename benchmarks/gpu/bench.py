@@ -14,11 +14,11 @@ from benchmarks.random_models import NAMES, save_pipeline
 from data.settings import load_settings
 from pipeline.conditioning import Conditioning
 from pipeline.config import GeneratorConfig
+from pipeline.costs.flops import decode_flops, row_flops, shallow_row_flops
+from pipeline.costs.gemm import device_rate
 from pipeline.generators import load_generator
 from pipeline.noise import initial_noise
-
-# Exact counts on meta tensors, attention products included: GFLOP of a row, of a decoded image.
-GFLOP = {"sd15": (803.3, 2515.0), "sdxl": (6761.0, 10470.0), "tiny": (0.0, 0.0)}
+from pipeline.rows import count_rows
 
 
 class Bench:
@@ -36,9 +36,7 @@ class Bench:
     @cached_property
     def gemm_tflops(self) -> float:
         """Rate of one large matrix product, which is what shares are given of."""
-        side = 8192 if self.device != "cpu" else 512
-        a = torch.randn(side, side, device=self.device, dtype=getattr(torch, self.dtype))
-        return 2 * side**3 / self.seconds(lambda: a @ a, repeats=10) / 1e12
+        return device_rate(self.device, self.dtype)
 
     def model(self, size: str | None = None) -> Path:
         """The saved pipeline, made at first use."""
@@ -48,7 +46,11 @@ class Bench:
         return folder
 
     def generator(self, *, size: str | None = None, **settings: Any) -> Any:
-        """A generator as a build loads it; 20 steps with guidance."""
+        """A generator as a build loads it."""
+        return load_generator(self.config(size=size, **settings), device=self.device)
+
+    def config(self, *, size: str | None = None, **settings: Any) -> GeneratorConfig:
+        """20 steps with guidance."""
         size = size or self.size
         values = {
             "family": "sdxl" if size == "sdxl" else "stable_diffusion",
@@ -57,7 +59,13 @@ class Bench:
             "steps": 20,
             **settings,
         }
-        return load_generator(load_settings(GeneratorConfig, values), device=self.device)
+        return load_settings(GeneratorConfig, values)
+
+    def image_tflop(self, config: GeneratorConfig, *, decoded: bool = True) -> float:
+        """TFLOP of one image in a series of eight, counted from the model's config files."""
+        rows = count_rows(config, 8)
+        series = rows.full * row_flops(config) + rows.shallow * shallow_row_flops(config)
+        return (series / 8 + decoded * decode_flops(config)) / 1e12
 
     def inputs(self, generator: Any, images: int) -> tuple[torch.Tensor, Conditioning]:
         """Noise and conditioning of some images."""

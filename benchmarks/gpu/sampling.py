@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
-from benchmarks.gpu.bench import GFLOP, Bench, refuse_dead
+from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.measure import Result, line
+from pipeline.costs.flops import row_flops
 
 
 def images_per_second(bench: Bench, generator: Any, images: int, *, repeats: int = 3) -> float:
@@ -48,8 +49,8 @@ def g1_sampler(bench: Bench) -> Result:
     ours = max(eager, regional)
     single = peer_rate(bench, StableDiffusionPipeline, bench.model(), size=1, images=8)
     eight = peer_rate(bench, StableDiffusionPipeline, bench.model(), size=8, images=16)
-    row, decode = GFLOP[bench.size]
-    tflops = ours * (40 * row + decode) / 1000
+    image = bench.image_tflop(bench.config())
+    tflops = ours * image
     result.at_least("ratio to one prompt a call", ours / single, 4.0)
     result.at_least("share of the device's GEMM rate", bench.share(tflops), 0.35)
     result.figures |= {
@@ -60,14 +61,14 @@ def g1_sampler(bench: Bench) -> Result:
         "ratio to eight": ours / eight,
         "tflops": tflops,
         "gemm_tflops": bench.gemm_tflops,
-        "limit": bench.gemm_tflops * 1000 / (40 * row + decode) if row else None,
+        "limit": bench.gemm_tflops / image,
     }
     return result
 
 
 def g2_batch_curve(bench: Bench) -> Result:
     result = Result("G2", f"{bench.size}: seconds of one network call over its rows")
-    row, _ = GFLOP[bench.size]
+    row = row_flops(bench.config()) / 1e12
     for mode, counts in (
         ("none", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
         ("regional", [8, 32, 128]),  # each size is compiled anew
@@ -82,7 +83,7 @@ def g2_batch_curve(bench: Bench) -> Result:
                 call = lambda: generator.predict(noise, step, condition, 1.0)  # noqa: B023, E731
                 seconds.append([bench.seconds(call, repeats=5)])
         fit = line(counts, seconds)
-        fit["tflops at 128 rows"] = 128 * row / 1000 / seconds[counts.index(128)][0]
+        fit["tflops at 128 rows"] = 128 * row / seconds[counts.index(128)][0]
         result.figures[mode] = fit
         result.at_least(f"share explained by a line, compile {mode}", fit["r2"], 0.995)
     return result
@@ -112,14 +113,18 @@ def g3_compile(bench: Bench) -> Result:
 def g8_fast_paths(bench: Bench) -> Result:
     result = Result("G8", f"{bench.size}: approximate paths against the exact one, timing only")
     exact = _sampling_seconds(bench, {})
-    for name, settings, expected in (
-        ("guidance off in 40 % of the steps", {"guidance_interval": [0.0, 0.6]}, 1.25),
-        ("deep features every third step", {"cache_steps": 3}, 2.3),
-        ("3 anchors of 8 alphas", {"cache_anchors": 3}, 2.1),
-        ("half the steps, UniPC", {"scheduler": "unipc", "steps": 10}, 2.0),
+    work = bench.image_tflop(bench.config(), decoded=False)
+    settings: dict[str, Any]
+    for name, settings in (
+        ("guidance off in 40 % of the steps", {"guidance_interval": [0.0, 0.6]}),
+        ("deep features every third step", {"cache_steps": 3}),
+        ("3 anchors of 8 alphas", {"cache_anchors": 3}),
+        ("half the steps, UniPC", {"scheduler": "unipc", "steps": 10}),
     ):
+        expected = work / bench.image_tflop(bench.config(approximate=settings), decoded=False)
         ratio = exact / _sampling_seconds(bench, settings)
         result.at_least(name, ratio, 0.9 * expected)
+        result.figures[f"{name}, by FLOP"] = expected
     result.figures["exact_seconds"] = exact
     return result
 
@@ -139,8 +144,7 @@ def g11_sdxl(bench: Bench) -> Result:
     ours = images_per_second(bench, bench.generator(size="sdxl", decode_batch=2), 8, repeats=1)
     model = bench.model("sdxl")
     single = peer_rate(bench, StableDiffusionXLPipeline, model, size=1, images=2)
-    row, decode = GFLOP["sdxl"]
-    tflops = ours * (40 * row + decode) / 1000
+    tflops = ours * bench.image_tflop(bench.config(size="sdxl"))
     result.at_least("images a second", ours, 1.0)
     result.figures |= {"one prompt a call": single, "ratio": ours / single, "tflops": tflops}
     return result

@@ -5,7 +5,7 @@ import random
 from pipeline.config import MixingConfig
 from pipeline.plan.seeds import hashed_seed
 
-# Exponent of the dense middle: at 8 alphas, half of them lie between 0.36 and 0.64 ... 0.14, 0.86.
+# Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
 DENSITY = 1.5
 
 
