@@ -43,7 +43,7 @@ check: setup
 	$(BIN)/lint-imports
 
 lock:
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate \
 		--exclude-newer $(LOCK_DATE) --quiet --output-file requirements.lock
 
