@@ -1,0 +1,1 @@
+"""The commands of `semix`; each imports what it needs when it runs."""

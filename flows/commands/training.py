@@ -1,0 +1,62 @@
+"""semix quickstart, train, report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import Config, Json, Set
+from flows.terminal import emit, emit_json
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="folder for everything")] = Path("quickstart"),
+    seeds: Annotated[int, typer.Option(min=1, help="training runs a method")] = 5,
+    json: Json = False,
+) -> None:
+    """The whole story on the bundled handwritten digits; ends with a report."""
+    from flows.quickstart import main as run
+
+    result = run(out, seeds=seeds)
+    if json:
+        emit_json(result)
+        return
+    from calib.report import print_table
+
+    print_table(result["methods"])
+    times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
+    emit(f"time went to: {times}")
+    emit(f"report: {result['report']}")
+
+
+def train(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="run folder")],
+    set_: Set = [],  # noqa: B006 - typer copies it
+    resume: Annotated[bool, typer.Option("--resume", help="continue from checkpoints")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="processes, one a GPU")] = 1,
+    json: Json = False,
+) -> None:
+    """Train and evaluate one method, all its seeds, through accelerate."""
+    from flows.train import train as run
+
+    folder = run(config, out, overrides=set_, resume=resume, num_processes=processes)
+    if json:
+        from data.files import read_json
+
+        emit_json(read_json(folder / "evaluation.json"))
+    else:
+        emit(str(folder / "evaluation.json"))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; the first is the baseline")],
+    out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
+    mixed: Annotated[str, typer.Option(help="root; by default what the runs trained on")] = "",
+    title: Annotated[str, typer.Option()] = "semix",
+    json: Json = False,
+) -> None:
+    """Compare runs on one self-contained HTML page."""
+    from flows.report import report as write
+
+    write(runs, out, mixed=mixed, title=title, as_json=json)
