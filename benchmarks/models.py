@@ -11,7 +11,8 @@ from data.settings import load_settings
 from pipeline.config import BuildConfig
 from pipeline.models import Models, load_models
 from pipeline.plan import BuildPlan
-from pipeline.root import create_root, ensure_prototypes, plan_of
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
 from pipeline.standins import StandIns, train_standins
 
 KEPT = Path(__file__).parents[1] / "build" / "standins"

@@ -26,7 +26,8 @@ from flows.gpus import visible_gpus
 from flows.progress import shown
 from flows.slot import RECORD, generate, worker_command
 from pipeline.fidelity import ensure_fidelity
-from pipeline.root import ensure_prototypes, plan_of
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import plan_of
 
 ARTIFACT_EVERY_S = 5.0
 LOOK_EVERY_S = 1.0

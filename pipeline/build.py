@@ -186,7 +186,9 @@ def _publish(
         name, size = f"{stem}-{digest[:8]}.tar", staged.stat().st_size
         root.store.publish(staged, name)
         content = save({"features": features.half()})
-        root.store.put(f"{stem}.features.safetensors", content)
+        features_digest = hashlib.sha256(content).hexdigest()
+        features_name = f"{stem}-{features_digest[:8]}.features.safetensors"
+        root.store.put(features_name, content)
     record = {
         "spec": spec.digest,
         "shard": spec.index,
@@ -194,8 +196,8 @@ def _publish(
         "sha256": digest,
         "bytes": size,
         "features": {
-            "name": f"{stem}.features.safetensors",
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "name": features_name,
+            "sha256": features_digest,
             "bytes": len(content),
         },
         "groups": spec.stop - spec.start,

@@ -14,7 +14,7 @@ from pipeline.generators import Generator, load_generator
 from pipeline.noise.source import NoiseSource, noise_source
 from pipeline.plan import BuildPlan
 from pipeline.prompts import spoken_names
-from pipeline.root import read_prototypes
+from pipeline.prototypes import read_prototypes
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import yaml
 from data.errors import InputError
 from data.root import spec_digest
 from data.shards import shard_name
-from pipeline.root import create_root, ensure_prototypes
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelerate", "matplotlib"}

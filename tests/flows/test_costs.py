@@ -9,7 +9,8 @@ from flows.cost_words import amount, readable
 from flows.costs import free_bytes
 from pipeline.build import generate_shard, load_models
 from pipeline.config import BuildConfig
-from pipeline.root import create_root, ensure_prototypes, plan_of
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:

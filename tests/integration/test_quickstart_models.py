@@ -10,7 +10,8 @@ from data.mixed import MixedDataset
 from data.settings import load_settings
 from flows.quickstart import CONFIGS
 from pipeline.config import BuildConfig
-from pipeline.root import create_root, ensure_prototypes
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root
 from pipeline.worker import main as worker
 
 

@@ -16,7 +16,8 @@ from data.settings import load_settings
 from data.shards import read_tar
 from pipeline.build import generate_shard, load_models
 from pipeline.config import BuildConfig
-from pipeline.root import create_root, ensure_prototypes, plan_of, read_prototypes
+from pipeline.prototypes import ensure_prototypes, read_prototypes
+from pipeline.root import create_root, plan_of
 from pipeline.worker import main as worker
 
 

@@ -12,7 +12,8 @@ from pipeline.costs.estimate import estimate, hours, image_bytes
 from pipeline.costs.flops import flops
 from pipeline.costs.work import all_computed_groups, network_calls, series_work
 from pipeline.plan import BuildPlan
-from pipeline.root import create_root, ensure_prototypes, plan_of
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
 
 # 5 series of 4 images in shards of 3 and 2, in batches of 2: 4 + 2 series are computed.
 SMALL = ("mixing.pairs.kind=sampled", "mixing.pairs.count=5")

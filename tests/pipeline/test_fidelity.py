@@ -14,7 +14,8 @@ from pipeline.fidelity.gate import gate_groups, load_recipes, psnr, reseeded
 from pipeline.noise import initial_noise
 from pipeline.plan import BuildPlan
 from pipeline.plan.seeds import hashed_seed
-from pipeline.root import PROTOTYPES, create_root, ensure_prototypes, plan_of
+from pipeline.prototypes import PROTOTYPES, ensure_prototypes
+from pipeline.root import create_root, plan_of
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from pipeline.noise import initial_noise, inversion_stability
 from pipeline.noise.bank import noise_digest, unpacked
 from pipeline.noise.source import noise_source
 from pipeline.plan.seeds import hashed_seed
-from pipeline.root import create_root, ensure_prototypes, plan_of
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
 from pipeline.worker import main as worker
 
 # 6 pairs, two series each: 12 groups in 3 shards of 4 and batches of 3, the last of them short.
