@@ -1,0 +1,161 @@
+"""One root at one URL: atomic put, create-only put, list. The only code that publishes bytes."""
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from data.errors import InputError
+from data.store.backend import Backend, Fact
+from data.store.listing import read_many, walk
+from data.store.local import LocalFiles
+from data.store.partials import PARTIAL, process_alive
+from data.store.retries import PATIENT, QUICK, Patience
+from data.store.urls import PROTOCOLS, Place, check_folder, check_name, parse_url
+
+__all__ = ["PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
+
+DAY_S = 24 * 3600.0
+
+
+class Store:
+    """Named files below one URL. A name appears with its complete content or not at all.
+
+    A store can be pickled, and used in forked and spawned processes and in threads. Faults that
+    heal (a busy or silent server, cut connections) are waited out, for about two minutes.
+
+    Args:
+        url: a local path, `file:///...`, `s3://BUCKET/...`, `gs://BUCKET/...`, or `memory://...`
+            (this process only). Credentials, and the endpoint of an S3-compatible service
+            (AWS_ENDPOINT_URL), come from the environment.
+    Attributes:
+        url: as it may be shown and stored.
+        local: whether it is a folder of this machine.
+        shared: whether other processes see it.
+    Raises:
+        InputError: another protocol, a chained URL, credentials or a query in it, a package that
+            is not installed; later, with the first request, credentials or a bucket that do not
+            exist.
+        ValueError: from the methods, a name that leads out of the store.
+        OSError: from the methods, what did not heal.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._place = parse_url(url)
+        self._backend = _backend(self._place, patience=PATIENT)
+        self.url = self._backend.url
+        self.local = self._backend.local
+        self.shared = self._backend.shared
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[str]]:
+        return type(self), (self.url,)
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def get(self, name: str) -> bytes:
+        return self._backend.get(check_name(name))
+
+    def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Contents by name, read in parallel; names that are not there are left out."""
+        checked = [check_name(name) for name in dict.fromkeys(names)]
+        return read_many(self._backend.get, checked, parallel=self._backend.parallel)
+
+    def open(self, name: str) -> BinaryIO:
+        """Read-only and seekable; a read that is cut goes on, or raises, never ends short."""
+        return self._backend.open(check_name(name))
+
+    def exists(self, name: str) -> bool:
+        return self._backend.exists(check_name(name))
+
+    def size(self, name: str) -> int:
+        return self._backend.fact(check_name(name)).bytes
+
+    def list(self, folder: str) -> list[str]:
+        """Names of all published files below `folder`, sorted; none if it is not there."""
+        folder, backend = check_folder(folder), self._backend
+        return list(walk(backend.names, folder, parallel=backend.parallel))
+
+    def facts(self, folder: str) -> dict[str, Fact]:
+        """Size and time of all published files below `folder`, by name in order."""
+        folder, backend = check_folder(folder), self._backend
+        return walk(backend.scan, folder, parallel=backend.parallel)
+
+    def delete(self, name: str) -> None:
+        """Afterwards the name is free; nothing happens if it was."""
+        self._backend.delete(check_name(name))
+
+    def put(self, name: str, content: bytes) -> None:
+        self._backend.put(check_name(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put only if the name is free; False if it was taken, by anyone, at any moment."""
+        return self._backend.create(check_name(name), content)
+
+    def staging(self, name: str) -> AbstractContextManager[Path]:
+        """A local file to fill for `name`: beside its target if that is local, else temporary."""
+        return self._backend.staging(check_name(name))
+
+    def publish(self, partial: Path, name: str) -> None:
+        """Give a complete staged file its final name, replacing other content that was there."""
+        self._backend.publish(partial, check_name(name))
+
+    def now(self) -> float:
+        """The store's clock, UNIX seconds: whatever this machine's clock says, ages are right."""
+        return self._backend.now()
+
+    def partials(self) -> dict[str, Fact]:
+        """What unfinished writes left: partial files that no living process of this machine
+        writes, or uploads in parts that were not completed (by anyone, perhaps going on)."""
+        return self._backend.partials()
+
+    def sweep(self, *, older_than_s: float = DAY_S) -> int:
+        """Remove what killed processes of this machine left, and older partials; how many.
+
+        Args:
+            older_than_s: seconds since the last change, where nobody can tell whether it is
+                still being written: another machine's files, uploads in parts.
+        """
+        return self._backend.sweep(before=self._backend.now() - older_than_s)
+
+    def check_writable(self, *, tidy: bool = False) -> None:
+        """Write, read, try to overwrite, and delete a small file; decided within seconds.
+
+        Args:
+            tidy: remove the folders again that had to be made.
+        Raises:
+            InputError: it cannot, why, and what to do about it.
+        """
+        place = Path(self.url)
+        made = [p for p in (place, *place.parents) if not p.exists()] if self.local else []
+        backend = _backend(self._place, patience=QUICK)
+        try:
+            _probe(backend)
+        except OSError as error:
+            raise InputError("out", self.url, backend.refusal(error)) from None
+        for folder in made if tidy else ():
+            with suppress(OSError):  # another process has begun to write here
+                folder.rmdir()
+
+
+def _backend(place: Place, *, patience: Patience) -> Backend:
+    if place.protocol == "file":
+        return LocalFiles(place)
+    # fsspec and the services' packages are imported by those who need them.
+    from data.store.objects import Objects
+
+    return Objects(place, patience=patience)
+
+
+def _probe(backend: Backend) -> None:
+    name = f"probe-{socket.gethostname()}-{os.getpid()}"
+    backend.put(name, b"semix")
+    if backend.get(name) != b"semix":
+        raise OSError("it does not give back what was written")
+    # Some S3-compatible servers do not know If-None-Match and overwrite.
+    exclusive = not backend.create(name, b"other") and backend.get(name) == b"semix"
+    backend.delete(name)
+    if not exclusive:
+        raise OSError("it overwrites what must not be overwritten")

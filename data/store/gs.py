@@ -1,0 +1,98 @@
+"""Google Cloud Storage through gcsfs: connection and faults."""
+
+import errno
+import os
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import google.auth.exceptions as google_auth
+import requests
+from fsspec import AbstractFileSystem
+from gcsfs.core import GCSFileSystem
+from gcsfs.retry import ChecksumError, HttpError, is_retriable
+
+from data.errors import InputError
+from data.store.retries import Patience
+from data.store.service import Upload
+from data.store.urls import shown
+
+SHARED = True
+EMULATOR = "STORAGE_EMULATOR_HOST"
+FAULTS = (aiohttp.ClientError, requests.RequestException, ChecksumError)
+
+
+def connect(patience: Patience) -> AbstractFileSystem:
+    """A file system with the application default credentials of the environment.
+
+    gcsfs repeats single requests itself, six times with growing and drawn pauses.
+    """
+    return GCSFileSystem(
+        # Never its "cache" of tokens, which is a pickle in the home folder.
+        token="anon" if os.environ.get(EMULATOR) else "google_default",
+        skip_instance_cache=True,
+        use_listings_cache=False,
+        requests_timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=patience.connect_s, sock_read=patience.answer_s
+        ),
+    )
+
+
+def heals(error: Exception) -> str | None:
+    if isinstance(error, HttpError):
+        return f"HTTP {error.code}" if error.code != 401 and is_retriable(error) else None
+    if isinstance(error, google_auth.GoogleAuthError):
+        return type(error).__name__ if isinstance(error, google_auth.TransportError) else None
+    healing = is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
+    return type(error).__name__ if healing else None
+
+
+def told(error: Exception, url: str, where: str) -> Exception:
+    # Texts of servers and of libraries are left out: they may hold tokens.
+    if isinstance(error, google_auth.GoogleAuthError) or _status(error) == 401:
+        remedy = "no valid credentials; set GOOGLE_APPLICATION_CREDENTIALS in the environment"
+        return InputError("url", url, f"{remedy} ({type(error).__name__})")
+    if isinstance(error, FileExistsError):
+        return FileExistsError(errno.EEXIST, "exists", where)
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "not found", where)
+    if isinstance(error, OSError) and str(error).startswith("Forbidden"):
+        return PermissionError(errno.EACCES, "refused (403)", where)
+    if _status(error):
+        return OSError(errno.EIO, f"HTTP {_status(error)}", where)
+    if isinstance(error, (*FAULTS, TimeoutError, ConnectionError)):
+        return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
+    return error
+
+
+def modified(info: dict[str, Any]) -> float:
+    return info["mtime"].timestamp()
+
+
+def mark(token: str) -> dict[str, Any]:
+    return {"metadata": {"writer": token}}
+
+
+def written_by(fs: AbstractFileSystem, path: str) -> str | None:
+    return fs.info(path).get("metadata", {}).get("writer")
+
+
+def now(fs: AbstractFileSystem, base: str) -> float:
+    headers, _ = fs.call("GET", "b/{}/o", base.partition("/")[0], maxResults=1)
+    return parsedate_to_datetime(headers["Date"]).timestamp()
+
+
+def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
+    return []  # the service does not list them, and drops them after a week
+
+
+def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:
+    raise AssertionError("unfinished() lists none")
+
+
+def address() -> str:
+    return shown(os.environ.get(EMULATOR) or "storage.googleapis.com")
+
+
+def _status(error: Exception) -> int | None:
+    return int(error.code) if isinstance(error, HttpError) and error.code else None

@@ -1,0 +1,146 @@
+"""A store in a local folder: temporary name, fsync, link or rename, fsync of the folder."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from data.files import READABLE_BY_ALL, sync_folder
+from data.store.backend import Fact
+from data.store.partials import PARTIAL, in_use, staged, written_here
+from data.store.urls import Place
+
+T = TypeVar("T")
+
+
+class LocalFiles:
+    """Files below one folder; see `data.store.backend.Backend`."""
+
+    local = True
+    shared = True
+    parallel = 8  # network file systems answer several at a time
+
+    def __init__(self, place: Place) -> None:
+        self.url = place.url
+        self._base = Path(place.base)
+
+    def get(self, name: str) -> bytes:
+        return (self._base / name).read_bytes()
+
+    def open(self, name: str) -> BinaryIO:
+        return (self._base / name).open("rb")
+
+    def exists(self, name: str) -> bool:
+        return (self._base / name).exists()
+
+    def fact(self, name: str) -> Fact:
+        return _fact((self._base / name).stat())
+
+    def scan(self, folder: str) -> tuple[dict[str, Fact], list[str]]:
+        return self._scan(folder, lambda entry: _fact(entry.stat()))
+
+    def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
+        return self._scan(folder, lambda entry: None)
+
+    def delete(self, name: str) -> None:
+        (self._base / name).unlink(missing_ok=True)
+
+    def put(self, name: str, content: bytes) -> None:
+        with self.staging(name) as partial:
+            partial.write_bytes(content)
+            self.publish(partial, name)
+
+    def create(self, name: str, content: bytes) -> bool:
+        with self.staging(name) as partial:
+            partial.write_bytes(content)
+            _complete(partial)
+            if not link(partial, self._base / name):
+                return False
+        sync_folder(partial.parent)
+        return True
+
+    @contextmanager
+    def staging(self, name: str) -> Iterator[Path]:
+        target = self._base / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged(target.parent, target.name) as partial:
+            yield partial
+
+    def publish(self, partial: Path, name: str) -> None:
+        _complete(partial)
+        partial.replace(self._base / name)
+        sync_folder(partial.parent)
+
+    def now(self) -> float:
+        # On a network file system that is the server's clock, as it is for what is published.
+        with self.staging("clock") as partial:
+            return partial.stat().st_mtime
+
+    def partials(self) -> dict[str, Fact]:
+        return {str(path.relative_to(self._base)): fact for path, fact in self._left()}
+
+    def sweep(self, *, before: float) -> int:
+        count = 0
+        for path, fact in self._left():
+            if written_here(path) or fact.modified < before:
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    def refusal(self, error: OSError) -> str:
+        reason = error.strerror or str(error)
+        return f"cannot be written ({reason}); choose another place"
+
+    def _left(self) -> Iterator[tuple[Path, Fact]]:
+        """Partial files that no living process of this machine writes."""
+        found = [
+            Path(folder, file)
+            for folder, _, files in os.walk(self._base)
+            for file in files
+            if file.startswith(".") and file.endswith(PARTIAL)
+        ]
+        now = self.now() if found else 0.0
+        for path in sorted(found):
+            with suppress(FileNotFoundError):  # published or swept a moment ago
+                fact = self.fact(str(path))
+                if not in_use(path, age_s=now - fact.modified):
+                    yield path, fact
+
+    def _scan(
+        self, folder: str, value: Callable[[os.DirEntry[str]], T]
+    ) -> tuple[dict[str, T], list[str]]:
+        start = f"{folder}/" if folder else ""
+        files: dict[str, T] = {}
+        folders: list[str] = []
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._base / folder) as es:
+            for entry in es:
+                if entry.is_dir():
+                    folders.append(start + entry.name)
+                elif not entry.name.endswith(PARTIAL):
+                    with suppress(FileNotFoundError):  # deleted a moment ago
+                        files[start + entry.name] = value(entry)
+        return files, folders
+
+
+def link(partial: Path, target: Path) -> bool:
+    """Give a complete file its final name too, unless that is taken.
+
+    A link is the one local operation that is both complete and create-only.
+    """
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        # A network file system may have linked, lost its answer, and asked again.
+        return partial.stat().st_nlink == 2
+    return True
+
+
+def _complete(path: Path) -> None:
+    path.chmod(READABLE_BY_ALL)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _fact(stat: os.stat_result) -> Fact:
+    return Fact(stat.st_size, stat.st_mtime)

@@ -1,0 +1,205 @@
+"""A store of objects: s3, gs or memory, through fsspec; every request again if that heals."""
+
+import hashlib
+import io
+import secrets
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fsspec import AbstractFileSystem
+
+from data.store.backend import Fact
+from data.store.connection import Connection
+from data.store.partials import PARTIAL, in_use, staged, written_here
+from data.store.reading import RangeFile
+from data.store.retries import Patience
+from data.store.service import Upload
+from data.store.urls import Place
+
+PART = 16 << 20  # bytes; twice that or more goes up in parts, a few at a time
+PARTS_AT_A_TIME = 4
+MOST_PARTS = 10_000
+
+
+class Objects:
+    """Objects below bucket/prefix; see `data.store.backend.Backend`.
+
+    fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
+    whole objects are put, and read in ranges.
+
+    Raises:
+        InputError: the package for this service is not installed.
+    """
+
+    local = False
+    parallel = 16
+
+    def __init__(self, place: Place, *, patience: Patience) -> None:
+        self.url = place.url
+        self._base = place.base
+        self._connection = Connection(place, patience)
+        self._service = self._connection.service
+        self._ask, self._path = self._connection.ask, self._connection.path
+        self.shared = self._service.SHARED
+
+    def get(self, name: str) -> bytes:
+        return self._ask(name, lambda fs: fs.cat_file(self._path(name)))
+
+    def open(self, name: str) -> BinaryIO:
+        def read(start: int, end: int) -> bytes:
+            return self._ask(name, lambda fs: _whole(fs, self._path(name), start, end))
+
+        return io.BufferedReader(RangeFile(read, self.fact(name).bytes))
+
+    def exists(self, name: str) -> bool:
+        try:
+            self._info(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def fact(self, name: str) -> Fact:
+        info = self._info(name)
+        if info["type"] != "file":
+            raise IsADirectoryError(name)
+        return self._fact(info)
+
+    def scan(self, folder: str) -> tuple[dict[str, Fact], list[str]]:
+        try:
+            infos = self._ask(folder, lambda fs: fs.ls(self._path(folder), detail=True))
+        except FileNotFoundError:
+            return {}, []
+        base = self._base.strip("/")
+        files, folders = {}, []
+        for info in infos:
+            name = info["name"].lstrip("/").removeprefix(base).strip("/")
+            if info["type"] == "directory":
+                folders.append(name)
+            elif name != folder and not name.endswith(PARTIAL):  # some tools put folder markers
+                files[name] = self._fact(info)
+        return files, folders
+
+    def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
+        files, folders = self.scan(folder)
+        return dict.fromkeys(files), folders
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._ask(name, lambda fs: fs.rm_file(self._path(name)))
+
+    def put(self, name: str, content: bytes) -> None:
+        self._ask(name, lambda fs: fs.pipe_file(self._path(name), content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        token = secrets.token_hex(8)
+        mark = self._service.mark(token)
+        try:
+            self._ask(
+                name, lambda fs: fs.pipe_file(self._path(name), content, mode="create", **mark)
+            )
+        except FileExistsError:
+            return self._is_written_by(token, name)
+        return True
+
+    @contextmanager
+    def staging(self, name: str) -> Iterator[Path]:
+        with staged(Path(tempfile.gettempdir()), Path(name).name) as partial:
+            yield partial
+
+    def publish(self, partial: Path, name: str) -> None:
+        token = secrets.token_hex(8)
+        try:
+            self._put_file(partial, name, mode="create", **self._service.mark(token))
+        except FileExistsError:
+            # Names carry the hash of the content, so it is this content, unless it is damaged.
+            if not self._is_written_by(token, name) and not self._is_copy(partial, name):
+                self._put_file(partial, name, mode="overwrite")
+
+    def now(self) -> float:
+        return self._ask("", lambda fs: self._service.now(fs, self._base))
+
+    def partials(self) -> dict[str, Fact]:
+        found: dict[str, list[Fact]] = defaultdict(list)
+        for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
+            found[upload.name].append(upload.fact)
+        return {
+            name: Fact(sum(f.bytes for f in facts), max(f.modified for f in facts))
+            for name, facts in sorted(found.items())
+        }
+
+    def sweep(self, *, before: float) -> int:
+        count = _sweep_staged()
+        for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
+            if upload.fact.modified < before:
+                self._abort(upload)
+                count += 1
+        return count
+
+    def refusal(self, error: OSError) -> str:
+        reason = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            return f"may not be written ({reason}); allow it, or choose another place"
+        if isinstance(error, FileNotFoundError):
+            return "there is no such bucket; create it, or correct its name"
+        at = self._service.address()
+        return f"cannot be used at {at} ({reason}); correct the address or choose another place"
+
+    def _info(self, name: str) -> dict[str, Any]:
+        path = self._path(name)
+        try:
+            return self._ask(name, lambda fs: fs.info(path))
+        except PermissionError:
+            # An answer without a body does not say why; one with a body does.
+            self._ask(name, lambda fs: fs.cat_file(path, start=0, end=1))
+            raise
+
+    def _put_file(self, partial: Path, name: str, **arguments: Any) -> None:
+        part = max(PART, -(-partial.stat().st_size // MOST_PARTS))
+        arguments |= {"chunksize": part, "max_concurrency": PARTS_AT_A_TIME}
+        self._ask(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
+
+    def _abort(self, upload: Upload) -> None:
+        self._ask(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
+
+    def _is_written_by(self, token: str, name: str) -> bool:
+        """Whether it is ours after all: the answer was lost, and a later attempt found it."""
+        try:
+            return (
+                self._ask(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
+            )
+        except FileNotFoundError:
+            return False
+
+    def _is_copy(self, partial: Path, name: str) -> bool:
+        if self.fact(name).bytes != partial.stat().st_size:
+            return False
+        with partial.open("rb") as ours, self.open(name) as theirs:
+            return (
+                hashlib.file_digest(ours, "sha256").digest()
+                == hashlib.file_digest(theirs, "sha256").digest()  # type: ignore[arg-type]
+            )
+
+    def _fact(self, info: dict[str, Any]) -> Fact:
+        return Fact(info["size"], self._service.modified(info))
+
+
+def _whole(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
+    content = fs.cat_file(path, start=start, end=end)
+    if len(content) != end - start:
+        raise ConnectionError(f"{len(content)} bytes of {end - start}")
+    return content
+
+
+def _sweep_staged() -> int:
+    """Remove what dead processes of this machine staged in its temporary folder."""
+    folder, count = Path(tempfile.gettempdir()), 0
+    for path in folder.glob(f".*{PARTIAL}"):
+        with suppress(OSError):  # another user's, or gone a moment ago
+            if written_here(path) and not in_use(path, age_s=0.0):
+                path.unlink()
+                count += 1
+    return count

@@ -1,0 +1,188 @@
+"""S3 through s3fs: connection, faults, uploads in parts that were left."""
+
+import errno
+import os
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import botocore.exceptions as boto
+from fsspec import AbstractFileSystem
+from s3fs import S3FileSystem
+
+from data.errors import InputError
+from data.store.backend import Fact
+from data.store.retries import Patience
+from data.store.service import Upload
+from data.store.urls import shown
+
+SHARED = True
+PARALLEL = 32  # connections; more threads than that would wait for each other
+
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; all 5xx but 501 heal too.
+HEALING_CODES = {
+    "BadDigest",  # the body was damaged on its way
+    "ConditionalRequestConflict",  # two create-only writes at once: ask again who won
+    "IncompleteBody",
+    "NoSuchUpload",  # completed, but the answer was lost; or somebody swept it
+    "OperationAborted",
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "XAmzContentSHA256Mismatch",
+}
+HEALING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+HEALING_FAULTS = (
+    aiohttp.ClientError,  # a body that was cut
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    boto.ResponseStreamingError,
+    TimeoutError,
+    ConnectionError,
+)
+NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.ProfileNotFound,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+)
+REFUSED_CREDENTIALS = {
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+
+
+def connect(patience: Patience) -> AbstractFileSystem:
+    """A file system of its own: fsspec's shared ones remember listings that others change.
+
+    Endpoint, region and credentials are what botocore finds in the environment.
+    """
+    fs = S3FileSystem(
+        skip_instance_cache=True,
+        use_listings_cache=False,
+        max_concurrency=1,  # more makes every read ask for the size first
+        config_kwargs={
+            # botocore repeats single requests (pages of a listing, parts of an upload) with
+            # pauses that grow and are drawn; whole operations are repeated by ours.
+            "retries": {"mode": "standard", "total_max_attempts": patience.attempts},
+            "connect_timeout": patience.connect_s,
+            "read_timeout": patience.answer_s,
+            "max_pool_connections": PARALLEL,
+        },
+    )
+    fs.retries = 1  # s3fs would repeat botocore's repetitions, without end on a stalled server
+    return fs
+
+
+def heals(error: Exception) -> str | None:
+    code, status = _answer(error)
+    if code:
+        return f"{code} ({status})" if status in HEALING_STATUS or code in HEALING_CODES else None
+    if isinstance(error, boto.SSLError | boto.ProxyConnectionError):
+        return None
+    return type(error).__name__ if isinstance(error, HEALING_FAULTS) else None
+
+
+def told(error: Exception, url: str, where: str) -> Exception:
+    # Texts of servers and of libraries are left out: they may hold keys and signatures.
+    code, status = _answer(error)
+    if isinstance(error, NO_CREDENTIALS):
+        remedy = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return InputError("url", url, f"{remedy} in the environment ({type(error).__name__})")
+    if code in REFUSED_CREDENTIALS:
+        remedy = "the credentials of the environment were refused; renew or correct them"
+        return InputError("url", url, f"{remedy} ({code})")
+    if code == "RequestTimeTooSkewed":
+        return InputError("url", url, f"refused: the clock of this machine is wrong ({code})")
+    if code == "NoSuchBucket":
+        return InputError("url", url, "there is no such bucket; create it, or correct its name")
+    if isinstance(error, FileExistsError):
+        return FileExistsError(errno.EEXIST, "exists", where)
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "not found", where)
+    if isinstance(error, PermissionError):
+        return PermissionError(errno.EACCES, f"refused: {code} ({status})", where)
+    if code:
+        return OSError(errno.EIO, f"{code} ({status})", where)
+    if isinstance(error, (*HEALING_FAULTS, boto.BotoCoreError)):
+        return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
+    return error
+
+
+def modified(info: dict[str, Any]) -> float:
+    return info["LastModified"].timestamp()
+
+
+def mark(token: str) -> dict[str, Any]:
+    return {"Metadata": {"writer": token}}
+
+
+def written_by(fs: AbstractFileSystem, path: str) -> str | None:
+    return fs.metadata(path).get("writer")
+
+
+def now(fs: AbstractFileSystem, base: str) -> float:
+    bucket, _, prefix = base.partition("/")
+    answer = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
+    date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+    return parsedate_to_datetime(date).timestamp()
+
+
+def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
+    bucket, _, prefix = base.partition("/")
+    start = f"{prefix}/" if prefix else ""
+    found: list[Upload] = []
+    marker: dict[str, str] = {}
+    while True:
+        page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start, **marker)
+        for upload in page.get("Uploads", []):
+            size = _uploaded(fs, bucket, upload)
+            fact = Fact(size, upload["Initiated"].timestamp())
+            found.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], fact))
+        if not page.get("IsTruncated"):
+            return found
+        names = ("KeyMarker", "UploadIdMarker")
+        marker = {name: page[f"Next{name}"] for name in names if page.get(f"Next{name}")}
+
+
+def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:
+    bucket, _, prefix = base.partition("/")
+    key = f"{prefix}/{upload.name}" if prefix else upload.name
+    with suppress(FileNotFoundError):  # completed or aborted a moment ago
+        fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload.id)
+
+
+def address() -> str:
+    return shown(
+        os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    )
+
+
+def _answer(error: Exception) -> tuple[str | None, int | None]:
+    """Code and status of a server's answer; s3fs keeps it as the cause of its own errors."""
+    for found in (error, error.__cause__):
+        if isinstance(found, boto.ClientError):
+            answer = found.response
+            code = str(answer.get("Error", {}).get("Code", "error"))
+            return code[:64], answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return None, None
+
+
+def _uploaded(fs: AbstractFileSystem, bucket: str, upload: dict[str, Any]) -> int:
+    """Bytes of the first thousand parts, which is what one request tells."""
+    try:
+        answer = fs.call_s3(
+            "list_parts", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+        )
+    except FileNotFoundError:  # completed or aborted a moment ago
+        return 0
+    return sum(part["Size"] for part in answer.get("Parts", []))

@@ -1,0 +1,102 @@
+"""Which URLs and names a store accepts; everything else is refused."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.errors import InputError
+
+PROTOCOLS = ("file", "s3", "gs", "memory")
+BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# fsspec and its file systems read meaning into these: versions, queries, fragments, globs.
+SPECIAL = re.compile(r"[?#*\\]")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store lives.
+
+    Attributes:
+        base: an absolute local path, or bucket/prefix without a slash at its end.
+        url: what is shown and stored; carries no secret.
+    """
+
+    protocol: str
+    base: str
+    url: str
+
+
+def parse_url(url: str) -> Place:
+    """The place of a URL or local path.
+
+    Raises:
+        InputError: another protocol, a chained URL, credentials or a query in it, `..`.
+    """
+    _refuse_odd_characters(url)
+    if "://" not in url:
+        return _local(url)
+    protocol, _, path = url.partition("://")
+    if protocol not in PROTOCOLS:
+        raise _error(url, f"use one of {', '.join(PROTOCOLS)}")
+    if protocol == "file":
+        if not path.startswith("/"):
+            raise _error(url, "write file:///absolute/path, or the path alone")
+        return _local(path)
+    return _remote(protocol, path.rstrip("/"), url)
+
+
+def check_name(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: it could lead out of the store: absolute, `..`, empty parts, odd characters.
+    """
+    parts = name.split("/")
+    if CONTROL.search(name) or SPECIAL.search(name) or {"", ".", ".."} & set(parts):
+        raise ValueError(f"{name!r} is not a name within a store")
+    return name
+
+
+def check_folder(folder: str) -> str:
+    return check_name(folder) if folder else folder
+
+
+def shown(url: str) -> str:
+    """A URL without what may be secret: user, password and query."""
+    head, mark, rest = url.partition("://")
+    if not mark:
+        return CONTROL.sub("?", url)
+    rest = re.split(r"[?#]", rest)[0].rpartition("@")[2]
+    return CONTROL.sub("?", f"{head}://{rest}")
+
+
+def _refuse_odd_characters(url: str) -> None:
+    if not url:
+        raise _error(url, "give a local path or a URL")
+    if CONTROL.search(url):
+        raise _error(url, "has control characters")
+    if "::" in url:
+        raise _error(url, f"chained URLs are not used; use one of {', '.join(PROTOCOLS)}")
+
+
+def _local(path: str) -> Place:
+    absolute = str(Path(path).absolute())
+    return Place("file", absolute, absolute)
+
+
+def _remote(protocol: str, path: str, url: str) -> Place:
+    if "@" in path:
+        raise _error(url, "no user or password in a URL; credentials come from the environment")
+    if SPECIAL.search(path):
+        raise _error(url, "no query, fragment, * or \\ in a URL")
+    bucket, *prefix = path.lstrip("/").split("/") if protocol == "memory" else path.split("/")
+    if protocol != "memory" and not BUCKET.fullmatch(bucket):
+        raise _error(url, f"write {protocol}://BUCKET/FOLDER")
+    if {"", ".", ".."} & set(prefix):
+        raise _error(url, "no empty parts, . or .. in a URL")
+    return Place(protocol, path, f"{protocol}://{path}")
+
+
+def _error(url: str, remedy: str) -> InputError:
+    return InputError("url", shown(url), remedy)

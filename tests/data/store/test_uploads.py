@@ -1,0 +1,147 @@
+"""Large objects go up in parts, and many objects are listed in pages."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from data.store import Store
+from tests.s3 import s3_client
+
+YEAR_S = 365 * 24 * 3600
+PART = 5 << 20  # the least that S3 takes
+
+
+@pytest.fixture
+def store(bucket, monkeypatch, quick_pauses, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # only what is staged here counts
+    monkeypatch.setattr("data.store.objects.PART", PART)
+    return Store(f"{bucket}/root")
+
+
+@pytest.fixture
+def large(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(2 * PART + 1000))
+    return path
+
+
+def test_a_large_file_is_published_in_parts(store, large):
+    store.publish(large, "x.tar")
+    assert store.get("x.tar") == large.read_bytes()
+    assert store.partials() == {}
+    client = s3_client(os.environ["AWS_ENDPOINT_URL"])
+    bucket = store.url.removeprefix("s3://").partition("/")[0]
+    etag = client.head_object(Bucket=bucket, Key="root/x.tar")["ETag"]
+    assert etag.strip('"').endswith("-3")  # so many parts
+
+
+@pytest.mark.parametrize("faults", [{"errors": 0.3}, {"lost": 0.3}, {"cut_requests": 0.3}])
+def test_parts_that_fail_go_up_again(store, large, faulty_s3, faults):
+    faulty_s3.fail(**faults, methods=["PUT", "POST"])
+    Store(store.url).publish(large, "x.tar")
+    assert sum(faulty_s3.done.values()) > 0
+    assert store.get("x.tar") == large.read_bytes()
+
+
+def test_a_completion_whose_answer_was_lost_counts(store, large, faulty_s3):
+    faulty_s3.fail(lost=1.0, methods=["POST"], path="uploadId=", most=4)
+    Store(store.url).publish(large, "x.tar")
+    assert faulty_s3.done["lost"] == 4
+    assert store.get("x.tar") == large.read_bytes()
+
+
+def test_an_upload_that_fails_for_good_is_given_up(store, large, faulty_s3):
+    faulty_s3.fail(errors=1.0, statuses=[403], methods=["PUT"])
+    with pytest.raises(PermissionError):
+        Store(store.url).publish(large, "x.tar")
+    assert store.list("") == []
+    assert store.partials() == {}
+
+
+def test_two_that_publish_the_same_content_both_succeed(store, large):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: store.publish(large, "x.tar"), range(2)))
+    assert store.get("x.tar") == large.read_bytes()
+    assert store.partials() == {}
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"same length"])
+def test_a_damaged_object_is_replaced_and_an_equal_one_is_not(store, tmp_path, damage):
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"equal bytes")
+    store.put("a.tar", damage)
+    store.publish(path, "a.tar")
+    assert store.get("a.tar") == b"equal bytes"
+    modified = store.facts("")["a.tar"]
+    time.sleep(1.1)  # S3 tells whole seconds
+    store.publish(path, "a.tar")
+    assert store.facts("")["a.tar"] == modified
+
+
+def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
+    """SIGKILL while the second part is on its way."""
+    faulty_s3.fail(stalled=1.0, methods=["PUT"], path="partNumber=2")
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom data.store import Store, objects\n"
+        f"objects.PART = {PART}\n"
+        "Store(sys.argv[1]).publish(Path(sys.argv[2]), 'shards/x.tar')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, store.url, str(large)]) as process:
+        while not (faulty_s3.done["stalled"] and faulty_s3.requests["PUT"] >= 3):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.kill()
+    faulty_s3.heal()
+    assert store.list("") == []
+    assert not store.exists("shards/x.tar")
+    left = store.partials()
+    assert list(left) == ["shards/x.tar"]
+    assert left["shards/x.tar"].bytes in (PART, PART + 1000)
+    assert Store(f"{store.url}/another").partials() == {}
+    # To moto every upload began in 2010.
+    assert store.sweep(older_than_s=30 * YEAR_S) == 0  # perhaps another machine is at it
+    assert store.sweep(older_than_s=10 * YEAR_S) == 1
+    assert store.partials() == {}
+    store.publish(large, "shards/x.tar")
+    assert store.get("shards/x.tar") == large.read_bytes()
+
+
+def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
+    script = (
+        "import os, sys\nfrom data.store import Store\n"
+        "with Store(sys.argv[1]).staging('x.tar') as p:\n    print(p)\n"
+        "    sys.stdout.flush()\n    os._exit(9)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, store.url],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    left = tmp_path / found.stdout.strip().rpartition("/")[2]
+    assert left.exists()
+    sweep = "import sys\nfrom data.store import Store\nprint(Store(sys.argv[1]).sweep())"
+    with store.staging("y.tar") as mine:
+        swept = subprocess.run(
+            [sys.executable, "-c", sweep, store.url],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert (swept.stdout, left.exists(), mine.exists()) == ("1\n", False, True)
+
+
+def test_more_objects_than_a_page_holds_are_listed(store):
+    """Pages of the server for tests hold a hundred."""
+    client = s3_client(os.environ["AWS_ENDPOINT_URL"])
+    bucket = store.url.removeprefix("s3://").partition("/")[0]
+    names = [f"shards/0000/{number:07d}.json" for number in range(230)]
+    names += [f"shards/{folder:04d}/{folder:04d}000.json" for folder in range(1, 120)]
+    for name in names:
+        client.put_object(Bucket=bucket, Key=f"root/{name}", Body=b"1")
+    assert store.list("shards") == names
+    assert list(store.facts("shards")) == names

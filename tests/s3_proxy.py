@@ -1,0 +1,212 @@
+"""A proxy before an S3 server: errors, slowness, lost answers, cut bodies, refused writes."""
+
+import http.client
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import urlsplit
+
+WRITES = ("PUT", "POST", "DELETE")
+KINDS = ("errors", "lost", "cut_answers", "cut_requests", "slow", "stalled", "forgotten")
+CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What the proxy does wrong; shares are of the requests with one of `methods`.
+
+    Attributes:
+        errors: share that is answered with one of `statuses` and never reaches the server; with
+            `code` and `message` instead of the usual ones.
+        lost: share that the server carries out, but whose answer is lost (the connection ends).
+        cut_answers: share whose answer's body ends in its middle.
+        cut_requests: share whose connection ends in the middle of the request's body.
+        slow: share that waits `slow_s` seconds first.
+        stalled: share that is never answered.
+        forgotten: share whose If-None-Match is dropped, as by servers that do not know it.
+        read_only: every write is refused with 403.
+        path: only requests whose path and query contain this.
+        most: after so many faults the proxy is healthy again.
+    """
+
+    errors: float = 0.0
+    statuses: Sequence[int] = (500, 503)
+    code: str | None = None
+    message: str = "told to fail"
+    lost: float = 0.0
+    cut_answers: float = 0.0
+    cut_requests: float = 0.0
+    slow: float = 0.0
+    slow_s: float = 0.2
+    stalled: float = 0.0
+    forgotten: float = 0.0
+    read_only: bool = False
+    methods: Sequence[str] = ("GET", "HEAD", *WRITES)
+    path: str = ""
+    most: int | None = None
+    seed: int = 0
+
+
+class FaultyS3:
+    """The running proxy; `proxy.fail(errors=0.2)`, `proxy.heal()`, `proxy.done["errors"]`."""
+
+    def __init__(self, server: str) -> None:
+        self.target = urlsplit(server)
+        self.done: Counter[str] = Counter()  # faults by name
+        self.requests: Counter[str] = Counter()  # requests by method
+        self.heal()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> "FaultyS3":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def fail(self, **faults: object) -> None:
+        """Misbehave from now on, as the fields of `Faults` say."""
+        self.faults = Faults(**faults)  # type: ignore[arg-type]
+        self._random = random.Random(self.faults.seed)
+        self.done.clear()
+
+    def heal(self) -> None:
+        self.fail()
+
+    def wait(self, seconds: float) -> None:
+        self._stopped.wait(seconds)
+
+    def drawn(self, method: str, path: str) -> str | None:
+        """The fault of this request."""
+        faults = self.faults
+        with self._lock:
+            self.requests[method] += 1
+            if faults.read_only and method in WRITES:
+                self.done["read_only"] += 1
+                return "read_only"
+            spent = faults.most is not None and sum(self.done.values()) >= faults.most
+            if spent or method not in faults.methods or faults.path not in path:
+                return None
+            draw = self._random.random()
+            for name in KINDS:
+                draw -= getattr(faults, name)
+                if draw < 0:
+                    self.done[name] += 1
+                    return name
+        return None
+
+    def status(self) -> int:
+        with self._lock:
+            return self._random.choice(list(self.faults.statuses))
+
+
+def _handler_of(proxy: FaultyS3) -> type[BaseHTTPRequestHandler]:
+    return type("Handler", (_Handler,), {"proxy": proxy})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    proxy: FaultyS3
+    protocol_version = "HTTP/1.1"
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:  # the client left
+            self.close_connection = True
+
+    def _serve(self) -> None:
+        fault = self.proxy.drawn(self.command, self.path)
+        length = int(self.headers.get("Content-Length") or 0)
+        if fault == "cut_requests":
+            self.rfile.read(length // 2)
+            return self._hang_up()
+        body = self.rfile.read(length) if length else self._chunks()
+        if fault == "stalled":
+            self.proxy.wait(60)
+            return self._hang_up()
+        if fault == "slow":
+            time.sleep(self.proxy.faults.slow_s)
+        if fault == "errors":
+            return self._answer_error(self.proxy.status())
+        if fault == "read_only":
+            return self._answer_error(403)
+        if fault == "forgotten":
+            del self.headers["If-None-Match"]
+        answer, content = self._forward(body)
+        if fault == "lost":
+            return self._hang_up()
+        return self._answer(answer, content, cut=fault == "cut_answers")
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def _chunks(self) -> bytes | None:
+        """The body of a request whose length is not told before."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return None
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(parts)
+
+    def _forward(self, body: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
+        target = self.proxy.target
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
+        dropped = ("transfer-encoding", "connection", "expect", "content-length")
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
+        connection.request(self.command, self.path, body=body, headers=headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer, content
+
+    def _answer(self, answer: http.client.HTTPResponse, content: bytes, *, cut: bool) -> None:
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        told = answer.getheader("Content-Length") if self.command == "HEAD" else len(content)
+        self.send_header("Content-Length", str(told or 0))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[: len(content) // 2] if cut else content)
+        if cut:
+            self._hang_up()
+
+    def _answer_error(self, status: int) -> None:
+        faults = self.proxy.faults
+        code = faults.code or CODES.get(status, "InternalError")
+        text = f"<Error><Code>{code}</Code><Message>{faults.message}</Message></Error>"
+        content = b"" if self.command == "HEAD" else text.encode()
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
