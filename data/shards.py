@@ -1,17 +1,20 @@
 """A shard: groups of images and labels in one plain tar, byte for byte a function of them."""
 
 import io
-import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data.fingerprint import canonical_json
-from data.images import ENCODINGS
+from data.schemas import read_group_record
+from data.ustar import Member, Span, members, read, skip
 
-MEMBER = re.compile(r"(?P<key>\d{8})\.(?:(?P<position>\d{2})\.(?P<image>webp|png|jpg)|json)")
+if TYPE_CHECKING:
+    from data.store import Store
+
+MEMBER = re.compile(r"(?P<key>\d{8})\.(?:\d{2}\.(?P<image>webp|png|jpg)|json)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,20 @@ class GroupSample:
 
     record: dict[str, Any]
     images: list[bytes]
+    extension: str
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where one series lies in its plain tar.
+
+    Attributes:
+        record: of its JSON; images: one an alpha.
+    """
+
+    group: int
+    record: Span
+    images: tuple[Span, ...]
     extension: str
 
 
@@ -54,36 +71,101 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def read_tar(file: BinaryIO) -> Iterator[GroupSample]:
-    """Samples of a plain tar, decoded by an allow-list.
+def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupSample]:
+    """Samples of a plain tar; nothing in it can name a file, run, or grow by unpacking.
+
+    Args:
+        most_bytes: of the whole tar, as its commit record says.
+    Raises:
+        ValueError: a damaged or compressed tar, a member that no shard has, members out of
+            order, or a series whose record and images do not fit together.
+    """
+    for series in _series(members(file, read, most_bytes=most_bytes)):
+        *images, last = series.members
+        try:
+            record = read_group_record(last.content)
+        except ValueError as error:
+            raise ValueError(f"{last.name}: {error}") from None
+        count = len(record["alphas"])
+        if group_key(record["group"]) != series.key or len(images) != count:
+            names = ", ".join(member.name for member in series.members)
+            raise ValueError(f"group {series.key} has members {names}; wanted {count} images")
+        yield GroupSample(record, [image.content for image in images], series.extension)
+
+
+def scan_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupPlace]:
+    """Where the series of a plain, seekable tar lie, from its headers alone.
 
     Raises:
-        ValueError: a damaged or compressed tar, or a member that no semix shard has.
+        ValueError: as `read_tar`, but for what only contents show.
     """
-    pending: dict[str, bytes] = {}
+    for series in _series(members(file, skip, most_bytes=most_bytes)):
+        *images, record = (member.span for member in series.members)
+        yield GroupPlace(int(series.key), record, tuple(images), series.extension)
+
+
+def read_shard(
+    store: "Store", record: Mapping[str, Any], *, num_classes: int | None = None
+) -> Iterator[GroupSample]:
+    """Samples of one shard, checked against its commit record or its entry in an index.
+
+    Args:
+        num_classes: of the plan; no record may speak of another class.
+    Raises:
+        ValueError: as `read_tar`, or other groups than recorded; it starts with the tar's name.
+        FileNotFoundError: the tar is not there.
+    """
+    groups, first = 0, record.get("first")
     try:
-        with tarfile.open(fileobj=file, mode="r|") as tar:
-            for member in tar:
-                if not member.isreg() or not MEMBER.fullmatch(member.name):
-                    raise ValueError(f"{member.name!r} does not belong in a shard")
-                content = tar.extractfile(member).read()  # type: ignore[union-attr]
-                pending[member.name] = content
-                if member.name.endswith(".json"):
-                    yield _sample(pending, member.name)
-                    pending = {}
-    except tarfile.TarError as error:
-        raise ValueError(f"damaged tar: {error}") from None
-    if pending:
-        raise ValueError(f"damaged tar: it ends inside group {min(pending)[:8]}")
+        with store.open(record["tar"]) as file:
+            for sample in read_tar(file, most_bytes=record["bytes"]):
+                group = sample.record["group"]
+                if first is not None and group != first + groups:
+                    raise ValueError(f"holds group {group}, its record says {first + groups}")
+                _check_classes(sample.record, num_classes)
+                groups += 1
+                yield sample
+        if groups != record["groups"]:
+            raise ValueError(f"{groups} groups, its record says {record['groups']}")
+    except ValueError as error:
+        raise ValueError(f"{record['tar']}: {error}") from None
 
 
-def _sample(members: dict[str, bytes], json_name: str) -> GroupSample:
-    key = json_name.removesuffix(".json")
-    record = json.loads(members[json_name])
-    images = [name for name in members if name != json_name]
-    extension = images[0].rpartition(".")[2] if images else "webp"
-    count = len(record["alphas"])
-    expected = [f"{key}.{position:02d}.{extension}" for position in range(count)]
-    if extension not in ENCODINGS or images != expected or group_key(record["group"]) != key:
-        raise ValueError(f"group {key} has members {', '.join(members)}; wanted {count} images")
-    return GroupSample(record, [members[name] for name in images], extension)
+def _check_classes(record: dict[str, Any], num_classes: int | None) -> None:
+    if num_classes is None:
+        return
+    named = {*record["classes"], *(target for row in record["labels"] for target, _ in row)}
+    if max(named) >= num_classes:
+        raise ValueError(
+            f"group {record['group']} names class {max(named)}, the plan has {num_classes}"
+        )
+
+
+class _Series(NamedTuple):
+    """The members of one sample: its images, then its record."""
+
+    key: str
+    extension: str
+    members: list[Member]
+
+
+def _series(found: Iterator[Member]) -> Iterator[_Series]:
+    """Members by sample: images from position 0 on, then the record; keys ascend."""
+    last, series = "", None
+    for member in found:
+        match = MEMBER.fullmatch(member.name)
+        if match is None:
+            raise ValueError(f"{member.name!r} does not belong in a shard")
+        key, image = match.group("key", "image")
+        series = series or _Series(key, image or "", [])
+        wanted = f"{key}.{len(series.members):02d}.{series.extension}" if image else f"{key}.json"
+        if key <= last or key != series.key or member.name != wanted:
+            raise ValueError(f"{member.name!r} is out of order")
+        if not image and not series.members:
+            raise ValueError(f"group {key} has no images")
+        series.members.append(member)
+        if not image:
+            yield series
+            last, series = key, None
+    if series:
+        raise ValueError(f"damaged tar: it ends inside group {series.key}")

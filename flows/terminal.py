@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from data.printable import printable
+
 console = Console(stderr=True)
 
 
@@ -30,7 +32,7 @@ def set_up_logging(*, debug: bool = False) -> None:
 
 def say(text: str) -> None:
     """One line as it is, above a progress bar if there is one."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(text: str) -> None:
@@ -38,7 +40,7 @@ def say_error(text: str) -> None:
 
 
 def emit(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text) + "\n")
 
 
 def emit_json(value: Any) -> None:

@@ -1,0 +1,68 @@
+"""What WebP, PNG and JPEG bytes claim, looked at before any decoder runs."""
+
+import struct
+
+MOST_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
+JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
+ANIMATED = 0x02  # flag of an extended WebP
+
+
+def check_header(content: bytes, *, most_pixels: int) -> None:
+    """Refuse what is cut, goes on behind its end, or would cost much to decode.
+
+    Pillow allots a WebP's whole canvas to learn its size, and draws each scan of a JPEG over the
+    whole picture, however many there are. It reads a PNG without its end, and stops at the end
+    of any, whatever follows.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        _check_webp(content, most_pixels)
+    elif content.startswith(PNG_START):
+        width, height = struct.unpack(">II", _bytes(content, 16, 24))
+        _check_size(width, height, most_pixels)
+        _check_end(content.endswith(PNG_END))
+    elif content.startswith(JPEG_START):
+        _check_end(content.endswith(JPEG_END))
+        # Inside a scan 0xFF is always followed by zero, so this counts scans, or more than them.
+        if content.count(JPEG_SCAN) > MOST_SCANS:
+            raise ValueError(f"more than {MOST_SCANS} scans")
+    else:
+        raise ValueError(f"it starts with {content[:8]!r}")
+
+
+def _check_webp(content: bytes, most_pixels: int) -> None:
+    size = int.from_bytes(_bytes(content, 4, 8), "little")
+    _check_end(len(content) == 8 + size + size % 2)
+    kind = content[12:16]
+    if kind == b"VP8X":
+        if _bytes(content, 20, 21)[0] & ANIMATED:
+            raise ValueError("it is animated")
+        width = int.from_bytes(_bytes(content, 24, 27), "little") + 1
+        height = int.from_bytes(_bytes(content, 27, 30), "little") + 1
+    elif kind == b"VP8L":  # after a signature byte 14 bits each
+        bits = int.from_bytes(_bytes(content, 21, 25), "little")
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    elif kind == b"VP8 ":  # after frame tag and start code 14 bits each, 2 of scaling
+        width, height = (side & 0x3FFF for side in struct.unpack("<HH", _bytes(content, 26, 30)))
+    else:
+        raise ValueError(f"its first part is {kind!r}")
+    _check_size(width, height, most_pixels)
+
+
+def _bytes(content: bytes, start: int, stop: int) -> bytes:
+    if len(content) < stop:
+        raise ValueError("it is cut")
+    return content[start:stop]
+
+
+def _check_size(width: int, height: int, most_pixels: int) -> None:
+    if width * height > most_pixels:
+        raise ValueError(f"{width} x {height} pixels, at most {most_pixels}")
+
+
+def _check_end(whole: bool) -> None:
+    if not whole:
+        raise ValueError("it is cut, or goes on behind its end")

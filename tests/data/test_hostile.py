@@ -1,0 +1,264 @@
+"""Each way that we know to attack a reader of shards, tried on ours."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from safetensors.torch import save
+
+from data.errors import InputError
+from data.images import decode_image
+from data.mixed import MixedDataset
+from data.root import Root
+from data.shards import read_shard, shard_name
+from data.tensors import read_arrays, read_tensors
+from tests.data import hostile
+from tests.handmade import make_root, sample, tar_of
+
+ROOT = Path(__file__).parents[2]
+
+# Reads every file of a folder under a hook that ends the process at the first thing that reading
+# must never do. `control` shows that the hook sees it.
+READER = """
+import io, json, os, pickle, sys
+from pathlib import Path
+import torch
+from data.images import decode_image, encode_image
+from data.schemas import read_commit_record, read_index
+from data.shards import read_tar, scan_tar
+from data.tensors import read_arrays, read_tensors
+from tests.handmade import sample, tar_of
+
+folder, control = Path(sys.argv[1]), sys.argv[2:]
+contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+names = {path.name: path.read_text() for path in (folder.parent / "names").iterdir()}
+EVENTS = ("exec", "compile", "import", "pickle.", "os.", "subprocess.", "socket.", "shutil.",
+          "ctypes.", "marshal.", "code.", "glob.", "tempfile.", "webbrowser.", "urllib.", "open")
+
+def watch(event, arguments):
+    if event.startswith(EVENTS) and armed:
+        os.write(2, f"{event} {arguments!r}"[:300].encode())
+        os._exit(99)
+
+def images(content):
+    for sample in read_tar(io.BytesIO(content)):
+        for image in sample.images:
+            decode_image(image)
+
+def tried(read, content):
+    try:
+        read(content)
+    except ValueError as error:
+        return str(error)
+    return None
+
+readers = [images, lambda content: list(scan_tar(io.BytesIO(content))), decode_image,
+           read_commit_record, read_index, lambda content: read_tensors(content, where="x")]
+armed = False
+for extension in ("webp", "png", "jpg"):  # lets Pillow load its readers
+    images(tar_of(sample(1, extension=extension)))
+for read in readers:
+    tried(read, b"{")
+sys.addaudithook(watch)
+armed = True
+if control:
+    pickle.loads(next(contents[n] for n in contents if names[n] == "tensors: pickle"))
+found = {names[name]: [tried(read, content) for read in readers]
+         for name, content in contents.items()}
+armed = False
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("canary") / "CANARY"
+
+
+@pytest.fixture(scope="module")
+def shards(canary) -> dict[str, bytes]:
+    return {
+        **hostile.pickles(canary),
+        **hostile.archives(),
+        **hostile.series(),
+        **hostile.images(),
+    }
+
+
+@pytest.fixture(scope="module")
+def watched(shards, canary, tmp_path_factory):
+    """watched(*arguments): a process that reads all hostile shards and tensor files."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for name in ("files", "names"):
+        (folder / name).mkdir()
+    contents = {**shards, **{f"tensors: {n}": c for n, c in hostile.tensor_files(canary).items()}}
+    for number, (name, content) in enumerate(contents.items()):
+        (folder / "files" / f"{number:03d}").write_bytes(content)
+        (folder / "names" / f"{number:03d}").write_text(name)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", READER, str(folder / "files"), *arguments]
+        environment = {**os.environ, "GOPEN_REWRITE": "a=pipe:touch CANARY", "WDS_x": "$(touch x)"}
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+        )
+
+    return run
+
+
+def test_a_hostile_shard_is_refused_and_nothing_executed(watched, shards, canary):
+    done = watched()
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert len(found) == len(shards) + len(hostile.tensor_files(canary))
+    for name in shards:
+        assert found[name][0], f"{name} was read"
+    for name in hostile.tensor_files(canary):
+        assert found[f"tensors: {name}"][-1].startswith("x: "), name
+    assert not canary.exists()
+
+
+def test_the_watch_and_the_payload_work(watched, tmp_path):
+    """Else the test above could not fail."""
+    assert watched("control").returncode == 99
+    (tmp_path / "a.tar").write_bytes(hostile.pickles(tmp_path / "CANARY")["pickle.pyd"])
+    list(wds.WebDataset([str(tmp_path / "a.tar")], shardshuffle=False).decode())
+    assert (tmp_path / "CANARY").exists()
+
+
+def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
+    root = make_root(tmp_path, shards=len(shards) + 1, groups=1, tars=list(shards.values()))
+    problems = {p.shard: p.text for p in root.verify(full=True) if p.kind == "shard"}
+    committed = root.committed()
+    assert sorted(problems) == list(range(len(shards)))
+    for shard, text in problems.items():
+        assert committed[shard]["tar"] in text
+    for shard, found in committed.items():
+        with pytest.raises(ValueError, match=found["tar"]) if shard in problems else nullcontext():
+            for series in read_shard(root.store, found):
+                for image in series.images:
+                    try:
+                        decode_image(image)
+                    except ValueError as error:
+                        raise ValueError(f"{found['tar']}: {error}") from None
+
+
+@pytest.mark.parametrize(
+    "kind", ["pickle.pyd", "gzip bomb", "symlink", "eight exabytes", "nested noise", "EPS"]
+)
+def test_a_training_run_refuses_it_by_name(shards, kind, tmp_path):
+    root = make_root(tmp_path, shards=2, groups=1, tars=[shards[kind]])
+    with pytest.raises(ValueError, match=root.committed()[0]["tar"]):
+        everything = MixedDataset(root.url)
+        everything.draw(torch.tensor([0]), rng=torch.Generator())
+
+
+def test_a_class_that_the_plan_has_not_is_refused_by_name(tmp_path):
+    beyond = sample(0, classes=[0, 3], labels=[[[0, 0.5], [3, 0.5]]] * 2)
+    root = make_root(tmp_path, shards=2, groups=1, tars=[tar_of(beyond)])
+    name = root.committed()[0]["tar"]
+    assert next(p.text for p in root.verify(full=True) if p.shard == 0).startswith(name)
+    with pytest.raises(ValueError, match=name):
+        MixedDataset(root.url)
+
+
+def test_verify_reports_hostile_features_and_goes_on(canary, tmp_path):
+    files = hostile.tensor_files(canary)
+    root = make_root(tmp_path, shards=len(files) + 1, groups=1)
+    for shard, content in enumerate(files.values()):
+        committed = json.loads(root.store.get(f"{shard_name(shard)}.json"))
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{shard_name(shard)}-{digest[:8]}.features.safetensors"
+        committed["features"] = {"name": name, "sha256": digest, "bytes": len(content)}
+        root.store.put(name, content)
+        root.store.put(f"{shard_name(shard)}.json", json.dumps(committed).encode())
+    found = {p.shard: p.text for p in Root(root.url).verify(full=True) if p.kind == "shard"}
+    assert sorted(found) == list(range(len(files)))
+    assert all(".features.safetensors" in text for text in found.values())
+    assert not canary.exists()
+
+
+def test_verify_reports_hostile_prototypes(canary, tmp_path):
+    root = make_root(tmp_path, shards=1, groups=1)
+    deep = save({"prototypes": torch.zeros(3, 4)}, {"semix": "[" * 100_000})
+    for content in (*hostile.tensor_files(canary).values(), deep):
+        root.store.put("prototypes.safetensors", content)
+        assert "prototypes" in {problem.kind for problem in root.verify(full=True)}
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "pipe:touch CANARY",
+        "pipe:touch CANARY |",
+        "file://pipe:touch CANARY",
+        "${WDS_x}",
+        "{a,b}.tar",
+        "tests/data",
+        "http://127.0.0.1:9/x",
+        "https://x@127.0.0.1:9/x",
+        "hf://x/y",
+        "github://a:b@/x",
+        "zip://a.zip",
+        "simplecache::file:///tmp",
+        "file:///tmp::file:///tmp",
+        "ftp://127.0.0.1/x",
+        "ssh://127.0.0.1/x",
+        "reference://x",
+        "data://text",
+        "",
+    ],
+)
+def test_a_url_is_a_place_and_nothing_else(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOPEN_REWRITE", "http=pipe:touch CANARY ")
+    monkeypatch.setenv("WDS_x", "$(touch CANARY)")
+    monkeypatch.chdir(tmp_path)
+    for opened in (Root, MixedDataset):
+        with pytest.raises(InputError, match="url = "):
+            opened(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "pipe:touch CANARY", "shards/0000", "plan.json"]
+)
+def test_records_that_point_elsewhere_do_not_count(name, tmp_path):
+    (tmp_path / "secret").write_bytes(tar_of(*(sample(g) for g in range(3))))
+    root = make_root(tmp_path / "root")
+    stored = json.loads(root.store.get("shards/0000/0000000.json"))
+    root.store.put("shards/0000/0000000.json", json.dumps(stored | {"tar": name}).encode())
+    pinned = json.loads(root.store.get("index/0.json"))
+    pinned["shards"][0]["tar"] = name
+    root.store.put("index/0.json", json.dumps(pinned).encode())
+    assert Root(root.url).missing() == [0]
+    with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
+        MixedDataset(root.url)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"schema":' * 99_999])
+def test_a_damaged_plan_is_named(content, tmp_path):
+    root = make_root(tmp_path)
+    root.store.put("plan.json", content)
+    with pytest.raises(ValueError, match=r"plan\.json"):
+        Root(root.url)
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_arrays])
+def test_tensor_files_read_back_and_are_refused_by_name(read, canary):
+    for content in hostile.tensor_files(canary).values():
+        with pytest.raises(ValueError, match=r"^shards/x\.features\.safetensors: "):
+            read(content, where="shards/x.features.safetensors")
+    content = save({"metadata": torch.ones(2, 3), "model_config": torch.zeros(0)}, {"a": "b"})
+    tensors, metadata = read(content, where="x")
+    assert metadata == {"a": "b"}
+    np.testing.assert_array_equal(tensors["metadata"], np.ones((2, 3)))
+    assert tensors["model_config"].shape == (0,)

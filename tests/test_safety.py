@@ -1,0 +1,150 @@
+"""What none of our code may do, looked for in its syntax trees."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("data", "pipeline", "calib", "flows")
+
+# Modules that execute what they read, or that open what they are told to.
+MODULES = {
+    *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "joblib", "shelve"),
+    *("marshal", "code", "codeop", "pty", "imp", "xmlrpc", "telnetlib", "webdataset", "lmdb"),
+}
+NAMES = {"eval", "exec", "compile", "__import__"}  # builtins
+CALLS = {
+    *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnl", "subprocess.getoutput"),
+    *("subprocess.getstatusoutput", "yaml.load", "yaml.full_load", "yaml.unsafe_load"),
+    *("shutil.unpack_archive", "pandas.read_pickle", "torch.hub.load", "runpy.run_path"),
+    *("torch.jit.load", "torch.export.load", "logging.config.listen", "tempfile.mktemp"),
+}
+METHODS = {"extractall", "decode_pickle", "xdecode", "load_pickle", "from_pickle"}
+KEYWORDS = {  # keyword: the constant that it must not have
+    **{"shell": True, "trust_remote_code": True, "allow_pickle": True, "weights_only": False},
+    **{"use_safetensors": False, "autoescape": False},
+}
+NO_WEIGHTS = {"CLIPTokenizer", ""}  # the other is a scheduler, whose class is looked up
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def dotted(node: ast.expr) -> str:
+    """`torch.load` as text; empty for what is no plain name."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def unsafe(tree: ast.Module) -> list[str]:
+    """Line and reason of everything in a module that is not allowed."""
+    found = []
+    for node in ast.walk(tree):
+        reason = _unsafe(node)
+        if reason:
+            found.append(f"{getattr(node, 'lineno', 0)}: {reason}")
+    return found
+
+
+def _unsafe(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Import):
+        names = {alias.name.partition(".")[0] for alias in node.names}
+        return f"imports {names & MODULES}" if names & MODULES else None
+    if isinstance(node, ast.ImportFrom):
+        parts = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
+        hidden = {f"{node.module}.{alias.name}" for alias in node.names} & CALLS
+        return f"imports {parts & MODULES | hidden}" if parts & MODULES or hidden else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return "a shell in a URL" if node.value.startswith("pipe:") else None
+    return _unsafe_call(node) if isinstance(node, ast.Call) else None
+
+
+def _unsafe_call(call: ast.Call) -> str | None:
+    name, keywords = dotted(call.func), {k.arg: k.value for k in call.keywords if k.arg}
+    if name in NAMES | CALLS or name.rpartition(".")[2] in METHODS:
+        return f"calls {name}"
+    if name == "torch.load" and not _is(keywords.get("weights_only"), True):
+        return "torch.load without weights_only=True"
+    if name == "tarfile.open" and not _is(keywords.get("mode"), "w"):
+        return "tarfile.open for reading"
+    weights = name.endswith(".from_pretrained") and name.split(".")[0] not in NO_WEIGHTS
+    if weights and not _is(keywords.get("use_safetensors"), True):
+        return f"{name} without use_safetensors=True"
+    wrong = [keyword for keyword, value in keywords.items() if _is_wrong(keyword, value)]
+    return f"{name}({', '.join(wrong)}=...)" if wrong else None
+
+
+def _is_wrong(keyword: str, node: ast.expr) -> bool:
+    if keyword == "custom_pipeline":
+        return True
+    return keyword in KEYWORDS and _is(node, KEYWORDS[keyword])
+
+
+def _is(node: ast.expr | None, wanted: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value == wanted
+
+
+def test_nothing_of_ours_executes_what_it_reads():
+    found = [f"{path}:{line}" for path, tree in sources() for line in unsafe(tree)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as p",
+        "from pickle import loads",
+        "import webdataset as wds",
+        "from os import system",
+        "eval('1')",
+        "exec(text)",
+        "__import__(name)",
+        "os.system('x')",
+        "os.popen('x')",
+        "subprocess.run('ls', shell=True)",
+        "yaml.load(text)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "torch.load(path, weights_only=flag)",
+        "np.load(path, allow_pickle=True)",
+        "model.from_pretrained(name, use_safetensors=True, trust_remote_code=True)",
+        "Pipeline.from_pretrained(name)",
+        "Pipeline.from_pretrained(name, use_safetensors=False)",
+        "Pipeline.from_pretrained(name, use_safetensors=True, custom_pipeline='x')",
+        "tarfile.open(path)",
+        "tarfile.open(path, mode='r|*')",
+        "tar.extractall(folder)",
+        "dataset.xdecode('pil')",
+        "open_shard('pipe:curl x')",
+        "Environment(autoescape=False)",
+        "torch.hub.load('x', 'y')",
+    ],
+)
+def test_the_check_sees_it(source):
+    assert unsafe(ast.parse(source))
+
+
+def test_the_check_lets_the_safe_way_pass():
+    safe = "torch.load(path, weights_only=True)\nyaml.safe_load(text)\nmodel.eval()\n"
+    safe += "Pipeline.from_pretrained(name, use_safetensors=True)\nsubprocess.run(['ls'])\n"
+    assert unsafe(ast.parse(safe + "tarfile.open(fileobj=file, mode='w')\ntext.decode()")) == []
+    assert len(list(sources())) > 100
+
+
+def test_settings_hold_no_secret():
+    """Whatever a config holds is in plan.json, in logs and in reports."""
+    words = ("password", "secret", "token", "credential", "api_key", "access_key")
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(dotted(b) == "Settings" for b in node.bases):
+                fields = [n.target.id for n in node.body if isinstance(n, ast.AnnAssign)]  # type: ignore[union-attr]
+                named = [f for f in fields if any(word in f.lower() for word in words)]
+                assert named == [], f"{path}: {node.name}"
