@@ -3,11 +3,14 @@
 import json
 import os
 import socket
-import time
 
-from data.store import Store, process_alive
+from data.store import Fact, Store, process_alive
+from data.strict_json import read_object
 
-TIME_TO_LIVE = 3600.0  # seconds after which another machine's lease counts as forgotten
+FOLDER = "leases"
+# Seconds without renewal after which a lease counts as forgotten.
+MOST_LEASE = 4096  # bytes
+TIME_TO_LIVE = 3600.0
 
 
 def claim(store: Store, work: int | str) -> bool:
@@ -16,30 +19,71 @@ def claim(store: Store, work: int | str) -> bool:
     Two that take over one stale lease at the same moment both win. That costs a shard's work,
     not a wrong result: what they publish is create-only.
     """
-    name = _name(work)
-    note = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()})
-    if store.create(name, note.encode()):
+    name = lease_name(work)
+    if store.create(name, _note()):
         return True
-    if _held(store, name):
-        return False
-    store.put(name, note.encode())
+    if not _is_ours(store, name):
+        fact = store.facts(FOLDER).get(name)
+        if fact is not None and _held(store, name, fact):
+            return False
+    store.put(name, _note())
     return True
 
 
+def renew(store: Store, work: int | str) -> None:
+    """Say that this process still works on what it claimed; a lease that was taken over stays."""
+    if _is_ours(store, lease_name(work)):
+        store.put(lease_name(work), _note())
+
+
 def release(store: Store, work: int | str) -> None:
-    if store.exists(_name(work)):
-        store.delete(_name(work))
+    """Give up what this process claimed; a lease that was taken over stays."""
+    if _is_ours(store, lease_name(work)):
+        store.delete(lease_name(work))
 
 
-def _name(work: int | str) -> str:
-    return f"leases/{work:07d}.json" if isinstance(work, int) else f"leases/{work}.json"
+def living(store: Store) -> set[str]:
+    """Names of the leases whose holder lives, this process included."""
+    return {name for name, fact in store.facts(FOLDER).items() if _held(store, name, fact)}
 
 
-def _held(store: Store, name: str) -> bool:
-    try:
-        note = json.loads(store.get(name))
-    except (FileNotFoundError, ValueError):
+def forgotten(store: Store) -> dict[str, Fact]:
+    """Leases whose holder is gone, by name."""
+    facts = store.facts(FOLDER)
+    return {name: fact for name, fact in facts.items() if not _held(store, name, fact)}
+
+
+def lease_name(work: int | str) -> str:
+    return f"{FOLDER}/{work:07d}.json" if isinstance(work, int) else f"{FOLDER}/{work}.json"
+
+
+def _note() -> bytes:
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+
+
+def _is_ours(store: Store, name: str) -> bool:
+    return _holder(store, name) == (socket.gethostname(), os.getpid())
+
+
+def _held(store: Store, name: str, fact: Fact) -> bool:
+    """Whether its holder lives, as far as this machine can tell.
+
+    A process of this machine lives or does not. Of another machine's only the time of its last
+    renewal is known, by the clock of the store, which is the only one that both see. A lease from
+    the store's future means that this clock was set back; it is believed no longer than others.
+    """
+    holder = _holder(store, name)
+    if holder is None:
         return False
-    if note["host"] == socket.gethostname():
-        return note["pid"] != os.getpid() and process_alive(note["pid"])
-    return time.time() - note["time"] < TIME_TO_LIVE
+    if holder[0] == socket.gethostname() and not process_alive(holder[1]):
+        return False
+    return abs(store.now() - fact.modified) < TIME_TO_LIVE
+
+
+def _holder(store: Store, name: str) -> tuple[str, int] | None:
+    """Host and process; None where no lease is, or none that can be read."""
+    try:
+        note = read_object(store.get(name), what=name, most=MOST_LEASE)
+        return str(note["host"]), int(note["pid"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from data.errors import InputError
 from data.root import Root
-from data.shards import GroupSample, read_tar
+from data.shards import GroupSample, read_shard
 
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
@@ -20,19 +20,30 @@ def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
     return groups[step // 2 :: step][:count]
 
 
+def shard_of(root: Root, group: int) -> int:
+    """The shard that a group belongs to, made or not. Raises InputError."""
+    last = root.plan["num_groups"] - 1
+    if not 0 <= group <= last:
+        raise InputError("group", group, f"{root.url} has groups 0 to {last}")
+    return root.layout.shard_of(group)
+
+
 def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
-    """The series of these groups, in their order.
+    """The series of these groups, in their order; only their shards are read.
 
     Raises:
         InputError: a group that is in no committed shard.
+        ValueError: a shard is damaged.
     """
     found: dict[int, GroupSample] = {}
-    for record in root.committed().values():
-        inside = set(range(record["first"], record["first"] + record["groups"]))
-        if inside & set(groups):
-            with root.store.open(record["tar"]) as file:
-                found |= {s.record["group"]: s for s in read_tar(file)}
+    for shard in sorted({shard_of(root, group) for group in groups}):
+        record = root.record(shard)
+        if record is not None:
+            wanted = set(groups) & set(root.layout.groups_of(shard))
+            samples = read_shard(root.store, record, num_classes=len(root.plan["class_names"]))
+            found |= {s.record["group"]: s for s in samples if s.record["group"] in wanted}
     for group in groups:
         if group not in found:
-            raise InputError("groups", group, f"is in no finished shard of {root.url}")
+            remedy = f"is not made yet; run `semix resume {root.url} --shards "
+            raise InputError("group", group, f"{remedy}{shard_of(root, group)}`")
     return [found[group] for group in groups]

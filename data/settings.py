@@ -90,7 +90,9 @@ def _first_problem(kind: type[Settings], error: ValidationError) -> InputError:
     if problem["type"] == "missing":
         return InputError(path, "nothing", "this setting is required")
     message = problem["msg"].removeprefix("Value error, ")
-    return InputError(path, repr(problem["input"]), message[0].lower() + message[1:])
+    # A whole section does not fit together: what it holds would fill the screen.
+    given = "as given" if isinstance(problem["input"], Mapping) else repr(problem["input"])
+    return InputError(path, given, message[0].lower() + message[1:])
 
 
 def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:

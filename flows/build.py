@@ -1,20 +1,25 @@
 """Build or continue a mixed dataset: whatever its store lacks is made, then pinned by an index."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from data.errors import InputError
 from data.ranges import format_ranges
+from data.repair import put_aside
 from data.root import PLAN, Root
 from data.store import Store
 from flows.costs import SHARE, check_rates, costs
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
+from flows.selection import Selection, gaps
 from flows.server import prefect_server
 from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
+from pipeline.extension import described, extend_root
 from pipeline.root import checked_plan, create_root, plan_of
+
+ALL = Selection()
 
 log = logging.getLogger("semix.build")
 
@@ -24,13 +29,13 @@ class BuildFailed(RunFailed):
 
 
 def build(
-    config: BuildConfig, out: str, *, slots: int | None = None, shards: Collection[int] = ()
+    config: BuildConfig, out: str, *, slots: int | None = None, selection: Selection = ALL
 ) -> Root:
     """Start or continue the mixed dataset of `config` at `out`.
 
     Args:
         slots: worker processes; by default one a visible GPU, or one.
-        shards: make only these; all by default.
+        selection: which shards to make; all by default.
     Returns:
         The root, every wanted shard committed and an index written.
     Raises:
@@ -39,31 +44,94 @@ def build(
     """
     root = create_root(config, out)
     _say_notes(config)
-    return resume(root, slots=slots, shards=shards)
+    return resume(root, slots=slots, selection=selection)
 
 
-def resume(root: Root, *, slots: int | None = None, shards: Collection[int] = ()) -> Root:
+def resume(
+    root: Root, *, slots: int | None = None, selection: Selection = ALL, full: bool = False
+) -> Root:
     """Continue a root from its store alone; arguments, result and errors as of `build`.
 
-    A committed shard whose files are missing or cut is made again.
+    What is damaged is put aside and made again: committed shards whose files are missing or cut,
+    prototypes that cannot be read.
+
+    Args:
+        full: read every committed file first, not only its size.
     """
-    for problem in root.verify():
-        log.warning("%s; making it again", problem)
-        root.discard(problem.shard)
-    lacking = lacking_shards(root, shards)
+    _put_damage_aside(root, full=full)
+    lacking = selection.wanted(root)
     if not lacking:
-        what = f"shards {format_ranges(sorted(shards))}" if shards else "complete"
-        log.info("%s: %s, nothing to do", root.url, what)
-        root.write_index()
-        return root
-    if not root.store.local:
+        return _finished(root, selection)
+    if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
     check_models(plan_of(root).config)
+    whole = len(lacking) == root.plan["num_shards"]
     with prefect_server():
         from flows.build_flow import run_build  # Prefect costs seconds: only when there is work
 
-        run_build(root, slots or len(visible_gpus()) or 1, shards=format_ranges(sorted(shards)))
+        run_build(
+            root,
+            slots or len(visible_gpus()) or 1,
+            shards="" if whole else format_ranges(lacking),
+            allowed=selection.allowed(root),
+        )
     return root
+
+
+def extend(root: Root, groups_per_pair: int, *, slots: int | None = None) -> Root:
+    """Add series behind the last, up to so many of each pair, and make them.
+
+    Raises:
+        InputError: there is nothing to add, or it cannot be added.
+        BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
+    """
+    root = extend_root(root, groups_per_pair)
+    log.info("%s: added %s", root.url, described(root.extensions[-1]))
+    return resume(root, slots=slots)
+
+
+def extend_to(config: BuildConfig, out: str, *, slots: int | None = None) -> Root:
+    """Raise the series of each pair at `out` to what `config` says, which agrees otherwise.
+
+    Raises:
+        InputError, BuildFailed: as of `extend`.
+    """
+    root, wanted = Root(out), config.mixing.groups_per_pair
+    planned = root.plan["config"]["mixing"]["groups_per_pair"]
+    mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
+    create_root(config.model_copy(update={"mixing": mixing}), out)
+    return extend(root, wanted, slots=slots)
+
+
+def _finished(root: Root, selection: Selection) -> Root:
+    """Nothing to make: pin what is there, unless more is missing than may be."""
+    lacking, left_out = gaps(root, selection.shards, allowed=selection.allowed(root))
+    if lacking and selection.skip_failed:
+        raise BuildFailed(failure_message(root, lacking, []))
+    say_left_out(root, left_out)
+    what = "complete"
+    if selection.retry_failed:
+        what = "no missing shard has failed before"
+    elif selection.shards:
+        what = f"shards {format_ranges(sorted(selection.shards))}"
+    log.info("%s: %s, nothing to do", root.url, what)
+    root.write_index()
+    return root
+
+
+def say_left_out(root: Root, shards: list[int]) -> None:
+    if shards:
+        text = "%s: %d of %d shards failed and are left out: %s; the index is without them"
+        total = root.plan["num_shards"]
+        log.warning(text, root.url, len(shards), total, format_ranges(shards))
+
+
+def _put_damage_aside(root: Root, *, full: bool) -> None:
+    damage = root.verify(full=full)
+    for problem in damage:
+        log.warning("%s", problem)
+    if count := put_aside(root, damage):
+        log.warning("put %d damaged parts aside; making them again", count)
 
 
 def check(
@@ -99,15 +167,6 @@ def check(
 def _say_notes(config: BuildConfig) -> None:
     for note in notes(config):
         log.warning("%s", note)
-
-
-def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
-    """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
-    outside = sorted(set(shards) - set(range(root.plan["num_shards"])))
-    if outside:
-        last = root.plan["num_shards"] - 1
-        raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {last}")
-    return [shard for shard in root.missing() if not shards or shard in shards]
 
 
 def failure_message(root: Root, lacking: list[int], last_words: Iterable[str]) -> str:

@@ -18,12 +18,15 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from data.label_sets import LabelSet
 from data.progress import Progress
 from data.ranges import parse_ranges
+from data.repair import refuse_other_prototypes
 from data.root import Root
-from flows.build import BuildFailed, failure_message, lacking_shards
+from flows.build import BuildFailed, failure_message, say_left_out
 from flows.gpus import visible_gpus
 from flows.progress import shown
+from flows.selection import gaps, lacking_shards
 from flows.slot import RECORD, generate, worker_command
 from pipeline.fidelity import ensure_fidelity
 from pipeline.prototypes import ensure_prototypes
@@ -46,7 +49,9 @@ def plan(url: str, shards: str) -> dict[str, Any]:
 
 @task(task_run_name="prototypes", **RECORD)
 def prototypes(url: str) -> None:
+    """Measured again if they were put aside; they must then be those that shards carry."""
     ensure_prototypes(Root(url))
+    refuse_other_prototypes(Root(url))
 
 
 @task(task_run_name="fidelity", **RECORD)
@@ -60,16 +65,25 @@ def index(url: str) -> str:
     return Root(url).write_index()
 
 
-def run_build(root: Root, slots: int, *, shards: str = "") -> None:
-    """Run the flow under a name that a person recognises. Raises BuildFailed."""
+def run_build(root: Root, slots: int, *, shards: str = "", allowed: int | None = None) -> None:
+    """Run the flow under a name that a person recognises; see `build_flow`."""
     name = f"{Path(root.url).name}, {len(root.missing())} of {root.plan['num_shards']} shards"
     runner: Any = ThreadPoolTaskRunner(max_workers=slots)
-    build_flow.with_options(flow_run_name=name, task_runner=runner)(root.url, slots, shards)
+    build_flow.with_options(flow_run_name=name, task_runner=runner)(
+        root.url, slots, shards, allowed
+    )
 
 
 @flow(name="semix build", persist_result=False, result_serializer="json")
-def build_flow(url: str, slots: int, shards: str = "") -> str:
-    """Make the shards that the store lacks; `shards` as in `3,7-9`, empty for all."""
+def build_flow(url: str, slots: int, shards: str = "", allowed: int | None = None) -> str:
+    """Make the shards that the store lacks.
+
+    Args:
+        shards: only these, as in `3,7-9`; empty for all.
+        allowed: end well if at most so many shards of the root failed; None if all are wanted.
+    Raises:
+        BuildFailed: a wanted shard is missing.
+    """
     root = Root(url)
     plan(url, shards)
     prototypes(url)
@@ -82,19 +96,24 @@ def build_flow(url: str, slots: int, shards: str = "") -> str:
             follow(futures, root, listeners=(show, publish))
     finally:
         stop.set()  # an interrupt passes here; the flow ends when its workers have
-    refuse_gaps(root, futures, shards=shards)
+    refuse_gaps(root, futures, shards=shards, allowed=allowed)
     return index(url)
 
 
-def start_workers(url: str, slots: int, *, shards: str, stop: threading.Event) -> list[SlotFuture]:
+def start_workers(
+    url: str, slots: int, *, shards: str = "", labels: str = "", stop: threading.Event
+) -> list[SlotFuture]:
+    """One task run a slot; its worker makes images, or the labels of one set."""
+    what = "label" if labels else "generate"
+    work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
     gpus = visible_gpus()
     # Together no more threads than cores: a few too many cost ten times, not a few per cent.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // slots))
     quiet = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": threads}  # no bars as lines in a log
     futures: list[Any] = [
-        generate.submit(
+        work.submit(
             slot,
-            worker_command(url, slot, slots, shards=shards),
+            worker_command(url, slot, slots, shards=shards, labels=labels),
             environment=quiet | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}),
             stop=stop,
         )
@@ -105,7 +124,7 @@ def start_workers(url: str, slots: int, *, shards: str, stop: threading.Event) -
 
 def follow(
     futures: Sequence[SlotFuture],
-    root: Root,
+    root: Root | LabelSet,
     *,
     listeners: Sequence[Callable[[Progress], None]],
 ) -> None:
@@ -122,9 +141,9 @@ def follow(
 
 
 @contextmanager
-def progress_artifact() -> Iterator[Callable[[Progress], None]]:
+def progress_artifact(*, key: str = "semix-build") -> Iterator[Callable[[Progress], None]]:
     """One Prefect artifact for the run; yields a function that updates it now and then."""
-    artifact: Any = create_progress_artifact(0.0, key="semix-build", description="shards")
+    artifact: Any = create_progress_artifact(0.0, key=key, description="shards")
     latest, due = None, 0.0
 
     def publish(progress: Progress) -> None:
@@ -147,10 +166,13 @@ def _send(artifact: Any, progress: Progress) -> None:
         log.warning("Prefect took no progress: %s", error)
 
 
-def refuse_gaps(root: Root, futures: Sequence[SlotFuture], *, shards: str) -> None:
+def refuse_gaps(
+    root: Root, futures: Sequence[SlotFuture], *, shards: str, allowed: int | None
+) -> None:
     """Raises BuildFailed if the store lacks a wanted shard, whatever the tasks say."""
-    lacking = lacking_shards(root, parse_ranges(shards) if shards else ())
+    lacking, left_out = gaps(root, parse_ranges(shards) if shards else (), allowed=allowed)
     if not lacking:
+        say_left_out(root, left_out)
         return
     results = [future.result(raise_on_failure=False) for future in futures]
     errors = [str(result) for result in results if isinstance(result, Exception)]

@@ -1,4 +1,4 @@
-"""One slot of a build: a Prefect task that sees one worker process through to its end."""
+"""One slot: a Prefect task that sees one worker process through to its end."""
 
 import logging
 import tempfile
@@ -41,9 +41,14 @@ def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bo
     return isinstance(state.result(raise_on_failure=False), WorkerLost)
 
 
-def worker_command(url: str, slot: int, slots: int, *, shards: str = "") -> list[str]:
+def worker_command(
+    url: str, slot: int, slots: int, *, shards: str = "", labels: str = ""
+) -> list[str]:
+    """The command of a worker that makes images, or the labels of one set."""
     only = ("--shards", shards) if shards else ()
-    return python_module("pipeline.worker", url, f"--slot={slot}", f"--slots={slots}", *only)
+    what = ("--labels", labels) if labels else ()
+    share = (f"--slot={slot}", f"--slots={slots}")
+    return python_module("pipeline.worker", url, *share, *only, *what)
 
 
 @task(

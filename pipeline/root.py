@@ -6,6 +6,7 @@ from typing import Any
 from data.errors import InputError
 from data.real import load_real
 from data.root import PLAN, SCHEMA, Root
+from data.schemas import read_pairs
 from data.settings import load_settings
 from data.store import Store
 from pipeline.checks import check_models
@@ -16,6 +17,7 @@ from pipeline.plan import BuildPlan
 from pipeline.provenance import library_versions, model_identities
 
 PAIRS = "pairs.json"
+GROUPS_PER_PAIR = "mixing.groups_per_pair"
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
@@ -55,8 +57,13 @@ def plan_of(root: Root) -> BuildPlan:
     """The BuildPlan of a root, from its plan.json alone."""
     config = load_settings(BuildConfig, root.plan["config"])
     names = tuple(root.plan["class_names"])
-    similar = json.loads(root.store.get(PAIRS)) if root.store.exists(PAIRS) else None
-    plan = BuildPlan(config, names, similar=similar and [tuple(pair) for pair in similar])
+    similar = read_pairs(root.store.get(PAIRS)) if root.store.exists(PAIRS) else None
+    plan = BuildPlan(
+        config,
+        names,
+        similar=similar,
+        extensions=root.extensions,
+    )
     if plan.digest != root.plan["digest"]:
         remedy = "plan.json was changed, or another version of semix wrote it; use that version"
         raise InputError(f"{root.url}/{PLAN} digest", root.plan["digest"][:12], remedy)
@@ -80,6 +87,8 @@ def _plan_record(plan: BuildPlan) -> dict[str, Any]:
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
     there, here = _flat(root.plan["config"]), _flat(config.model_dump(mode="json"))
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    if different == [GROUPS_PER_PAIR]:
+        _refuse_more_series(root, here[GROUPS_PER_PAIR])
     if different:
         changes = ", ".join(f"{key} is {there.get(key)!r} there" for key in different)
         remedy = f"holds another plan ({changes}); choose a new place or restore these settings"
@@ -94,6 +103,17 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         if root.plan["models"][part] != json.loads(json.dumps(models[part])):
             remedy = "its files changed since the plan was made; restore them or choose a new place"
             raise InputError(f"{part}.model", models[part]["model"], remedy)
+
+
+def _refuse_more_series(root: Root, wanted: int) -> None:
+    made = root.extensions[-1].groups_per_pair if root.extensions else None
+    planned = root.plan["config"]["mixing"]["groups_per_pair"]
+    if wanted > (made or planned):
+        remedy = f"{root.url} has {made or planned}; add series behind them with `semix extend`"
+        raise InputError(GROUPS_PER_PAIR, wanted, remedy)
+    if wanted == made:
+        remedy = f"was extended from {planned} to that; go on with `semix resume {root.url}`"
+        raise InputError(GROUPS_PER_PAIR, wanted, remedy)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""semix browse."""
+"""semix browse, show."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.options import Url, chosen
-from flows.terminal import emit
+from flows.commands.options import Json, Url, chosen
+from flows.terminal import emit, emit_json
+
+if TYPE_CHECKING:
+    from data.root import Root
+    from data.shards import GroupSample
+
+Picture = Annotated[Path, typer.Option(help="the picture to write, PNG or WebP")]
 
 
 def browse(
     url: Url,
-    out: Annotated[Path, typer.Option(help="the picture to write, PNG or WebP")] = Path(
-        "series.png"
-    ),
+    out: Picture = Path("series.png"),
     groups: Annotated[str, typer.Option(help="as in 3,7-9; default: some of all pairs")] = "",
 ) -> None:
     """A contact sheet of series with alpha, CLIP weight and soft label."""
@@ -25,3 +29,73 @@ def browse(
     wanted = sorted(chosen(groups)) if groups else some_of_all_pairs(root)
     contact_sheet(read_series(root, wanted)).save(out)
     emit(str(out))
+
+
+def show(
+    url: Url,
+    group: Annotated[int, typer.Argument(help="number of the series", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="a picture to write, PNG or WebP")] = None,
+    regenerate: Annotated[bool, typer.Option("--regenerate", help="make it anew, compare")] = False,
+    device: Annotated[str, typer.Option(help="to make it on: auto, cpu, cuda")] = "auto",
+    json: Json = False,
+) -> None:
+    """One series by its number: what is recorded of it, and its picture."""
+    from data.root import Root
+    from data.series import shard_of
+
+    root = Root(url)
+    shard = shard_of(root, group)
+    record = root.record(shard)
+    facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record["tar"]}
+    sample = _stored(root, group) if record else None
+    if regenerate:
+        sample, facts["same_pixels"] = _made_anew(root, group, sample, device=device)
+    if sample is not None:
+        facts |= sample.record
+        if out:
+            from data.contact_sheet import contact_sheet
+
+            contact_sheet([sample]).save(out)
+            facts["picture"] = str(out)
+    if json:
+        emit_json(facts)
+    else:
+        emit("\n".join(_readable(facts, url=root.url)))
+
+
+def _stored(root: "Root", group: int) -> "GroupSample":
+    from data.series import read_series
+
+    return read_series(root, [group])[0]
+
+
+def _made_anew(
+    root: "Root", group: int, stored: "GroupSample | None", *, device: str
+) -> "tuple[GroupSample, bool | None]":
+    """The series made now, and whether it looks as the stored one; None without one."""
+    from pipeline.regenerate import regenerate, same_pixels
+
+    made = regenerate(root, group, device=device)
+    return made, None if stored is None else same_pixels(made, stored)
+
+
+def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
+    shard = facts["shard"]
+    place = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
+    lines = [f"group {facts['group']}, shard {shard}: {place}"]
+    if "names" in facts:
+        names = ", ".join(
+            f"{n} ({k})" for n, k in zip(facts["names"], facts["classes"], strict=True)
+        )
+        lines += [f"classes  {names}", f"seed     {facts['seed']}", f"noise    {facts['noise']}"]
+        lines.append("alpha  weight  label")
+        rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
+        for alpha, weight, label in rows:
+            shown = ", ".join(f"{target}: {share:.3f}" for target, share in label)
+            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shown}")
+    if "same_pixels" in facts:
+        verdict = {True: "equal", False: "differ from", None: "cannot be compared with"}
+        lines.append(f"pixels made anew {verdict[facts['same_pixels']]} the stored ones")
+    if "picture" in facts:
+        lines.append(f"picture  {facts['picture']}")
+    return lines

@@ -1,40 +1,100 @@
-"""semix verify, failures."""
+"""semix verify, failures, gc."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flows.commands.options import Json, Url
 from flows.terminal import emit, emit_json
 
+TRACEBACK_LINES = 5
+
 
 def verify(
     url: Url,
-    full: Annotated[bool, typer.Option(help="also every hash and image")] = False,
+    full: Annotated[bool, typer.Option(help="also every hash, image and label")] = False,
     json: Json = False,
 ) -> None:
-    """Compare every committed shard with its record; exit status 1 if one is damaged."""
+    """Compare a mixed dataset with its records; exit status 1 if something is damaged."""
     from data.root import Root
+    from data.verification import verify as verified
 
     root = Root(url)
-    problems = root.verify(full=full)
+    found = []
+    for problem in verified(root, full=full):
+        found.append(problem)
+        if not json:
+            emit(f"{'' if problem.damage else 'orphan: '}{problem}")
+    damaged = sum(problem.damage for problem in found)
     if json:
-        emit_json([{"shard": problem.shard, "problem": problem.text} for problem in problems])
+        emit_json(
+            [
+                {"shard": p.shard, "kind": p.kind, "problem": p.text, "damage": p.damage}
+                for p in found
+            ]
+        )
+    elif damaged:
+        emit(f"{damaged} problems; `semix resume {root.url}` makes what is damaged again")
     else:
-        emit("\n".join(map(str, problems)) or f"{len(root.committed())} shards as recorded")
-    raise typer.Exit(1 if problems else 0)
+        orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
+        emit(f"{len(root.committed())} shards as recorded{orphans}")
+    raise typer.Exit(1 if damaged else 0)
 
 
 def failures(url: Url, json: Json = False) -> None:
     """Why shards that are still missing failed."""
     from data.root import Root
 
-    found = Root(url).failures()
+    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
     if json:
         emit_json(found)
         return
-    for shard, attempts in found.items():
-        last = attempts[-1]
-        emit(f"shard {shard}, attempt {last['attempt']}: {last['error']}: {last['message']}")
-    if not found:
-        emit("no failures")
+    for shard, facts in found.items():
+        count, group = facts["attempts"], facts["group"]
+        where = "" if group is None else f"group {group}, "
+        times = "1 attempt" if count == 1 else f"{count} attempts"
+        emit(f"shard {shard}: {facts['error']}: {facts['message']} ({where}{times})")
+    emit(
+        f"{len(found)} shards; try them again with --retry-failed, or leave them out with "
+        "--skip-failed LIMIT"
+        if found
+        else "no failures"
+    )
+
+
+def gc(
+    url: Url,
+    remove: Annotated[bool, typer.Option("--remove", help="delete what is shown")] = False,
+    older_than: Annotated[float, typer.Option(min=0, help="hours; younger files stay")] = 1.0,
+    json: Json = False,
+) -> None:
+    """Show files that nothing refers to any more; with --remove delete them."""
+    from data import garbage
+    from data.root import Root
+
+    root, seconds = Root(url), older_than * 3600
+    found = garbage.garbage(root, older_than_s=seconds)
+    if remove:
+        found = garbage.remove(root, found, older_than_s=seconds)
+    if json:
+        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in found])
+        return
+    for item in found:
+        emit(f"{item.name}  {item.bytes} bytes, {item.why}")
+    done = "removed" if remove else "could go, with --remove"
+    emit(f"{len(found)} files, {sum(item.bytes for item in found)} bytes {done}")
+
+
+def _explained(attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last attempt, and how many there were."""
+    from data.failures import failed_group
+
+    last = attempts[-1]
+    return {
+        "attempts": len(attempts),
+        "error": last["error"],
+        "message": last["message"],
+        "group": failed_group(last),
+        "time": last["time"],
+        "traceback": last.get("traceback", [])[-TRACEBACK_LINES:],
+    }

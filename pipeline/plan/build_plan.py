@@ -1,9 +1,9 @@
 """BuildPlan: every group and shard as a pure function of the config and an index."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from data.extension import Extension, layout
 from data.fingerprint import fingerprint
 from data.real import class_names
 from data.root import spec_digest
@@ -65,6 +65,8 @@ class BuildPlan:
         names: class names, when they are known already (a root carries them).
         similar: the pairs drawn by similarity, once the prototypes are measured; without them
             such a plan knows its sizes but not its groups.
+        extensions: what was added behind the last group. It changes no group or shard that was
+            there, so the digest stays.
     Raises:
         InputError: named pairs that are not in the data, or more pairs than there are.
     """
@@ -75,6 +77,7 @@ class BuildPlan:
         names: tuple[str, ...] | None = None,
         *,
         similar: Sequence[tuple[int, int]] | None = None,
+        extensions: Sequence[Extension] = (),
     ) -> None:
         self.config = config
         self.class_names = class_names(config.real) if names is None else names
@@ -82,8 +85,9 @@ class BuildPlan:
         if similar is not None:
             self.sets = Similar(len(similar), tuple(similar))
         self.num_pairs = len(self.sets)
-        self.num_groups = self.num_pairs * config.mixing.groups_per_pair
-        self.num_shards = math.ceil(self.num_groups / config.shards.groups_per_shard)
+        groups = self.num_pairs * config.mixing.groups_per_pair
+        self.layout = layout(groups, config.shards.groups_per_shard, extensions)
+        self.num_groups, self.num_shards = self.layout.num_groups, self.layout.num_shards
         self.images_per_group = config.mixing.images
         self.digest = fingerprint([config.model_dump(mode="json"), list(self.class_names)])
 
@@ -105,11 +109,8 @@ class BuildPlan:
         )
 
     def shard(self, index: int) -> ShardSpec:
-        if not 0 <= index < self.num_shards:
-            raise IndexError(f"shard {index}: the plan has {self.num_shards}")
-        size = self.config.shards.groups_per_shard
-        stop = min((index + 1) * size, self.num_groups)
-        return ShardSpec(index, index * size, stop, spec_digest(self.digest, index))
+        groups = self.layout.groups_of(index)
+        return ShardSpec(index, groups.start, groups.stop, spec_digest(self.digest, index))
 
 
 def group_seed(plan_seed: int, group: int) -> int:

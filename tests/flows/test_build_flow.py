@@ -92,7 +92,7 @@ def test_failed_shards_are_a_result_not_an_error(lives):
 def broken(hasty_config, prefect_api, tmp_path_factory):
     """A root where one shard cannot be written, and what building it said."""
     root = create_root(hasty_config, str(tmp_path_factory.mktemp("broken") / "mixed"))
-    obstacle = Path(root.url) / "shards/0000/0000003.features.safetensors"
+    obstacle = Path(root.url) / "shards/0000/0000003.json"  # where its commit record goes
     obstacle.mkdir(parents=True)
     with pytest.raises(BuildFailed) as caught:
         build(hasty_config, root.url, slots=1)

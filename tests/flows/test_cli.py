@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from data.errors import InputError
-from data.root import spec_digest
-from data.shards import shard_name
+from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
+from tests.data.whole_roots import commit_record, prototypes
+from tests.handmade import make_plan
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelerate", "matplotlib"}
@@ -43,30 +44,24 @@ def semix(*arguments: str, **options: str) -> tuple[int, str, str]:
 @pytest.fixture
 def root(tmp_path):
     """A root of three shards whose first is committed and whose last has failed."""
-    plan = {"schema": 2, "digest": "d", "num_shards": 3, "num_groups": 6, "images_per_group": 3}
-    return make_root(tmp_path / "mixed", plan, committed=[0], failed=[2])
+    return make_root(tmp_path / "mixed", shards=3, committed=[0], failed=[2])
 
 
-def make_root(folder: Path, plan: dict, *, committed: list[int], failed: list[int]) -> Path:
+def make_root(folder: Path, *, shards: int, committed: list[int], failed: list[int]) -> Path:
     folder.mkdir()
+    plan = make_plan(shards, 2 * shards, 3)
     (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "prototypes.safetensors").write_bytes(prototypes())
+    root = Root(str(folder))
     for shard in committed:
-        record = folder / f"{shard_name(shard)}.json"
-        record.parent.mkdir(parents=True, exist_ok=True)
-        part = {"bytes": 1, "sha256": "0"}
-        tar = f"{shard_name(shard)}-00000000.tar"
-        features = {"name": f"{shard_name(shard)}.features.safetensors", **part}
-        (folder / tar).write_text("x")
-        (folder / features["name"]).write_text("x")
-        spec = spec_digest(plan["digest"], shard)
-        facts = {"shard": shard, "spec": spec, "tar": tar, "groups": 2, "wall_seconds": 3.0}
-        facts |= {"seconds": {"generate": 2.0, "encode": 1.25}, "tflop": 0.6}
-        record.write_text(json.dumps({**facts, **part, "features": features}))
+        facts = {"seconds": {"generate": 2.0, "encode": 1.25}, "wall_seconds": 3.0, "tflop": 0.6}
+        record = {**commit_record(shard), **facts}
+        root.store.put(record["tar"], b"abc")
+        root.store.put(record["features"]["name"], b"abc")
+        root.commit(record)
     for shard in failed:
-        file = folder / f"{shard_name(shard).replace('shards', 'failed')}.1.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"shard": shard, "attempt": 1, "error": "OSError", "message": "disk full"}
-        file.write_text(json.dumps({**facts, "time": 0.0, "traceback": ["..."]}))
+        facts = {"error": "OSError", "message": "disk full", "time": 0.0, "traceback": ["..."] * 9}
+        root.record_failure(shard, facts)
     return folder
 
 
@@ -102,17 +97,65 @@ def test_status_for_people(root):
 
 
 def test_failures_are_shown_with_their_reason(root):
-    assert semix("failures", str(root))[:2] == (0, "shard 2, attempt 1: OSError: disk full\n")
+    status, out, _ = semix("failures", str(root))
+    assert (status, out.splitlines()[0]) == (0, "shard 2: OSError: disk full (1 attempt)")
+    again = {"error": "ValueError", "message": "group 5: flat", "time": 1.0, "group": 5}
+    Root(str(root)).record_failure(2, again)
+    _, out, _ = semix("failures", str(root))
+    assert out.splitlines()[0] == "shard 2: ValueError: group 5: flat (group 5, 2 attempts)"
     _, out, _ = semix("failures", str(root), "--json")
-    assert json.loads(out)["2"][0]["message"] == "disk full"
+    found = json.loads(out)["2"]
+    assert (found["message"], found["attempts"], found["group"]) == ("group 5: flat", 2, 5)
 
 
 def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
     assert semix("verify", str(root))[:2] == (0, "1 shards as recorded\n")
-    (root / f"{shard_name(0)}-00000000.tar").write_text("xx")
+    (root / "shards/0000/0000001-00000000.tar").write_text("xx")
+    status, out, _ = semix("verify", str(root))
+    assert status == 0
+    assert out.splitlines()[0].startswith("orphan: shard 1: shards/0000/0000001-00000000.tar: no")
+    assert out.splitlines()[1] == f"1 shards as recorded; 1 orphans, see `semix gc {root}`"
+    (root / commit_record(0)["tar"]).write_text("xx")
+    (root / "prototypes.safetensors").write_text("xx")
+    status, out, _ = semix("verify", str(root))
+    assert status == 1
+    assert out.splitlines()[-1].startswith("2 problems; `semix resume ")
     status, out, _ = semix("verify", str(root), "--json")
     assert status == 1
-    assert [problem["shard"] for problem in json.loads(out)] == [0]
+    found = [(problem["shard"], problem["kind"], problem["damage"]) for problem in json.loads(out)]
+    assert found == [(0, "shard", True), (None, "prototypes", True), (1, "orphan", False)]
+
+
+def test_gc_shows_and_then_removes(root):
+    orphan = root / "shards/0000/0000001-00000000.tar"
+    orphan.write_text("xx")
+    assert semix("gc", str(root))[1] == "0 files, 0 bytes could go, with --remove\n"
+    name = "shards/0000/0000001-00000000.tar"
+    assert semix("gc", str(root), "--older-than", "0")[1].splitlines() == [
+        f"{name}  2 bytes, no record names it",
+        "1 files, 2 bytes could go, with --remove",
+    ]
+    assert orphan.exists()
+    status, out, _ = semix("gc", str(root), "--older-than", "0", "--remove", "--json")
+    assert (status, json.loads(out)) == (
+        0,
+        [{"name": name, "bytes": 2, "why": "no record names it"}],
+    )
+    assert not orphan.exists()
+
+
+def test_failed_shards_left_out_need_no_prefect(root):
+    """All that is missing has failed: nothing is tried, and the limit decides."""
+    for shard in (1, 1):
+        Root(str(root)).record_failure(shard, {"error": "E", "message": "m", "time": 0.0})
+    status, _, err = semix("resume", str(root), "--skip-failed", "1")
+    assert status == 1
+    assert "error: 2 of 3 shards not made: 1-2" in err
+    assert not (root / "index").exists()
+    status, out, err = semix("resume", str(root), "--skip-failed", "67%", "--json")
+    assert (status, json.loads(out)["missing"]) == (0, 2)
+    assert "2 of 3 shards failed and are left out: 1-2; the index is without them" in err
+    assert len(json.loads((root / "index/0.json").read_text())["shards"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,6 +167,12 @@ def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
         (["status", "{folder}"], "holds no plan.json; start it with `semix build`"),
         (["resume", "{root}", "--shards", "2-5"], "shards = 3-5: this root has shards 0 to 2"),
         (["resume", "{root}", "--shards", "x"], "shards = x: write numbers and ranges"),
+        (["resume", "{root}", "--skip-failed", "few"], "skip-failed = few: give a number of"),
+        (["resume", "{root}", "--skip-failed", "1.5"], "skip-failed = 1.5: give a number of"),
+        (["resume", "{root}", "--skip-failed", "2", "--retry-failed"], "drop one of the two"),
+        (["extend", "{root}"], "give a root and --groups-per-pair, or a config file and --out"),
+        (["show", "{root}", "6"], "group = 6: {root} has groups 0 to 5"),
+        (["browse", "{root}", "--groups", "3"], "is not made yet; run `semix resume {root} --sh"),
         (["build", "{config}", "--out", "s3x://a"], "url = s3x://a: use one of file"),
         (["build", "{config}", "--out", "x", "--check", "--share", "1.2"], "share = 1.2: give a"),
         (["build", "{config}", "--out", "x", "--time", "--rate", "0"], "rate = 0.0: give the dev"),
@@ -142,7 +191,7 @@ def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, mess
     status, out, err = semix(*(part.format(**places) for part in arguments))
     assert (status, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1
-    assert message in err
+    assert message.format(**places) in err
 
 
 def test_debug_shows_the_traceback(tmp_path):
@@ -163,8 +212,7 @@ def test_a_report_needs_a_mixed_dataset(tmp_path):
 
 
 def test_a_complete_root_needs_no_prefect(tmp_path):
-    plan = {"schema": 2, "digest": "d", "num_shards": 1, "num_groups": 2, "images_per_group": 2}
-    root = make_root(tmp_path / "mixed", plan, committed=[0], failed=[])
+    root = make_root(tmp_path / "mixed", shards=1, committed=[0], failed=[])
     code = (
         "import sys, flows.cli\n"
         "try: flows.cli.main()\n"

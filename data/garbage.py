@@ -1,0 +1,156 @@
+"""Files of a root that nothing refers to any more: found by name, removed only on request."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from data.leases import claim, forgotten, lease_name, living, release
+from data.records import index_names, open_index
+from data.root import PROTOTYPES, Root
+from data.store import Fact
+from data.verification.references import OURS
+
+HOUR = 3600.0
+FAILED = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
+FEATURES = re.compile(r"\d{4}/(\d{7})-[0-9a-f]{8}\.features\.safetensors")
+UNFINISHED = "was never finished"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One file that can go.
+
+    Attributes:
+        shard: whose it was.
+        lease: on the work that might still want it; it goes under that lease only.
+    """
+
+    name: str
+    bytes: int
+    why: str
+    shard: int | None = None
+    lease: int | str | None = None
+
+
+def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
+    """What no commit record, index or label set refers to, and no living builder may want.
+
+    Args:
+        older_than_s: younger files stay, by the store's clock: a builder publishes a tar before
+            the record that names it.
+    """
+    newest = root.store.now() - older_than_s
+    found = [item for item, fact in _candidates(root) if fact.modified <= newest]
+    held = living(root.store)
+    return [item for item in found if item.lease is None or lease_name(item.lease) not in held]
+
+
+def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
+    """Remove them and unfinished uploads; returns what went.
+
+    Each shard's files go while this process holds its lease, and only if they are garbage still.
+    """
+    found = list(found)
+    root.store.sweep(older_than_s=older_than_s)
+    partial = root.store.partials()
+    gone = [item for item in found if item.why == UNFINISHED and item.name not in partial]
+    for item in found:
+        if item.why == UNFINISHED:
+            continue
+        if item.lease is not None and not claim(root.store, item.lease):
+            continue
+        try:
+            if _still(root, item) and root.store.exists(item.name):
+                root.store.delete(item.name)
+                gone.append(item)
+        finally:
+            if item.lease is not None:
+                release(root.store, item.lease)
+    return gone
+
+
+def _candidates(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+    # Files are listed before what refers to them: what was published since is not looked at.
+    files = root.store.facts("shards")
+    failed = root.store.facts("failed")
+    for name, fact in root.store.partials().items():
+        yield Garbage(name, fact.bytes, UNFINISHED), fact
+    for name, fact in forgotten(root.store).items():
+        yield Garbage(name, fact.bytes, "its process is gone"), fact
+    yield from _unreferred(root, files)
+    done = root.committed()
+    for name, fact in failed.items():
+        if (match := FAILED.fullmatch(name)) and int(match[1]) in done:
+            yield Garbage(name, fact.bytes, "the shard was made since", int(match[1])), fact
+    yield from _unreferred_labels(root)
+    yield from _measured(root)
+
+
+def _unreferred(root: Root, files: dict[str, Fact]) -> Iterator[tuple[Garbage, Fact]]:
+    indices = root.store.facts("index")
+    pinned, damaged = _pinned(root)
+    for name, reason in damaged.items():
+        if name in indices:
+            yield Garbage(name, indices[name].bytes, reason), indices[name]
+    if damaged:
+        return  # what such an index pinned is not known
+    for record in root.committed().values():
+        pinned |= {record["tar"], record["features"]["name"]}
+    for name, fact in files.items():
+        if name not in pinned and (match := OURS.fullmatch(name)):
+            shard = int(match[1])
+            yield Garbage(name, fact.bytes, "no record names it", shard, shard), fact
+
+
+def _pinned(root: Root) -> tuple[set[str], dict[str, str]]:
+    """Files that some index pins, and why indices cannot be read."""
+    pinned: set[str] = set()
+    damaged = {}
+    for name in index_names(root.store):
+        try:
+            index = open_index(root.store, name, plan_digest=root.plan["digest"])
+        except ValueError as error:
+            damaged[name] = str(error)
+            continue
+        pinned |= {s["tar"] for s in index["shards"]}
+        pinned |= {s["features"]["name"] for s in index["shards"]}
+    return pinned, damaged
+
+
+def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+    """Features of label sets that no labels name, and failures that are past."""
+    from data.label_sets import LabelSet, label_sets
+
+    for digest in label_sets(root):
+        labels = LabelSet(root, digest)
+        files = root.store.facts(labels.folder)
+        done = labels.committed()
+        named = {head["features"]["name"] for head in done.values() if head.get("features")}
+        for name, fact in files.items():
+            inside = name.removeprefix(f"{labels.folder}/")
+            if name not in named and (match := FEATURES.fullmatch(inside)):
+                shard = int(match[1])
+                lease = f"labels-{digest[:12]}-{shard:07d}"
+                yield Garbage(name, fact.bytes, "no labels name it", shard, lease), fact
+            elif (match := FAILED.fullmatch(inside)) and int(match[1]) in done:
+                yield Garbage(name, fact.bytes, "the labels were made since", int(match[1])), fact
+
+
+def _measured(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+    """Features that waited for prototypes: all as old as the newest, which shows work going on."""
+    files = root.store.facts("prototypes")
+    if files and root.store.exists(PROTOTYPES):
+        newest = max(fact.modified for fact in files.values())
+        for name, fact in files.items():
+            yield Garbage(name, fact.bytes, "its measurement is over"), Fact(fact.bytes, newest)
+
+
+def _still(root: Root, item: Garbage) -> bool:
+    """Whether a file is garbage, now that no one else works on what might name it."""
+    if item.lease is None:
+        return True
+    record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)
+    try:
+        return item.name.encode() not in root.store.get(record)
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,70 @@
+"""Put aside what is damaged, with a tombstone, so that it is made again."""
+
+import json
+from collections.abc import Iterable
+
+from data.errors import InputError
+from data.leases import claim, release
+from data.root import PROTOTYPES, Root
+from data.verification import Problem
+
+REMEDY = "bring back the file that was there, or build into a new place"
+
+
+def put_aside(root: Root, problems: Iterable[Problem]) -> int:
+    """Discard damaged shards and prototypes; how many.
+
+    A shard that a living process works on is left to it. Other problems (an index, a folder in a
+    record's place) are no one's to repair but a person's, and are passed over.
+    """
+    return sum(_put_aside(root, problem) for problem in problems)
+
+
+def refuse_other_prototypes(root: Root) -> None:
+    """Raises InputError if committed shards were labelled with other prototypes than are there."""
+    ours = root.prototypes_sha256
+    others = [s for s, r in root.committed().items() if r.get("prototypes", ours) != ours]
+    if others:
+        text = f"are not those that {len(others)} shards, {others[0]} on, were labelled with"
+        raise InputError(f"{root.url}/{PROTOTYPES}", ours[:12], f"{text}; {REMEDY}")
+
+
+def _put_aside(root: Root, problem: Problem) -> bool:
+    if problem.kind == "prototypes" and problem.files:
+        _bury(root, problem)
+    elif problem.shard is not None and _is_discardable(problem):
+        if not claim(root.store, problem.shard):
+            return False
+        try:
+            _discard(root, problem.shard, problem)
+        finally:
+            release(root.store, problem.shard)
+    elif problem.kind == "labels":
+        _remove(root, problem.files)
+    else:
+        return False
+    return True
+
+
+def _is_discardable(problem: Problem) -> bool:
+    return problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
+
+
+def _discard(root: Root, shard: int, problem: Problem) -> None:
+    root.discard(shard, why=problem.text)
+    # Of the same bytes the new file has the same name, and a store may keep what is there.
+    record = f"{shard:07d}.json"
+    _remove(root, [name for name in problem.files if not name.endswith(record)])
+
+
+def _bury(root: Root, problem: Problem) -> None:
+    number = 1
+    note = json.dumps({"why": problem.text}).encode()
+    while not root.store.create(f"discarded/prototypes.{number}.json", note):
+        number += 1
+    _remove(root, problem.files)
+
+
+def _remove(root: Root, names: Iterable[str]) -> None:
+    for name in names:
+        root.store.delete(name)

@@ -1,0 +1,160 @@
+"""Rules that leave series out while reading, against series made by hand."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.exclusion import Exclusion, describe, kept
+from data.fingerprint import fingerprint
+from data.flags import FLAGS, SeriesFlags, store_flags
+from data.root import Root
+from data.schemas import read_index
+from data.settings import load_settings
+from data.shards import GroupSample
+from tests import featured, handmade
+
+INDEX = "index/0.json"
+ALPHAS = [0.0, 0.3, 0.7, 1.0]
+WEIGHTS = [
+    [-0.2, 0.1, 0.8, 1.3],  # in order: Spearman 1
+    [0.0, 0.6, 0.5, 1.0],  # neighbours swapped: 0.8
+    [1.0, 0.9, 0.1, 0.0],  # backwards: -1
+    [0.5, 0.5, 0.5, 0.5],  # follows nothing: 0, and falls nowhere
+]
+AWAY = {1: featured.VECTORS[[1, 2, 0, 0]], 3: np.full((4, 4), np.nan)}
+
+
+def samples() -> list[GroupSample]:
+    return [
+        handmade.sample(
+            group,
+            4,
+            alphas=ALPHAS,
+            weights=weights,
+            agreement={"weights": weights, "difference": [0.0, 0.1 * group, 0.0, 0.05]},
+            noise={"strategy": "select", "stability": 0.9 - 0.2 * group},
+        )
+        for group, weights in enumerate(WEIGHTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Root:
+    given = samples()
+    folder = tmp_path_factory.mktemp("root")
+    return featured.root_of(folder, [given[:2], given[2:]], features=AWAY)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict]:
+    return [sample.record for sample in samples()]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, [True, True, True, True]),
+        ({"min_correlation": 0.8}, [True, True, False, False]),
+        ({"min_correlation": 0.0}, [True, True, False, True]),
+        ({"monotone": True}, [True, False, False, True]),
+        # The first image of group 1 was made for fox and is nearest to dog; 3 has no numbers.
+        ({"end_points": True}, [True, False, True, False]),
+        ({"max_disagreement": 0.1}, [True, True, False, False]),
+        ({"min_stability": 0.6}, [True, True, False, False]),
+        ({"monotone": True, "min_stability": 0.4}, [True, False, False, False]),
+    ],
+)
+def test_what_each_rule_leaves_out(root, records, rules, expected):
+    assert kept(load_settings(Exclusion, rules), records, root=root, index=INDEX) == expected
+
+
+def test_answers_are_in_the_order_of_the_records(root, records):
+    some = [records[2], records[1]]
+    assert kept(Exclusion(end_points=True), some, root=root, index=INDEX) == [True, False]
+
+
+def test_counts_are_logged_once(root, records, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(logging.getLogger("semix.data"), "info", lambda t, *a: said.append(t % a))
+    kept(Exclusion(monotone=True, min_stability=0.4), records, root=root, index=INDEX)
+    assert said == ["exclusion keeps 1 of 4 series; left out: monotone 2, min_stability 1"]
+
+
+def test_words():
+    text = describe({"monotone": 1200, "flagged": 0}, left=3800, series=5000)
+    assert text == "exclusion keeps 3,800 of 5,000 series; left out: monotone 1,200, flagged 0"
+
+
+def store_audit(root: Root, digest: str, **flags: list[int]) -> None:
+    by_flag = {flag: flags.get(flag, []) for flag in FLAGS}
+    store_flags(root, SeriesFlags(index=INDEX, digest=digest, labels=None, flags=by_flag))
+
+
+def test_flagged_series_are_left_out_once_the_index_is_audited(tmp_path, records):
+    root = featured.root_of(tmp_path, [samples()])
+    rule = Exclusion(flagged=("duplicate", "degenerate"))
+    message = rf"exclude.flagged = duplicate, degenerate: {INDEX} was not audited; run `semix audit"
+    with pytest.raises(InputError, match=message):
+        kept(rule, records, root=root, index=INDEX)
+    store_audit(root, "f" * 64, duplicate=[0])  # of another content of that name
+    with pytest.raises(InputError, match=f"semix audit {root.url} --index {INDEX}"):
+        kept(rule, records, root=root, index=INDEX)
+    digest = fingerprint(read_index(root.store.get(INDEX)))
+    store_audit(root, digest, duplicate=[1], degenerate=[3], still=[0])
+    assert kept(rule, records, root=root, index=INDEX) == [True, False, True, False]
+
+
+def test_nothing_is_deleted(root, records):
+    before = {name: root.store.get(name) for name in root.store.list("")}
+    kept(Exclusion(monotone=True, end_points=True), records, root=root, index=INDEX)
+    assert {name: root.store.get(name) for name in root.store.list("")} == before
+
+
+def test_a_rule_that_leaves_nothing_is_refused(root, records):
+    message = r"exclude = monotone True, min_stability 0.95: leaves none of 4 series; ease a rule"
+    with pytest.raises(InputError, match=message):
+        kept(Exclusion(monotone=True, min_stability=0.95), records, root=root, index=INDEX)
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "message"),
+    [
+        (
+            {"min_correlation": 0.5},
+            {"classes": [0, 1, 2]},
+            r"exclude.min_correlation = 0.5: is for pairs; these mix 3 classes",
+        ),
+        ({"monotone": True}, {"classes": [0, 1, 2]}, r"exclude.monotone = True: is for pairs"),
+        (
+            {"max_disagreement": 0.1},
+            {},
+            r"exclude.max_disagreement = 0.1: .*no weights of a second",
+        ),
+        (
+            {"min_stability": 0.1},
+            {},
+            r"exclude.min_stability = 0.1: the noise of 1 of 1 series in .* has no score",
+        ),
+    ],
+)
+def test_rules_that_do_not_apply_are_refused(root, rule, changes, message):
+    record = handmade.record(0, 4, **changes)
+    with pytest.raises(InputError, match=message):
+        kept(Exclusion(**rule), [record], root=root, index=INDEX)
+
+
+def test_features_that_are_gone_are_named(tmp_path, records):
+    root = featured.root_of(tmp_path, [samples()])
+    name = root.committed()[0]["features"]["name"]
+    root.store.delete(name)
+    with pytest.raises(ValueError, match=f"{name}: is not there"):
+        kept(Exclusion(end_points=True), records, root=root, index=INDEX)
+
+
+def test_values_out_of_range_are_refused():
+    with pytest.raises(InputError, match=r"min_correlation = 2: .*less than or equal to 1"):
+        load_settings(Exclusion, {"min_correlation": 2})
+    with pytest.raises(InputError, match=r"flagged.0 = 'ugly'"):
+        load_settings(Exclusion, {"flagged": ["ugly"]})

@@ -1,0 +1,191 @@
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from data.garbage import garbage, remove
+from data.label_sets import create_set
+from data.leases import claim
+from data.root import Root
+from data.shards import shard_name
+from tests.handmade import record
+
+HOURS = 3600.0
+
+
+@pytest.fixture
+def root(whole, tmp_path):
+    """A whole root of which everything is two hours old."""
+    shutil.copytree(whole.url, tmp_path / "root")
+    aged(tmp_path / "root")
+    return Root(str(tmp_path / "root"))
+
+
+def aged(folder, hours: float = 2) -> None:
+    when = time.time() - hours * HOURS
+    for path in folder.rglob("*"):
+        os.utime(path, (when, when))
+
+
+def names(root: Root, **options) -> list[str]:
+    return [item.name for item in garbage(root, **options)]
+
+
+def orphan(root: Root, shard: int = 1) -> tuple[str, str]:
+    """Bytes that no record, index or label set names, two hours old."""
+    stem = f"{shard_name(shard)}-0123abcd"
+    for name in (f"{stem}.tar", f"{stem}.features.safetensors"):
+        root.store.put(name, b"1234")
+        when = time.time() - 2 * HOURS
+        os.utime(f"{root.url}/{name}", (when, when))
+    return f"{stem}.features.safetensors", f"{stem}.tar"
+
+
+def test_a_whole_root_has_no_garbage(root):
+    assert garbage(root) == []
+
+
+def test_orphans_are_shown_and_go_only_on_request(root):
+    files = orphan(root)
+    assert [(g.name, g.bytes, g.why) for g in garbage(root)] == [
+        (name, 4, "no record names it") for name in files
+    ]
+    assert all(root.store.exists(name) for name in files)
+    before = set(root.store.list("")) - set(files)
+    assert [g.name for g in remove(root, garbage(root))] == list(files)
+    assert set(root.store.list("")) == before
+    assert root.verify(full=True) == []
+
+
+def test_what_is_young_stays_by_the_stores_clock(root, monkeypatch):
+    files = orphan(root)
+    root.store.put(files[1], b"1234")  # a builder is about to commit it
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 9e9)  # ours is wrong
+    assert names(root) == [files[0]]
+    assert names(root, older_than_s=0) == list(files)
+
+
+def test_files_from_the_future_stay(root):
+    files = orphan(root)
+    os.utime(f"{root.url}/{files[1]}", (time.time() + 9 * HOURS,) * 2)
+    assert names(root) == [files[0]]
+
+
+def test_what_an_index_pins_stays_when_its_record_is_gone(root):
+    root.discard(1)
+    assert names(root) == []
+    root.store.delete("index/0.json")
+    assert len(names(Root(root.url))) == 2
+
+
+def test_with_a_damaged_index_nothing_that_it_may_pin_goes(root):
+    orphan(root)
+    root.store.put("index/1.json", b"{")
+    aged(Path(root.url))
+    assert names(root) == ["index/1.json"]
+    remove(root, garbage(root))
+    assert len(names(root)) == 2
+
+
+def test_shards_under_a_living_lease_are_left_alone(root):
+    files = orphan(root)
+    with subprocess.Popen(["sleep", "60"]) as builder:
+        note = {"host": socket.gethostname(), "pid": builder.pid}
+        root.store.create("leases/0000001.json", json.dumps(note).encode())
+        assert garbage(root) == []
+        builder.kill()
+    aged(Path(root.url))
+    assert names(root) == ["leases/0000001.json", *files]
+
+
+def test_a_builder_that_starts_between_looking_and_removing_loses_nothing(root):
+    """It finds its tar there already, by name and size, and need not write it again."""
+    orphan(root)
+    found = garbage(root)
+    with subprocess.Popen(["sleep", "60"]) as builder:
+        note = {"host": socket.gethostname(), "pid": builder.pid}
+        root.store.create("leases/0000001.json", json.dumps(note).encode())
+        assert remove(root, found) == []
+        builder.kill()
+
+
+def test_a_tar_that_was_committed_between_looking_and_removing_stays(root):
+    root.store.delete("index/0.json")
+    entry = root.record(2)
+    root.store.delete(f"{shard_name(2)}.json")
+    found = garbage(Root(root.url))
+    assert {item.name for item in found} == {entry["tar"], entry["features"]["name"]}
+    root.commit(entry)
+    assert remove(root, found) == []
+    assert root.verify(full=True) == []
+
+
+def test_failures_that_are_past_and_leases_that_are_forgotten(root):
+    root.record_failure(0, {"error": "OSError", "message": "disk full", "time": 1.0})
+    root.store.create("leases/0000002.json", b'{"host": "gone", "pid": 1}')
+    root.discard(1)
+    root.record_failure(1, {"error": "OSError", "message": "disk full", "time": 1.0})
+    aged(Path(root.url))
+    found = remove(root, garbage(root))
+    assert [item.name for item in found] == ["leases/0000002.json", "failed/0000/0000000.1.json"]
+    assert list(root.failures()) == [1]
+    assert root.store.exists("discarded/0000/0000001.1.json")
+
+
+def test_unfinished_files_of_dead_processes(root):
+    with subprocess.Popen(["true"]) as process:
+        pass
+    name = f".0000001.tar.{socket.gethostname()}.{process.pid}.abc.partial"
+    path = Path(root.url) / "shards/0000" / name
+    path.write_bytes(b"12345")
+    aged(Path(root.url))
+    (item,) = garbage(root)
+    assert (item.name, item.bytes) == (f"shards/0000/{name}", 5)
+    assert [gone.name for gone in remove(root, [item])] == [item.name]
+    assert not path.exists()
+
+
+def test_features_that_waited_for_prototypes(root):
+    for number in range(2):
+        root.store.put(f"prototypes/0123abcd/000000{number}.safetensors", b"abc")
+    aged(Path(root.url, "prototypes"))
+    assert len(names(root)) == 2
+    root.store.put("prototypes/0123abcd/0000002.safetensors", b"abc")
+    assert names(root) == []  # a measurement goes on
+    root.store.delete("prototypes/0123abcd/0000002.safetensors")
+    root.store.delete("prototypes.safetensors")
+    assert names(root) == []  # it was killed, and can go on
+
+
+def test_features_of_a_label_set_that_no_labels_name(root):
+    values = {
+        "schema": 1,
+        "digest": "a" * 64,
+        "plan": root.plan["digest"],
+        "annotation": {},
+        "encoders": {},
+        "features": "images",
+        "batch": 4,
+    }
+    labels = create_set(root, values)
+    kept, stray = (f"{labels.stem(1)}-{n * 8}.features.safetensors" for n in "12")
+    for name in (kept, stray):
+        root.store.put(name, b"abc")
+    groups = [
+        {key: record(group)[key] for key in ("group", "weights", "labels")} for group in (2, 3)
+    ]
+    features = {"name": kept, "sha256": "1" * 64, "bytes": 3}
+    images = root.committed()[1]["sha256"]
+    labels.commit(1, images=images, groups=groups, features=features)
+    for shard in (1, 2):
+        labels.record_failure(shard, {"error": "OSError", "message": "disk full", "time": 1.0})
+    aged(Path(root.url))
+    past = f"{labels.folder}/failed/0000/0000001.1.json"
+    assert names(root) == [stray, past]
+    assert claim(root.store, "labels-aaaaaaaaaaaa-0000001")
+    assert names(root) == [past]  # a living relabelling, even if it is this process

@@ -1,0 +1,270 @@
+import io
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.fingerprint import fingerprint
+from data.images import encode_image
+from data.label_records import SET_SCHEMA, set_digest, with_labels
+from data.label_sets import LabelSet, create_set, label_sets
+from data.root import Root, spec_digest
+from data.shards import GroupSample, shard_name, write_tar
+
+PLAN = fingerprint("a plan")
+GROUPS, SHARDS = 2, 3  # groups in each shard
+
+
+@pytest.fixture
+def root(tmp_path) -> Root:
+    """Three committed shards of two series of two images."""
+    (tmp_path / "plan.json").write_text(
+        json.dumps(
+            {
+                "schema": 2,
+                "digest": PLAN,
+                "class_names": ["cat", "dog"],
+                "num_groups": GROUPS * SHARDS,
+                "num_shards": SHARDS,
+                "images_per_group": 2,
+                "config": {"shards": {"groups_per_shard": GROUPS}},
+            }
+        )
+    )
+    root = Root(str(tmp_path))
+    for shard in range(SHARDS):
+        commit_images(root, shard, grey=shard)
+    return root
+
+
+def commit_images(root: Root, shard: int, *, grey: int) -> str:
+    """Write and commit a shard of grey images; returns the sha256 of its tar."""
+    from hashlib import sha256
+
+    image = encode_image(np.full((8, 8, 3), grey, np.uint8), "png")
+    first = shard * GROUPS
+    buffer = io.BytesIO()
+    write_tar(buffer, (GroupSample(key_json(first + i), [image, image], "png") for i in range(2)))
+    features = b"features of " + bytes([grey])
+    stem = shard_name(shard)
+    files = {}
+    for extension, content in (("tar", buffer.getvalue()), ("features.safetensors", features)):
+        digest = sha256(content).hexdigest()
+        name = f"{stem}-{digest[:8]}.{extension}"
+        root.store.put(name, content)
+        files[extension] = {"name": name, "sha256": digest, "bytes": len(content)}
+    tar = files["tar"]
+    root.commit(
+        {
+            "spec": spec_digest(PLAN, shard),
+            "shard": shard,
+            "tar": tar["name"],
+            "sha256": tar["sha256"],
+            "bytes": tar["bytes"],
+            "features": files["features.safetensors"],
+            "groups": GROUPS,
+            "first": first,
+            "seconds": {},
+            "wall_seconds": 0.0,
+        }
+    )
+    return tar["sha256"]
+
+
+def key_json(group: int) -> dict:
+    record = {"group": group, "classes": [0, 1], "names": ["cat", "dog"], "seed": 0}
+    record |= {"alphas": [0.0, 1.0], "noise": {"strategy": "random", "stability": None}}
+    return record | labels_of(0.5)
+
+
+def labels_of(weight: float) -> dict:
+    return {"weights": [weight, 1.5], "labels": [[[0, weight], [1, 1 - weight]]] * 2}
+
+
+def new_set(root: Root, scale: float = 4.0) -> LabelSet:
+    annotation, encoders = {"rule": "projection", "scale": scale}, {"model": "a clip"}
+    record = {
+        "schema": SET_SCHEMA,
+        "digest": set_digest(PLAN, annotation, encoders, 64),
+        "plan": PLAN,
+        "annotation": annotation,
+        "encoders": encoders,
+        "features": "root",
+        "batch": 64,
+    }
+    return create_set(root, record)
+
+
+def commit_labels(labels: LabelSet, shard: int, weight: float = 0.25) -> bool:
+    images = labels.images()[shard]["sha256"]
+    numbers = range(shard * GROUPS, (shard + 1) * GROUPS)
+    groups = [{"group": group, **labels_of(weight)} for group in numbers]
+    return labels.commit(shard, images=images, groups=groups)
+
+
+def test_labels_are_read_back_by_group(root):
+    labels = new_set(root)
+    assert labels.missing() == [0, 1, 2]
+    assert commit_labels(labels, 1)
+    assert labels.missing() == [0, 2]
+    assert labels.committed()[1]["groups"] == GROUPS
+    again = LabelSet(Root(root.url), labels.digest[:6])
+    assert again.labels(1) == {2: labels_of(0.25), 3: labels_of(0.25)}
+    assert root.store.exists(f"labels/{labels.digest}/0000/0000001.json")
+
+
+def test_many_sets_live_on_one_root(root):
+    first, second = new_set(root), new_set(root, scale=2.3)
+    commit_labels(first, 0, 0.1)
+    commit_labels(second, 0, 0.9)
+    assert label_sets(root) == sorted([first.digest, second.digest])
+    assert first.labels(0)[0]["weights"] == [0.1, 1.5]
+    assert second.labels(0)[0]["weights"] == [0.9, 1.5]
+
+
+def test_the_first_labels_of_some_images_stay(root):
+    labels = new_set(root)
+    assert commit_labels(labels, 0, 0.1)
+    before = root.store.get(labels.name(0))
+    assert not commit_labels(labels, 0, 0.9)
+    assert root.store.get(labels.name(0)) == before
+
+
+def test_images_made_again_lose_their_labels_until_they_are_labelled_again(root):
+    labels = new_set(root)
+    for shard in range(SHARDS):
+        commit_labels(labels, shard)
+    assert labels.missing() == []
+    root.discard(1)
+    assert labels.missing() == []  # there are no images to label
+    assert sorted(labels.committed()) == [0, 2]
+    commit_images(root, 1, grey=77)
+    assert labels.missing() == [1]
+    with pytest.raises(ValueError, match=r"0000001\.json: these labels are of other images"):
+        labels.labels(1)
+    assert commit_labels(labels, 1, 0.75)
+    assert labels.missing() == []
+    assert labels.labels(1)[2]["weights"] == [0.75, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda content: content[:-9], "shard labels: "),
+        (lambda content: b"", "shard labels: "),
+        (lambda content: content.replace(b'"weights"', b'"wieghts"'), "wieghts|weights"),
+        (lambda content: content.replace(b"0.25", b"-9.5"), "greater than or equal"),
+        (lambda content: content.replace(b'"shard":0', b'"shard":2'), "of another set or shard"),
+        (lambda content: content.replace(b"1.5", b"NaN", 1), "shard labels: "),
+    ],
+)
+def test_damaged_labels_count_as_missing_and_are_made_again(root, damage, problem):
+    labels = new_set(root)
+    commit_labels(labels, 0)
+    good = root.store.get(labels.name(0))
+    bad = damage(good)
+    assert bad != good
+    root.store.put(labels.name(0), bad)
+    fresh = LabelSet(root, labels.digest)
+    assert fresh.missing() == [0, 1, 2]
+    with pytest.raises(ValueError, match=rf"0000000\.json: .*({problem})"):
+        fresh.labels(0)
+    assert commit_labels(fresh, 0)
+    assert root.store.get(labels.name(0)) == good
+
+
+def test_labels_of_another_set_or_shard_do_not_count(root):
+    labels, other = new_set(root), new_set(root, scale=2.3)
+    commit_labels(labels, 0)
+    root.store.put(labels.name(1), root.store.get(labels.name(0)))
+    root.store.put(other.name(0), root.store.get(labels.name(0)))
+    assert labels.missing() == [1, 2]
+    assert other.missing() == [0, 1, 2]
+    with pytest.raises(ValueError, match="shard 2 has no labels of this set"):
+        labels.labels(2)
+
+
+def test_labels_that_are_no_numbers_are_refused_before_they_are_written(root):
+    labels = new_set(root)
+    with pytest.raises(InputError, match=r"groups\[0\]\.weights\[0\] = nan"):
+        commit_labels(labels, 0, float("nan"))
+    with pytest.raises(ValueError, match=r"groups\.0\.labels"):
+        commit_labels(labels, 0, 1.5)  # as a probability
+    assert not root.store.exists(labels.name(0))
+
+
+def test_a_digest_is_found_by_its_beginning(root):
+    labels = new_set(root)
+    assert LabelSet(root, labels.digest[:8]).digest == labels.digest
+    for unknown in ("ffffff", labels.digest[:5], ""):
+        with pytest.raises(InputError, match=f"is no label set here; .* {labels.digest[:12]}"):
+            LabelSet(root, unknown)
+
+
+def test_a_root_without_sets_says_how_to_make_one(root):
+    assert label_sets(root) == []
+    with pytest.raises(InputError, match="has: none; make one with `semix relabel`"):
+        LabelSet(root, "0123456")
+
+
+def test_a_damaged_set_is_named(root):
+    labels = new_set(root)
+    name = f"labels/{labels.digest}/set.json"
+    root.store.put(name, root.store.get(name)[:-20])
+    with pytest.raises(ValueError, match=rf"{name}: label set: .*remove it and run"):
+        LabelSet(root, labels.digest)
+
+
+def test_a_set_of_another_root_is_refused(root):
+    labels = new_set(root)
+    name = f"labels/{labels.digest}/set.json"
+    record = json.loads(root.store.get(name)) | {"plan": fingerprint("another")}
+    root.store.put(name, json.dumps(record).encode())
+    with pytest.raises(InputError, match="belongs to another root or set"):
+        LabelSet(root, labels.digest)
+
+
+def test_failures_are_kept_by_set_and_forgotten_once_labelled(root):
+    labels = new_set(root)
+    note = {"error": "ValueError", "message": "group 3: flat", "traceback": [], "time": 0.0}
+    labels.record_failure(1, note)
+    labels.record_failure(1, {**note, "group": 3})
+    assert [record["attempt"] for record in labels.failures()[1]] == [1, 2]
+    assert labels.progress().failed == 1
+    assert root.failures() == {}
+    commit_labels(labels, 1)
+    assert labels.failures() == {}
+
+
+def test_progress_counts_the_images_that_are_there(root):
+    labels = new_set(root)
+    commit_labels(labels, 0)
+    root.discard(2)
+    found = labels.progress()
+    assert (found.shards, found.done, found.groups, found.groups_done) == (2, 1, 4, 2)
+    assert (found.images, found.images_done) == (8, 4)
+    assert labels.status()["done"] == 1
+
+
+def test_writers_at_once_lose_nothing(root):
+    labels = new_set(root)
+    sets = [LabelSet(Root(root.url), labels.digest) for _ in range(4)]
+    work = [(a_set, shard) for shard in range(SHARDS) for a_set in sets]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda item: commit_labels(*item), work))
+    assert sum(won) == SHARDS
+    assert labels.missing() == []
+
+
+def test_with_labels_replaces_every_part_that_is_a_label():
+    old = {"group": 1, "seed": 2, "coordinates": [[1]], "agreement": {}, "weights": [0]}
+    assert with_labels(old, labels_of(0.5)) == {"group": 1, "seed": 2, **labels_of(0.5)}
+
+
+def test_reading_labels_needs_no_torch():
+    script = "import sys, data.label_sets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -1,0 +1,115 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data.leases import TIME_TO_LIVE, claim, forgotten, living, release, renew
+from data.store import Store
+
+NAME = "leases/0000001.json"
+ELSEWHERE = json.dumps({"host": "another-machine", "pid": 1}).encode()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(str(tmp_path))
+
+
+@pytest.fixture
+def other(store):
+    """Another process that holds shard 1."""
+    script = (
+        "import sys\nfrom data.leases import claim\nfrom data.store import Store\n"
+        "print(claim(Store(sys.argv[1]), 1), flush=True)\nsys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, store.url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "True\n"
+        yield process
+        process.kill()
+
+
+def aged(store, seconds: float, *, name: str = NAME) -> None:
+    """Last renewed so long ago, by the store's clock."""
+    when = time.time() - seconds
+    os.utime(f"{store.url}/{name}", (when, when))
+
+
+def test_a_lease_holds_while_its_process_lives(store, other):
+    assert not claim(store, 1)
+    assert claim(store, 2)
+    assert claim(store, 2)  # our own
+    assert living(store) == {NAME, "leases/0000002.json"}
+    other.kill()
+    other.wait()
+    assert list(forgotten(store)) == [NAME]
+    assert claim(store, 1)
+    release(store, 1)
+    assert store.list("leases") == ["leases/0000002.json"]
+
+
+def test_work_by_name(store):
+    assert claim(store, "noise-run")
+    assert store.list("leases") == ["leases/noise-run.json"]
+
+
+def test_a_lease_of_another_machine_is_believed_for_an_hour(store):
+    store.create(NAME, ELSEWHERE)
+    assert not claim(store, 1)
+    aged(store, TIME_TO_LIVE - 60)
+    assert not claim(store, 1)
+    aged(store, TIME_TO_LIVE + 60)
+    assert claim(store, 1)
+
+
+@pytest.mark.parametrize("days", [-3, 3])
+def test_a_wrong_clock_of_this_machine_neither_steals_nor_blocks(store, monkeypatch, days):
+    store.create(NAME, ELSEWHERE)
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + days * 86400)
+    assert not claim(store, 1)
+    when = store.now() - TIME_TO_LIVE - 60
+    os.utime(f"{store.url}/{NAME}", (when, when))
+    assert claim(store, 1)
+
+
+def test_a_store_whose_clock_was_set_back_blocks_no_longer_than_others(store):
+    store.create(NAME, ELSEWHERE)
+    aged(store, -TIME_TO_LIVE - 60)  # from the future
+    assert claim(store, 1)
+
+
+def test_renewing_keeps_a_lease_alive(store):
+    assert claim(store, 1)
+    aged(store, TIME_TO_LIVE + 60)
+    assert list(forgotten(store)) == [NAME]
+    renew(store, 1)
+    assert living(store) == {NAME}
+
+
+def test_a_number_that_went_to_another_process_does_not_hold_for_ever(store, other):
+    aged(store, TIME_TO_LIVE + 60)
+    assert claim(store, 1)
+
+
+def test_a_lease_that_was_taken_over_is_neither_renewed_nor_released(store):
+    assert claim(store, 1)
+    store.put(NAME, ELSEWHERE)
+    renew(store, 1)
+    release(store, 1)
+    assert store.get(NAME) == ELSEWHERE
+    release(store, 5)  # nothing there
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"host": "h"}', b'{"host": 1, "pid": "x"}']
+)
+def test_a_note_that_cannot_be_read_holds_nothing(store, content):
+    store.create(NAME, content)
+    assert claim(store, 1)
+    assert socket.gethostname() in store.get(NAME).decode()

@@ -1,0 +1,116 @@
+"""Measures of a mixed dataset, against values worked out by hand."""
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from data.quality import (
+    end_points,
+    endpoint_agreement,
+    label_gap,
+    mixture_labels,
+    series_quality,
+    spearman,
+    weight_curve,
+)
+
+FOUR = torch.tensor([0.0, 0.3, 0.7, 1.0])
+
+
+def test_spearman_by_hand():
+    weights = torch.tensor(
+        [
+            [-0.2, 0.1, 0.8, 1.3],  # in order
+            [1.0, 0.9, 0.1, 0.0],  # in reverse
+            [0.0, 0.6, 0.5, 1.0],  # one neighbouring swap: 1 - 6 * 2 / (4 * 15)
+            [0.5, 0.5, 0.5, 0.5],  # follows nothing
+        ]
+    )
+    got = spearman(FOUR.expand(4, 4), weights)
+    torch.testing.assert_close(got, torch.tensor([1.0, -1.0, 0.8, 0.0], dtype=torch.float64))
+
+
+def test_spearman_equals_scipy_with_ties():
+    generator = torch.Generator().manual_seed(3)
+    alphas = torch.rand(20, 8, generator=generator)
+    weights = torch.randint(0, 4, (20, 8), generator=generator).float()
+    expected = [spearmanr(a, w).statistic for a, w in zip(alphas, weights, strict=True)]
+    torch.testing.assert_close(
+        spearman(alphas, weights), torch.tensor(expected, dtype=torch.float64)
+    )
+
+
+def test_series_quality_by_hand():
+    weights = torch.tensor([[0.0, 0.2, 0.6, 1.0], [0.0, 0.6, 0.5, 1.0], [1.0, 0.9, 0.1, 0.0]])
+    got = series_quality(FOUR.expand(3, 4), weights)
+    assert got.series == 3
+    assert got.median == pytest.approx(0.8)
+    assert got.mean == pytest.approx((1 + 0.8 - 1) / 3)
+    assert got.not_monotone == pytest.approx(2 / 3)
+    assert got.negative == pytest.approx(1 / 3)
+
+
+def test_series_quality_does_not_depend_on_the_order_of_images():
+    shuffled = torch.tensor([2, 0, 3, 1])
+    weights = torch.tensor([[0.0, 0.2, 0.6, 1.0]])
+    got = series_quality(FOUR[shuffled][None], weights[:, shuffled])
+    assert (got.median, got.not_monotone) == (1.0, 0.0)
+
+
+def test_weight_curve_by_hand():
+    alphas = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    weights = torch.tensor([[0.8, 0.1], [0.9, 0.0], [1.3, -0.4]])
+    got = weight_curve(alphas, weights, levels=(0.0, 0.5, 1.0))
+    torch.testing.assert_close(got.alphas, torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(got.mean, torch.tensor([-0.1, 1.0]))
+    torch.testing.assert_close(got.quantiles, torch.tensor([[-0.4, 0.8], [0.0, 0.9], [0.1, 1.3]]))
+
+
+def test_series_with_alphas_of_their_own_are_read_off_at_common_ones():
+    alphas = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.8, 1.0]])
+    weights = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.4, 1.0]])  # the second bends at 0.8
+    got = weight_curve(alphas, weights, levels=(0.0, 1.0))
+    torch.testing.assert_close(got.alphas, torch.tensor([0.0, 0.5, 1.0]))
+    torch.testing.assert_close(got.mean, torch.tensor([0.0, 0.375, 1.0]))
+
+
+def test_end_points_carry_the_class_they_were_made_for():
+    alphas = torch.tensor([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
+    mixtures = torch.stack([alphas, 1 - alphas], -1)
+    group, position, intended = end_points(mixtures, torch.tensor([[3, 7], [1, 2]]))
+    assert group.tolist() == [0, 0, 1, 1]
+    assert position.tolist() == [0, 2, 0, 2]
+    assert intended.tolist() == [7, 3, 1, 2]
+
+
+def test_endpoint_agreement_by_hand():
+    got = endpoint_agreement(torch.tensor([7, 3, 1, 1]), torch.tensor([7, 3, 1, 2]))
+    assert got == {"agreed": 3, "images": 4, "share": 0.75}
+
+
+def test_label_gap_by_hand():
+    labels = torch.tensor([[0.7, 0.3, 0.0], [0.0, 1.0, 0.0]])
+    probabilities = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]])
+    assert label_gap(labels, labels) == 0
+    assert label_gap(labels, probabilities) == pytest.approx((0.2 + 1.0) / 2)
+
+
+def test_mixture_labels_by_hand():
+    mixtures = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]])
+    got = mixture_labels(mixtures, torch.tensor([[2, 0]]), 3)
+    torch.testing.assert_close(got, torch.tensor([[[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]]]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: spearman(torch.zeros(2, 3), torch.zeros(2, 4)), r"\(2, 3\) and \(2, 4\)"),
+        (lambda: spearman(torch.zeros(2, 1), torch.zeros(2, 1)), "A >= 2"),
+        (lambda: series_quality(torch.zeros(0, 3), torch.zeros(0, 3)), "no committed groups"),
+        (lambda: endpoint_agreement(torch.zeros(0), torch.zeros(0)), "M >= 1"),
+        (lambda: label_gap(torch.zeros(1, 2), torch.zeros(1, 3)), r"\(1, 2\) and \(1, 3\)"),
+    ],
+)
+def test_wrong_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,81 @@
+"""Hand-made roots with all that a built one has: prototypes, and many shards where asked for."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from data.fingerprint import canonical_json
+from data.root import Root, spec_digest
+from data.shards import shard_name
+from data.store import Store
+from tests.handmade import PLAN_DIGEST, make_plan, make_root
+
+FACTS = {"encoder": '{"model": "tiny"}', "scale": "10.0"}
+
+
+def prototypes(vectors: np.ndarray | None = None, facts: dict[str, str] = FACTS) -> bytes:
+    """The bytes of prototypes.safetensors, sealed as a build seals them."""
+    vectors = np.eye(3, 4, dtype=np.float32) if vectors is None else vectors
+    digest = hashlib.sha256(canonical_json(facts).encode())
+    digest.update(f"prototypes torch.{vectors.dtype} {list(vectors.shape)}".encode())
+    digest.update(vectors.tobytes())
+    note = canonical_json({"facts": facts, "sha256": digest.hexdigest()})
+    return save({"prototypes": vectors}, {"semix": note})
+
+
+def whole_root(folder: Path | str, shards: int = 3, groups: int = 2) -> Root:
+    """Every shard committed, prototypes measured, an index written."""
+    root = make_root(folder, shards, groups)
+    root.store.create("prototypes.safetensors", prototypes())
+    return root
+
+
+def commit_record(shard: int, *, plan: str = PLAN_DIGEST, groups: int = 2) -> dict[str, Any]:
+    """Of a shard whose tar and features hold `abc`."""
+    part = {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    stem = f"{shard_name(shard)}-{part['sha256'][:8]}"
+    return {
+        "spec": spec_digest(plan, shard),
+        "shard": shard,
+        "tar": f"{stem}.tar",
+        **part,
+        "features": {"name": f"{stem}.features.safetensors", **part},
+        "groups": groups,
+        "first": shard * groups,
+        "seconds": {"generate": 1.5, "write": 0.5},
+        "wall_seconds": 2.0,
+        "tflop": 0.25,
+    }
+
+
+def empty_root(folder: Path, shards: int = 3, groups: int = 2) -> Root:
+    """Nothing committed yet."""
+    plan = make_plan(shards, shards * groups)
+    Store(str(folder)).create("plan.json", json.dumps(plan).encode())
+    return Root(str(folder))
+
+
+class Counting:
+    """A store that counts what is asked of it; many names at once count one by one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.calls = store, Counter[str]()
+
+    def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        names = list(names)
+        self.calls["get"] += len(names)
+        return self.store.get_many(names)
+
+    def get(self, name: str) -> bytes:
+        self.calls["get"] += 1
+        return self.store.get(name)
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self.store, name)

@@ -1,0 +1,125 @@
+"""A built root, damaged and mended, extended, and finished without what fails."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from data.errors import InputError
+from data.garbage import garbage
+from data.root import Root
+from data.shards import shard_name
+from flows.build import BuildFailed, build, extend, resume
+from flows.selection import Selection, most_failed
+from tests.flows.test_cli import semix
+
+
+def tars(root: Root) -> dict[str, bytes]:
+    return root.store.get_many(record["tar"] for record in root.committed().values())
+
+
+def changed(root: Root, name: str, change) -> None:
+    root.store.put(name, change(root.store.get(name)))
+
+
+def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog):
+    names = [record["tar"] for record in root.committed().values()]
+    changed(root, names[0], lambda content: content[:-100])
+    changed(root, names[1], lambda content: content[:3000] + b"?" + content[3001:])
+    root.store.delete(names[2])
+    changed(root, f"{shard_name(3)}.json", lambda content: content[:-100])
+    root.store.delete(f"{shard_name(4)}.json")
+    changed(root, "prototypes.safetensors", lambda content: content[:-1] + b"?")
+    changed(root, "index/0.json", lambda content: content[:-1])
+    status, out, _ = semix("verify", root.url, "--full", "--json")
+    assert status == 1
+    found = [(p["kind"], p["shard"]) for p in json.loads(out) if p["damage"]]
+    shards = [("shard", 0), ("shard", 1), ("shard", 2)]
+    assert sorted(found, key=str) == sorted(
+        [("record", 3), *shards, ("prototypes", None), ("index", None)], key=str
+    )
+    mended = resume(Root(root.url), slots=1, full=True)
+    assert mended.missing() == []
+    assert tars(mended) == tars(built)
+    same = "prototypes.safetensors"
+    assert mended.store.get(same) == built.store.get(same)
+    assert [p.kind for p in mended.verify(full=True)] == ["index"]
+    assert mended.indices() == ["index/0.json", "index/1.json"]
+    assert sorted(root.store.list("discarded")) == [
+        *(f"discarded/0000/000000{shard}.1.json" for shard in range(4)),
+        "discarded/prototypes.1.json",
+    ]
+
+
+def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
+    before = {name: root.store.get(name) for name in root.store.list("")}
+    longer = extend(root, 2, slots=1)
+    assert longer.plan["num_groups"] == 90
+    assert longer.missing() == []
+    assert longer.verify(full=True) == []
+    assert {name: root.store.get(name) for name in before} == before
+    assert longer.indices() == ["index/0.json", "index/1.json"]
+    shards = json.loads(root.store.get("index/1.json"))["shards"]
+    assert [shard["shard"] for shard in shards] == list(range(16))
+    assert garbage(longer, older_than_s=0) == []
+    with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):
+        extend(longer, 2)
+
+
+def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_config, caplog):
+    logging.getLogger("semix").propagate = True
+    for shard in (3, 5):
+        root.discard(shard)
+    obstacle = Path(root.url) / f"{shard_name(3)}.json"
+    obstacle.mkdir()
+    left_out = "1 of 8 shards failed and are left out: 3; the index is without them"
+    with caplog.at_level(logging.WARNING, "semix.build"):  # of 8 shards 13 % is one
+        left = resume(Root(root.url), slots=1, selection=Selection(skip_failed="13%"))
+    assert left_out in caplog.text
+    assert (left.missing(), left.attempts(3)) == ([3], 1)
+    assert root.indices() == ["index/0.json", "index/1.json"]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "semix.build"):
+        left = build(hasty_config, root.url, slots=1, selection=Selection(skip_failed="1"))
+    assert left_out in caplog.text
+    assert left.attempts(3) == 1  # it was not tried
+    with pytest.raises(BuildFailed, match="1 of 8 shards not made: 3"):
+        resume(Root(root.url), slots=1, selection=Selection(skip_failed="0"))
+    obstacle.rmdir()
+    root.discard(6)
+    again = resume(Root(root.url), slots=1, selection=Selection(retry_failed=True))
+    assert again.missing() == [6]
+    assert again.record(3)["attempt"] == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "shards"),
+    [("5", 5), ("0", 0), ("1%", 10), ("0.5 %", None), ("0.25%", 2), ("100%", 1000), ("101%", None)],
+)
+def test_limits(limit, shards):
+    if shards is None:
+        with pytest.raises(InputError, match=r"skip-failed = .*give a number of shards, as 5"):
+            most_failed(limit, 1000)
+    else:
+        assert most_failed(limit, 1000) == shards
+
+
+def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
+    picture = tmp_path / "series.png"
+    arguments = ("--out", str(picture), "--regenerate", "--device", "cpu")
+    status, out, err = semix("show", root.url, "44", *arguments)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0] == f"group 44, shard 7: {root.committed()[7]['tar']}"
+    assert lines[1] == "classes  eight (8), nine (9)"
+    assert lines[-2:] == ["pixels made anew equal the stored ones", f"picture  {picture}"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    root.discard(7)
+    status, out, _ = semix("show", root.url, "44")
+    assert (status, out) == (
+        0,
+        f"group 44, shard 7: not made yet; semix resume {root.url} --shards 7\n",
+    )
+    status, out, _ = semix("show", root.url, "0", "--json")
+    assert json.loads(out)["classes"] == [0, 1]
