@@ -1,62 +1,71 @@
 """Any open_clip model as an encoder of stored pixels."""
 
+from pathlib import Path
+from typing import Any
+
 import open_clip
 import torch
-import torch.nn.functional as F
+from open_clip.pretrained import download_pretrained_from_hf
 from torch import Tensor
 
 from data.errors import InputError
-from pipeline.config import AnnotationConfig
+from pipeline.annotation.preprocessing import preprocess, unsupported
+from pipeline.config import EncoderConfig
+
+HUB = "hf-hub:"
+BATCH = 256  # images in one forward pass at most, which bounds its memory
 
 
 class ClipEncoder:
     """The image tower of an open_clip model, in float32.
 
+    Args:
+        field: where the settings come from, for error messages.
     Raises:
-        InputError: no such model or weights.
+        InputError: no such model or weights, or preprocessing that is unknown.
     """
 
-    def __init__(self, config: AnnotationConfig, *, device: str) -> None:
+    def __init__(self, config: EncoderConfig, *, device: str, field: str = "annotation") -> None:
         try:
-            self.model = open_clip.create_model_and_transforms(
-                config.model, pretrained=config.pretrained, device=device
+            self.model: Any = open_clip.create_model_and_transforms(
+                _source(config),
+                pretrained=config.pretrained,
+                device=device,
+                require_pretrained=True,  # open_clip itself would go on with random weights
             )[0].eval()
-        except (RuntimeError, OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except (RuntimeError, OSError, ValueError, AssertionError) as error:
+            # open_clip asserts, without a word, that it knows the preprocessing.
+            reason = (str(error).strip() or "its preprocessing is unknown").splitlines()[0]
             raise InputError(
-                "annotation.model", config.model, f"cannot be loaded: {reason}"
+                f"{field}.model", config.model, f"cannot be loaded: {reason}"
             ) from error
         self.device = device
         self.settings = self.model.visual.preprocess_cfg
+        unknown = unsupported(self.settings)
+        if unknown is not None:
+            remedy = f"preprocesses images with {unknown}, which semix does not; use another model"
+            raise InputError(f"{field}.model", config.model, remedy)
 
     @torch.inference_mode()
     def encode(self, images: Tensor) -> Tensor:
         """Projected image features, not normalised: uint8 [N, H, W, 3] -> float32 [N, D]."""
+        return torch.cat([self._encode(part) for part in images.split(BATCH)])
+
+    def _encode(self, images: Tensor) -> Tensor:
         pixels = images.to(self.device).permute(0, 3, 1, 2)
         return self.model.encode_image(preprocess(pixels, self.settings)).float()
 
 
-def preprocess(pixels: Tensor, settings: dict) -> Tensor:
-    """CLIP's own preprocessing on a device tensor: bicubic, centre crop, normalise.
+def _source(config: EncoderConfig) -> str:
+    """The name for open_clip; a hub model becomes the folder of its pinned commit.
 
-    Args:
-        pixels: uint8 [N, 3, H, W].
-        settings: open_clip's preprocess_cfg: size, mean, std, interpolation.
-    Returns:
-        float32 [N, 3, S, S].
+    open_clip takes no commit where it loads a model, but it does where it fetches files.
     """
-    size = settings["size"] if isinstance(settings["size"], int) else settings["size"][0]
-    height, width = pixels.shape[-2:]
-    scale = size / min(height, width)
-    target = (round(height * scale), round(width * scale))
-    values = pixels.float()
-    if target != (height, width):
-        values = F.interpolate(values, target, mode=settings["interpolation"], antialias=True)
-        # open_clip resizes 8-bit images, which rounds and clips the overshoot.
-        values = values.round().clamp(0, 255)
-    top, left = (target[0] - size) // 2, (target[1] - size) // 2
-    values = values[..., top : top + size, left : left + size] / 255
-    mean, std = (
-        torch.tensor(settings[key], device=pixels.device).view(3, 1, 1) for key in ("mean", "std")
+    if not config.model.startswith(HUB):
+        return config.model
+    owner_name = config.model.removeprefix(HUB)
+    settings, _ = (
+        download_pretrained_from_hf(owner_name, filename=name, revision=config.revision)
+        for name in ("open_clip_config.json", None)  # and its weights
     )
-    return (values - mean) / std
+    return f"local-dir:{Path(settings).parent}"

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from data.errors import InputError
-from data.root import Root
-from pipeline.annotate import Annotator
-from pipeline.clip import ClipEncoder
+from data.root import PROTOTYPES, Root
+from pipeline.annotate import Annotator, build_annotator
 from pipeline.conditioning import Conditioning
 from pipeline.costs.work import Work, work_or_reason
 from pipeline.device import resolve_device
@@ -14,7 +13,6 @@ from pipeline.generators import Generator, load_generator
 from pipeline.noise.source import NoiseSource, noise_source
 from pipeline.plan import BuildPlan
 from pipeline.prompts import spoken_names
-from pipeline.prototypes import read_prototypes
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,14 @@ def load_models(
         beat: called while noises are chosen, for whoever watches that work goes on.
     Raises:
         InputError: a model cannot be loaded or does not suit; two prompts encode alike.
+        ValueError: the prototypes are damaged.
     """
     device = resolve_device(device)
     config = plan.config
-    vectors, facts = read_prototypes(root)
-    encoder = ClipEncoder(config.annotation, device=device)
+    annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
+    annotator.encoders.load()
     generator = load_generator(config.generator, device=device)
     embeddings = class_embeddings(generator, plan)
-    annotator = Annotator(
-        encoder, vectors, rule=config.annotation.rule, scale=float(facts["scale"])
-    )
     noise = noise_source(
         plan, generator=generator, embeddings=embeddings, store=root.store, beat=beat
     )

@@ -1,49 +1,109 @@
 """What a plan needs of the real data, measured once: class prototypes, and similar pairs."""
 
 import json
-import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from data.real import load_real
-from data.root import Root
+from data.real import RealDataConfig
+from data.root import PROTOTYPES, Root
+from data.store import Store
+from pipeline.config import AnnotationConfig
 from pipeline.plan.seeds import hashed_seed
 from pipeline.root import PAIRS, plan_of
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
-PROTOTYPES = "prototypes.safetensors"
+CHUNKS = "prototypes"  # folder of features whose measurement is under way
 
 
-def ensure_prototypes(root: Root, *, device: str = "auto") -> None:
-    """Measure what the plan needs of the real data, once: class prototypes, and similar pairs."""
+def ensure_prototypes(
+    root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+) -> None:
+    """Measure what the plan needs of the real data, once: class prototypes, and similar pairs.
+
+    Args:
+        beat: called whenever work went on, for whoever watches.
+    Raises:
+        InputError: a class without images, or two that CLIP cannot tell apart.
+        FloatingPointError: a feature of a real image is not a number.
+    """
     if not root.store.exists(PROTOTYPES):
-        _measure(root, device)
+        config = plan_of(root).config
+        content = measure(
+            config.annotation,
+            config.real,
+            device=device,
+            identity=root.plan["models"]["annotation"],
+            store=root.store,
+            beat=beat,
+        )
+        root.store.create(PROTOTYPES, content)
+        remove_chunks(root.store)
     ensure_pairs(root)
 
 
-def _measure(root: Root, device: str) -> None:
-    from safetensors.torch import save
+def measure(
+    config: AnnotationConfig,
+    real: RealDataConfig,
+    *,
+    device: str,
+    identity: Mapping[str, Any],
+    store: Store,
+    known: bytes | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> bytes:
+    """The prototypes that `config` needs, as the bytes of a safetensors file; see `unpack`.
 
-    from pipeline.annotate import measure_prototypes
-    from pipeline.clip import ClipEncoder
-    from pipeline.device import resolve_device
+    What was measured before is taken: from `known`, else from the cache folder of this machine.
+    Else the training images pass through CLIP once, and their features wait in `store` below
+    `prototypes/`, so that a killed measurement goes on where it was.
 
-    plan = plan_of(root)
-    encoder = ClipEncoder(plan.config.annotation, device=resolve_device(device))
-    train = load_real(plan.config.real).train
-    measured = measure_prototypes(train, encoder, len(plan.class_names))
-    scale = measured.scale(plan.config.annotation.scale)
-    # A real image at its own prototype has weight 1; this is the label it would get.
-    implied = 1 / (1 + math.exp(-scale / 2))
-    metadata = {
-        "encoder": json.dumps(root.plan["models"]["annotation"], sort_keys=True),
-        "real": train.digest,
-        "weight_variance": repr(measured.weight_variance),
-        "scale": repr(scale),
-        "label_of_average_real_image": repr(implied),
-    }
-    root.store.create(PROTOTYPES, save({"prototypes": measured.vectors}, metadata))
+    The caller writes the file, and then calls `remove_chunks`.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N.
+        identity: `pipeline.provenance.annotation_identity(config)`.
+        known: prototypes measured for another annotation of the same real data, a root's say;
+            for an encoder that they hold, neither images nor CLIP are touched.
+    Raises:
+        InputError: a class without images, or two that CLIP cannot tell apart.
+        FloatingPointError: a feature of a real image is not a number.
+    """
+    from pipeline.annotation.prototype_file import PrototypeFile, refuse_coinciding, say_scale
+    from pipeline.annotation.survey import Survey
+
+    before = PrototypeFile.unpack(known) if known is not None else None
+    survey = Survey(real, device, store, before, beat)
+    found = survey.file(config, identity)
+    refuse_coinciding(found, config)
+    say_scale(found, config)
+    return found.pack(config)
+
+
+def remove_chunks(store: Store) -> None:
+    """Remove the features that waited for a measurement; another process may do the same."""
+    for name in store.list(CHUNKS):
+        with suppress(FileNotFoundError):
+            store.delete(name)
+
+
+def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """Tensors and facts of a prototypes file.
+
+    Returns:
+        Tensors, float32: `prototypes` [K, D], the mean of each class's features; `unit` [K, D],
+        the mean of its unit features at length 1; `second` and `second_unit` of a second encoder.
+        Facts, as text: `encoder`, its identity as JSON; `weight_variance`, `unit_weight_variance`,
+        `scale` and `label_of_average_real_image`; with `second_` before them those of the second
+        encoder; `real`, the digest of the images, and `class_names` as JSON.
+    Raises:
+        ValueError: another file, or a damaged one.
+    """
+    from pipeline.annotation.sealed import open_sealed
+
+    return open_sealed(content)
 
 
 def ensure_pairs(root: Root) -> None:
@@ -65,9 +125,10 @@ def ensure_pairs(root: Root) -> None:
 
 
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
-    """Prototypes float32 [K, D] and their metadata, `scale` among it."""
-    from safetensors.torch import load
+    """Prototypes float32 [K, D] as measured, and the facts of `unpack`, `scale` among them.
 
-    content = root.store.get(PROTOTYPES)
-    length = int.from_bytes(content[:8], "little")
-    return load(content)["prototypes"], json.loads(content[8 : 8 + length])["__metadata__"]
+    Raises:
+        ValueError: the file is damaged.
+    """
+    tensors, facts = unpack(root.store.get(PROTOTYPES))
+    return tensors["prototypes"], facts

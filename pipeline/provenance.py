@@ -1,16 +1,17 @@
 """Which models and versions a dataset was made with."""
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from data.fingerprint import file_digest
 from pipeline.checks.model_paths import local_path
-from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
-WEIGHTS = {".safetensors", ".json", ".txt", ".bin", ".pt"}
+WEIGHTS = {".safetensors", ".json", ".txt", ".bin", ".pt", ".pth"}
 
 
 def model_identities(config: BuildConfig) -> dict[str, dict]:
@@ -18,17 +19,44 @@ def model_identities(config: BuildConfig) -> dict[str, dict]:
 
     What is added to the generator, or replaces a part of it, is told beside its own files.
     """
-    clip = config.annotation
-    weights = Path(clip.pretrained) if clip.pretrained else None
     generator = config.generator
     return {
         "generator": _identity(generator.model, generator.revision) | _additions(generator),
-        "annotation": {
-            "model": clip.model,
-            "pretrained": clip.pretrained,
-            "files": _hashes(Path(clip.model.removeprefix("local-dir:")))
-            | (_hashes(weights) if weights else {}),
-        },
+        "annotation": annotation_identity(config.annotation),
+    }
+
+
+def annotation_identity(config: AnnotationConfig) -> dict[str, Any]:
+    """The CLIP model of an annotation; its second one, where it has one, under `second`."""
+    identity = encoder_identity(config.first)
+    if config.second is not None:
+        identity["second"] = encoder_identity(config.second)
+    return identity
+
+
+def encoder_identity(config: EncoderConfig) -> dict[str, Any]:
+    """Name, and file hashes of what is local; a hub id by its commit."""
+    weights = Path(config.pretrained) if config.pretrained else None
+    revision = {} if config.revision is None else {"revision": config.revision}
+    return {
+        "model": config.model,
+        "pretrained": config.pretrained,
+        "files": _hashes(Path(config.model.removeprefix("local-dir:")))
+        | (_hashes(weights) if weights else {}),
+        **revision,
+    }
+
+
+def encoder_content(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an encoder's identity decides its features: files where they are local, not paths."""
+    files = identity["files"]
+    in_folder = identity["model"].startswith("local-dir:")
+    local_weights = identity["pretrained"] and Path(identity["pretrained"]).name in files
+    return {
+        "model": None if in_folder else identity["model"],
+        "pretrained": None if in_folder or local_weights else identity["pretrained"],
+        "revision": identity.get("revision"),
+        "files": files,
     }
 
 

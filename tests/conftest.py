@@ -8,11 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from data.real import RealDataConfig, RealDataset, load_real
+from data.root import Root
 from data.settings import load_settings
 from pipeline.config import BuildConfig
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root
 from pipeline.standins import Recipe, Stage, StandIns, train_standins
+
+pytest_plugins = ["tests.s3", "tests.gs"]
 
 # Read once each, when torch and Prefect are imported. Threads that spin while they wait would
 # make several busy processes on two cores ten times slower.
@@ -21,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
+os.environ["SEMIX_CACHE"] = tempfile.mkdtemp(prefix="semix-cache-")
+atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
 
 # A trained model survives between runs here; its digest follows its recipe, data and source.
 KEPT = Path(__file__).parents[1] / "build" / "standins"
@@ -74,3 +83,35 @@ def make_config() -> Callable[..., BuildConfig]:
 @pytest.fixture(scope="session")
 def hasty_config(make_config: Callable[..., BuildConfig], hasty_standins: StandIns) -> BuildConfig:
     return make_config(hasty_standins)
+
+
+@pytest.fixture(scope="session")
+def built(hasty_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Root:
+    """A whole root, as a worker makes it; never changed."""
+    from pipeline.worker import main as worker
+
+    root = create_root(hasty_config, str(tmp_path_factory.mktemp("built") / "mixed"))
+    ensure_prototypes(root, device="cpu")
+    assert worker([root.url, "--device", "cpu"]) == 0
+    root.write_index()
+    return root
+
+
+@pytest.fixture
+def root(built: Root, tmp_path: Path) -> Root:
+    """A copy of it, to change."""
+    shutil.copytree(built.url, tmp_path / "root")
+    return Root(str(tmp_path / "root"))
+
+
+@pytest.fixture(scope="session")
+def other_clip(hasty_standins: StandIns, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another CLIP: the same architecture, other weights."""
+    folder = tmp_path_factory.mktemp("clip") / "other"
+    shutil.copytree(hasty_standins.clip, folder)
+    file = folder / "open_clip_model.safetensors"
+    weights = load_file(file)
+    width = weights["visual.proj"].shape[1]
+    weights["visual.proj"] = weights["visual.proj"] * torch.linspace(0.2, 3, width)
+    save_file(weights, file)
+    return folder

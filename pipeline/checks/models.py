@@ -5,11 +5,11 @@ from pathlib import Path
 
 from data.errors import InputError
 from data.files import read_json
+from pipeline.checks.clip import check_clip
 from pipeline.checks.model_paths import local_path, lora_file
 from pipeline.checks.scheduler_rules import refuse_foreign, refuse_stochastic
-from pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
+from pipeline.config import BuildConfig, GeneratorConfig
 
-LOCAL_CLIP = "local-dir:"
 # The class that model_index.json must name.
 PIPELINES = {
     "stable_diffusion": "StableDiffusionPipeline",
@@ -57,25 +57,6 @@ def notes(config: BuildConfig) -> list[str]:
         f"{checker} of {folder} is left out: it would blacken images, and those would still get "
         "the label of a class"
     ]
-
-
-def check_clip(config: AnnotationConfig) -> None:
-    """A local folder must be an open_clip directory; a name must be known and have weights."""
-    if config.model.startswith(LOCAL_CLIP):
-        folder = Path(config.model.removeprefix(LOCAL_CLIP))
-        if not (folder / "open_clip_config.json").is_file():
-            remedy = "is not an open_clip directory (it has no open_clip_config.json)"
-            raise InputError("annotation.model", folder, remedy)
-    elif not config.model.startswith("hf-hub:"):
-        from open_clip import list_models
-
-        if config.model not in list_models():
-            remedy = "open_clip has no such model; see open_clip.list_models()"
-            raise InputError("annotation.model", config.model, remedy)
-        if config.pretrained is None:
-            # open_clip itself would go on with random weights.
-            remedy = "name a weights tag, such as openai, or a checkpoint file"
-            raise InputError("annotation.pretrained", "nothing", remedy)
 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:

@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from data.real import RealDataConfig
 from data.settings import Settings
-from pipeline.config.annotation import AnnotationConfig
+from pipeline.config.annotation import AnnotationConfig, EncoderConfig
 from pipeline.config.generator import (
     PLACEHOLDER,
     ApproximationConfig,
@@ -22,6 +22,7 @@ __all__ = [
     "AnnotationConfig",
     "ApproximationConfig",
     "BuildConfig",
+    "EncoderConfig",
     "GeneratorConfig",
     "LoraConfig",
     "MixingConfig",
@@ -43,8 +44,11 @@ class BuildConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.mixing.classes > 2 and self.annotation.rule != "simplex":
-            raise ValueError("`mixing.classes` above 2 wants `annotation.rule: simplex`")
+        if self.mixing.classes > 2 and self.annotation.rule == "projection":
+            raise ValueError(
+                "`mixing.classes` above 2 wants `annotation.rule: simplex`, similarity or "
+                "mixing_ratio; projection knows two classes"
+            )
         anchors = self.generator.approximate.cache_anchors
         if anchors is not None and not (self.mixing.classes == 2 and anchors < self.mixing.images):
             raise ValueError(

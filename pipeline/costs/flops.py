@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
+from pipeline.config import BuildConfig, EncoderConfig, GeneratorConfig
 from pipeline.costs import skeletons
 from pipeline.costs.skeletons import Uncounted
 from pipeline.generators.approximate.cache import cache_setting
@@ -23,9 +23,9 @@ class ModelCosts:
     Attributes:
         row: one sample in one call of the denoiser; `shallow_row` through its outermost part.
         decode: latents of one image to pixels.
-        clip: the image tower on one image.
+        clip: the image tower on one image; those of both CLIP models where there are two.
         image_size: side of a decoded image, pixels.
-        feature_width: D of a CLIP feature.
+        feature_width: D of a CLIP feature, or of both together.
     """
 
     row: int
@@ -46,15 +46,14 @@ def model_costs(config: BuildConfig) -> ModelCosts:
         row = row_flops(config.generator)
         shallow = shallow_row_flops(config.generator)
         decode, image = _decode(config.generator)
-    with _named("annotation.model", config.annotation.model):
-        clip, feature = _clip(config.annotation)
+    towers = [_named_clip(encoder, field) for field, encoder in config.annotation.encoders]
     return ModelCosts(
         row=row,
         shallow_row=shallow,
         decode=decode,
-        clip=clip,
+        clip=sum(clip for clip, _ in towers),
         image_size=image.shape[-1],
-        feature_width=feature.shape[-1],
+        feature_width=sum(feature.shape[-1] for _, feature in towers),
     )
 
 
@@ -82,7 +81,7 @@ def decode_flops(config: GeneratorConfig) -> int:
     return _decode(config)[0]
 
 
-def clip_flops(config: AnnotationConfig) -> int:
+def clip_flops(config: EncoderConfig) -> int:
     """FLOP of the image tower on one image."""
     return _clip(config)[0]
 
@@ -109,7 +108,12 @@ def _decode(config: GeneratorConfig) -> tuple[int, Tensor]:
     return flops(lambda: network.decode(latents, return_dict=False)[0])
 
 
-def _clip(config: AnnotationConfig) -> tuple[int, Tensor]:
+def _named_clip(config: EncoderConfig, field: str) -> tuple[int, Tensor]:
+    with _named(f"{field}.model", config.model):
+        return _clip(config)
+
+
+def _clip(config: EncoderConfig) -> tuple[int, Tensor]:
     tower: Any = skeletons.image_tower(config)
     size = tower.image_size
     height, width = (size, size) if isinstance(size, int) else size

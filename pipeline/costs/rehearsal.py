@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.annotate import Annotator
-from pipeline.build import make_batch
-from pipeline.clip import ClipEncoder
+from pipeline.annotate import Annotator, Encoders
+from pipeline.batch import make_batch
 from pipeline.costs.gemm import synchronise
 from pipeline.costs.work import all_computed_groups, work_or_reason
 from pipeline.device import resolve_device
@@ -68,7 +67,7 @@ def _models(plan: BuildPlan, device: str) -> Models:
     """As a worker loads them, but for prototypes and chosen noise, which no batch waits for."""
     config = plan.config
     generator = load_generator(config.generator, device=device)
-    annotator = Annotator(ClipEncoder(config.annotation, device=device), torch.empty(0), scale=1)
+    annotator = Annotator(config.annotation, {}, Encoders(config.annotation, device=device))
     embeddings = class_embeddings(generator, plan)
     noise, (work, _) = random_noise(generator.latent_shape), work_or_reason(config)
     return Models(generator, annotator, embeddings, noise, work)

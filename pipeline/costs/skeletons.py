@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from data.errors import InputError
 from data.files import read_json
 from pipeline.checks.model_paths import local_path
-from pipeline.config import AnnotationConfig, GeneratorConfig
+from pipeline.config import EncoderConfig, GeneratorConfig
 from pipeline.generators.dit import WeightedLabels
 from pipeline.generators.loading import native_shape
 
@@ -92,7 +92,7 @@ def own_scheduler(config: GeneratorConfig) -> Any:
     return _part_class(folder, "scheduler").from_pretrained(folder, subfolder="scheduler")
 
 
-def image_tower(config: AnnotationConfig) -> nn.Module:
+def image_tower(config: EncoderConfig) -> nn.Module:
     """The image tower of the open_clip model; takes [N, 3, S, S] for its `image_size` S.
 
     Raises:
@@ -100,7 +100,9 @@ def image_tower(config: AnnotationConfig) -> nn.Module:
     """
     schema = next((s for s in (LOCAL_CLIP, HUB_CLIP) if config.model.startswith(s)), None)
     if schema is not None:
-        folder = model_folder("annotation.model", config.model.removeprefix(schema))
+        folder = model_folder(
+            "annotation.model", config.model.removeprefix(schema), revision=config.revision
+        )
         settings = read_json(folder / "open_clip_config.json")["model_cfg"]
     else:
         settings = open_clip.get_model_config(config.model)

@@ -5,6 +5,7 @@ from typing import Any
 
 from data.errors import InputError
 from data.root import FIDELITY, Root
+from data.schemas import read_verdict
 from pipeline.config import ApproximationConfig
 from pipeline.root import plan_of
 
@@ -30,7 +31,7 @@ def ensure_fidelity(root: Root, *, device: str = "auto") -> Verdict | None:
         verdict = measure_fidelity(plan, load_recipes(root, plan, device=device))
         verdict["recipe"] = recipe(settings)
         root.store.create(FIDELITY, json.dumps(verdict, indent=1).encode())
-    verdict = json.loads(root.store.get(FIDELITY))  # another process may have been first
+    verdict = read_verdict(root.store.get(FIDELITY))  # another process may have been first
     if not (verdict["passed"] or settings.accept_failure):
         raise InputError(FIELD, _named(verdict["recipe"]), _failure(verdict))
     return verdict

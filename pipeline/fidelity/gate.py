@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from data.root import Root
-from pipeline.build import Batch, make_batch
+from pipeline.annotate import FEATURES
+from pipeline.batch import Batch, make_batch
 from pipeline.config import ApproximationConfig
 from pipeline.fidelity.criteria import feature_criterion, weight_criteria
 from pipeline.generators.latent_diffusion import LatentDiffusion
@@ -38,13 +39,13 @@ class Samples:
     seconds: list[float] = field(default_factory=list)  # of generation, a batch each
 
     def add(self, batch: Batch, models: Models, clock: Stopwatch) -> None:
-        self.features.append(batch.features)
-        for group, features in zip(batch.groups, batch.features, strict=True):
-            coordinates, _ = models.annotator.label(features, group.classes)
+        self.features.append(batch.features[FEATURES])
+        for row, group in enumerate(batch.groups):
+            found = batch.annotation(row, models.annotator)
             # Of two coordinates the second says nothing new.
-            kept = coordinates if len(group.classes) > 2 else coordinates[:, :1]
+            kept = found.get("coordinates") or [[weight] for weight in found["weights"]]
             order = torch.tensor(group.alphas).argsort(stable=True)
-            self.weights.append(kept[order][None])
+            self.weights.append(torch.tensor(kept)[order][None])
         self.seconds.append(clock.seconds["generate"])
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from data.errors import InputError
 from data.leases import claim, release
 from data.store import Store
+from data.strict_json import read_object
+from data.tensors import MOST_HEADER, read_tensors
 from pipeline.noise.initial import initial_noise
 
 WAIT = 0.5  # seconds between looks at what another worker is choosing
@@ -96,7 +97,7 @@ class Bank:
         where = f"{self._store.url}/{name}"
         try:
             part, plan = unpacked(self._store.get(name))
-        except (SafetensorError, ValueError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             remedy = "remove it, and the noise is chosen again"
             raise InputError(where, "damaged", remedy) from error
         if plan != self._plan:
@@ -119,7 +120,6 @@ def packed(part: Part, plan_digest: str) -> bytes:
 
 def unpacked(content: bytes) -> tuple[Part, str]:
     """The part, and the digest of the plan it was made for."""
-    tensors = load(content)
-    length = int.from_bytes(content[:8], "little")
-    facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
+    tensors, metadata = read_tensors(content, where="noise")
+    facts = read_object(metadata["facts"].encode(), what="noise facts", most=MOST_HEADER)
     return Part(facts, tensors.get("noise")), facts.pop("plan")

@@ -21,15 +21,6 @@ from pipeline.root import create_root, plan_of
 from pipeline.worker import main as worker
 
 
-@pytest.fixture(scope="module")
-def built(hasty_config, tmp_path_factory) -> Root:
-    root = create_root(hasty_config, str(tmp_path_factory.mktemp("built")))
-    ensure_prototypes(root, device="cpu")
-    assert worker([root.url, "--device", "cpu"]) == 0
-    root.write_index()
-    return root
-
-
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
     return load_settings(BuildConfig, config.model_dump(), overrides)
 
@@ -79,7 +70,7 @@ def test_clip_sees_the_stored_pixels(built):
         images = np.stack([decode_image(i) for s in read_tar(file) for i in s.images])
     stored = load(built.store.get(record["features"]["name"]))["features"].flatten(0, 1).float()
     torch.testing.assert_close(
-        models.annotator.features(torch.from_numpy(images)), stored, atol=5e-3, rtol=5e-3
+        models.annotator.encode(torch.from_numpy(images))["features"], stored, atol=5e-3, rtol=5e-3
     )
 
 
@@ -249,6 +240,29 @@ def test_a_failing_shard_is_recorded_and_the_rest_goes_on(
     assert root.committed()[3]["attempt"] == 2
     tars = {r["tar"]: r["sha256"] for r in root.committed().values()}
     assert tars == {r["tar"]: r["sha256"] for r in built.committed().values()}
+
+
+def test_features_that_are_no_numbers_fail_their_shard_by_name(hasty_config, tmp_path, monkeypatch):
+    root = create_root(hasty_config, str(tmp_path / "root"))
+    ensure_prototypes(root, device="cpu")
+    from pipeline.clip import ClipEncoder
+
+    encode, calls = ClipEncoder.encode, []
+
+    def overflowing(self, images):
+        calls.append(len(images))
+        features = encode(self, images)
+        if len(calls) == 2:  # the last two groups of shard 0
+            features[5] = 1e6  # a number, but none that float16 has
+        return features
+
+    monkeypatch.setattr(ClipEncoder, "encode", overflowing)
+    assert worker([root.url, "--device", "cpu", "--shards", "0"]) == 1
+    failure = root.failures()[0][0]
+    assert failure["error"] == "FloatingPointError"
+    assert failure["message"] == (
+        "group 5: the CLIP features of image 1 are not finite, or too large for float16"
+    )
 
 
 def test_the_worker_makes_only_the_shards_named(hasty_config, tmp_path):

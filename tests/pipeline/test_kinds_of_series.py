@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
+from scipy.special import softmax
 
 from data.errors import InputError
 from data.images import decode_image
@@ -73,6 +74,46 @@ def test_three_classes_are_labelled_on_their_simplex(build):
         MixedDataset(root.url, scale=4.0)
 
 
+def test_similarity_names_every_class_of_the_data(build):
+    root = build(
+        "annotation.rule=similarity",
+        "annotation.temperature=0.1",
+        "mixing.pairs={kind: sampled, count: 3}",
+    )
+    vectors, _ = read_prototypes(root)
+    features = load(root.store.get(root.committed()[0]["features"]["name"]))["features"].float()
+    for position, record in enumerate(samples(root)):
+        labels = np.array([[p for _, p in row] for row in record["labels"]])
+        unit = features[position] / features[position].norm(dim=1, keepdim=True)
+        cosine = unit @ (vectors / vectors.norm(dim=1, keepdim=True)).T
+        np.testing.assert_allclose(labels, softmax(cosine / 0.1, axis=1), atol=0.01)
+        assert [[k for k, _ in row] for row in record["labels"]] == [list(range(10))] * 4
+        assert len(record["weights"]) == 4
+
+
+def test_the_mixing_ratio_is_the_label_and_the_weight_stays_clips(build):
+    root = build("annotation.rule=mixing_ratio", "mixing.pairs={kind: sampled, count: 3}")
+    for record in samples(root):
+        first, second = record["classes"]
+        expected = [[[first, alpha], [second, 1 - alpha]] for alpha in record["alphas"]]
+        assert record["labels"] == expected
+        assert record["weights"] != record["alphas"]
+
+
+def test_three_classes_want_a_rule_that_knows_three(hasty_config):
+    overrides = ["mixing.classes=3", "mixing.grid=random", "mixing.alphas=5"]
+    message = (
+        "`mixing.classes` above 2 wants `annotation.rule: simplex`, similarity or mixing_ratio"
+    )
+    with pytest.raises(InputError, match=message):
+        load_settings(BuildConfig, hasty_config.model_dump(), overrides)
+    for rule in ("simplex", "similarity", "mixing_ratio"):
+        found = load_settings(
+            BuildConfig, hasty_config.model_dump(), [*overrides, f"annotation.rule={rule}"]
+        )
+        assert found.annotation.rule == rule
+
+
 def test_random_alphas_differ_from_series_to_series(build):
     root = build(
         "mixing.grid=random", "mixing.pairs={kind: named, names: [[one, two], [six, two]]}"
@@ -102,7 +143,7 @@ def test_clip_sees_the_pixels_that_a_lossy_format_keeps(build):
     stored = load(root.store.get(record["features"]["name"]))["features"].flatten(0, 1).float()
     models = load_models(root, plan_of(root), device="cpu")
     torch.testing.assert_close(
-        models.annotator.features(torch.from_numpy(images)), stored, atol=5e-3, rtol=5e-3
+        models.annotator.encode(torch.from_numpy(images))["features"], stored, atol=5e-3, rtol=5e-3
     )
 
 

@@ -1,0 +1,416 @@
+"""Prototypes measured in a stream: right, once, in little memory, whoever is killed."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.cache_folder import cache_folder
+from data.errors import InputError
+from data.real import ImageSplit, RealDataConfig, load_real
+from data.root import PROTOTYPES
+from data.settings import load_settings
+from data.store import Store
+from pipeline.annotate import class_prototypes
+from pipeline.annotation import survey
+from pipeline.annotation.chunks import FeatureChunks
+from pipeline.annotation.measurement import measured
+from pipeline.annotation.statistics import WeightVariance, coinciding
+from pipeline.clip import ClipEncoder
+from pipeline.config import BuildConfig
+from pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
+from pipeline.provenance import annotation_identity
+from pipeline.root import create_root
+
+CLASSES, WIDTH = 5, 7
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache folder of this test's own."""
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[int]:
+    """How many images each call of CLIP encoded."""
+    counts: list[int] = []
+    original = ClipEncoder.encode
+
+    def counting(self, images):
+        counts.append(len(images))
+        return original(self, images)
+
+    monkeypatch.setattr(ClipEncoder, "encode", counting)
+    return counts
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(survey, "BATCH", 32)
+    monkeypatch.setattr(survey, "CHUNK", 64)
+
+
+def real_features(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    targets = torch.randint(CLASSES, (count,), generator=rng)
+    centres = 1 + torch.randn(CLASSES, WIDTH, generator=rng)
+    return centres[targets] + torch.randn(count, WIDTH, generator=rng), targets
+
+
+def in_batches(features, targets, size=23):
+    return list(zip(features.split(size), targets.split(size), strict=True))
+
+
+def numpy_variance(features, targets, means, prototypes) -> float:
+    """The definition in plain loops: each real image, on the line to each other class."""
+    squares = []
+    for feature, own in zip(features, targets, strict=True):
+        for other in range(len(prototypes)):
+            if other != own:
+                axis = prototypes[own] - prototypes[other]
+                squares.append(((feature - means[own]) @ axis / (axis @ axis)) ** 2)
+    return float(np.mean(squares))
+
+
+def test_a_stream_measures_what_all_features_at_once_say():
+    features, targets = real_features()
+    found = measured(in_batches(features, targets), CLASSES)
+    assert torch.equal(found.prototypes, class_prototypes(features, targets, CLASSES))
+    f, t = features.double().numpy(), targets.numpy()
+    means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
+    np.testing.assert_allclose(found.prototypes, means, rtol=1e-6)
+    assert found.variance == pytest.approx(numpy_variance(f, t, means, means), rel=1e-5)
+
+
+def test_unit_features_have_prototypes_and_a_spread_of_their_own():
+    features, targets = real_features()
+    found = measured(in_batches(features, targets), CLASSES)
+    f = features.double().numpy()
+    f, t = f / np.linalg.norm(f, axis=1, keepdims=True), targets.numpy()
+    means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
+    units = means / np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.unit, units, rtol=1e-5)
+    assert found.unit_variance == pytest.approx(numpy_variance(f, t, means, units), rel=1e-5)
+    assert found.scale("auto") != found.scale("auto", normalize=True)
+
+
+def test_order_and_batches_do_not_show():
+    features, targets = real_features()
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
+    one = measured(in_batches(features, targets), CLASSES)
+    other = measured(in_batches(features[order], targets[order], 64), CLASSES)
+    assert torch.equal(one.prototypes, other.prototypes)
+    assert one.variance == pytest.approx(other.variance, rel=1e-12)
+
+
+def test_prototypes_that_coincide_are_found_and_have_no_spread():
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1e-6]])
+    assert coinciding(vectors) == (0, 2)
+    assert coinciding(vectors[:2]) is None
+    spread = WeightVariance(vectors, vectors)
+    spread.add(vectors + 0.1, torch.tensor([0, 1, 2]))
+    assert spread.value() == float("inf")
+
+
+def test_memory_does_not_grow_with_the_images(tmp_path):
+    """60,000 features of 512 numbers would be 120 MB; they pass through a few."""
+    script = tmp_path / "stream.py"
+    script.write_text(
+        """
+import sys
+import numpy as np, psutil, torch
+from data.real import ImageSplit
+from data.store import Store
+from pipeline.annotation.chunks import FeatureChunks
+from pipeline.annotation.measurement import measured
+
+matrix = torch.randn(192, 512, generator=torch.Generator().manual_seed(0))
+
+def run(count, folder):
+    split = ImageSplit(
+        np.arange(count) % 10,
+        load=lambda i: np.random.default_rng(int(i[0])).integers(
+            0, 256, (len(i), 8, 8, 3), dtype=np.uint8
+        ),
+        content=lambda: "",
+    )
+    held = []  # of this process after each batch; what the system calls peak is its parent's too
+
+    def encode(images):
+        held.append(psutil.Process().memory_info().rss / 1e6)
+        return images.flatten(1).float() @ matrix
+
+    chunks = FeatureChunks(split, encode, Store(sys.argv[1]), folder, size=1024, batch=256)
+    measured(chunks, 10)
+    return max(held)
+
+small = run(4_000, "small")
+print(run(60_000, "large") - small)
+"""
+    )
+    found = subprocess.run(
+        [sys.executable, script, tmp_path / "store"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(found.stdout) < 40  # MB
+    assert len(Store(str(tmp_path / "store")).list("large")) == 59
+
+
+def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):
+    roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
+    ensure_prototypes(roots[0], device="cpu")
+    assert sum(encoded) == 300
+    ensure_prototypes(roots[0], device="cpu")
+    ensure_prototypes(roots[1], device="cpu")
+    assert sum(encoded) == 300
+    assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
+    assert roots[0].store.list("prototypes") == []
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_the_cache_goes_by_content_not_by_place(hasty_config, tmp_path, cache, encoded):
+    ensure_prototypes(create_root(hasty_config, str(tmp_path / "one")), device="cpu")
+    folder = Path(hasty_config.annotation.model.removeprefix("local-dir:"))
+    shutil.copytree(folder, tmp_path / "moved")
+
+    def root(name: str, *overrides: str):
+        config = load_settings(BuildConfig, hasty_config.model_dump(), overrides)
+        return create_root(config, str(tmp_path / name))
+
+    moved = f"annotation.model=local-dir:{tmp_path / 'moved'}"
+    ensure_prototypes(root("two", moved, "annotation.scale=3", "mixing.seed=9"), device="cpu")
+    assert sum(encoded) == 300
+    ensure_prototypes(root("three", "real.split_seed=1"), device="cpu")  # other images
+    assert sum(encoded) == 600
+    settings = tmp_path / "moved" / "open_clip_config.json"
+    settings.write_text(settings.read_text() + "\n")  # another encoder, for all we know
+    ensure_prototypes(root("four", moved), device="cpu")
+    assert sum(encoded) == 900
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + bytes([c[-1] ^ 1])])
+def test_a_damaged_cache_is_measured_again(hasty_config, tmp_path, cache, encoded, caplog, damage):
+    roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
+    ensure_prototypes(roots[0], device="cpu")
+    (file,) = cache.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    with caplog.at_level(logging.WARNING, logger="semix.build"):
+        ensure_prototypes(roots[1], device="cpu")
+    assert f"{file} is not used, and measured again" in caplog.text
+    assert sum(encoded) == 600
+    assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
+
+
+def test_a_cache_that_cannot_be_written_is_worth_a_warning(
+    hasty_config, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "file"))
+    root = create_root(hasty_config, str(tmp_path / "root"))
+    with caplog.at_level(logging.WARNING, logger="semix.build"):
+        ensure_prototypes(root, device="cpu")
+    assert "prototypes are not cached" in caplog.text
+    assert read_prototypes(root)[0].shape[0] == 10
+
+
+def test_without_a_setting_the_cache_is_in_the_home_folder(monkeypatch):
+    monkeypatch.delenv("SEMIX_CACHE")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_folder() == Path("/home/someone/.cache/semix")
+
+
+KILLED = """
+import os, sys
+from data.root import Root
+from data.store import Store
+from pipeline.annotation import survey
+from pipeline.prototypes import ensure_prototypes
+
+survey.BATCH, survey.CHUNK = 32, 64
+create, made = Store.create, []
+
+def killed_after_two(self, name, content):
+    done = create(self, name, content)
+    made.append(name)
+    if len(made) == 2:
+        os._exit(9)
+    return done
+
+Store.create = killed_after_two
+ensure_prototypes(Root(sys.argv[1]), device="cpu")
+"""
+
+
+def test_a_killed_measurement_goes_on_with_the_next_chunk(
+    hasty_config, tmp_path, cache, encoded, small_chunks, monkeypatch
+):
+    root = create_root(hasty_config, str(tmp_path / "killed"))
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run([sys.executable, script, root.url], env=os.environ | paths)
+    assert ended.returncode == 9
+    assert len(root.store.list("prototypes")) == 2
+    assert not root.store.exists(PROTOTYPES)
+    ensure_prototypes(root, device="cpu")
+    assert encoded == [32] * 5 + [12]  # 172 of 300: 128 were there
+    assert root.store.list("prototypes") == []
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "another"))
+    unbroken = create_root(hasty_config, str(tmp_path / "unbroken"))
+    ensure_prototypes(unbroken, device="cpu")
+    assert sum(encoded) == 472
+    assert root.store.get(PROTOTYPES) == unbroken.store.get(PROTOTYPES)
+
+
+def split_of(count: int, store: str, folder: str = "chunks") -> FeatureChunks:
+    """Chunks whose features are the mean colours of random images."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+    split = ImageSplit(np.arange(count) % 2, load=lambda i: images[i], content=lambda: "")
+    return FeatureChunks(
+        split, lambda x: x.float().mean((1, 2)), Store(store), folder, size=10, batch=4
+    )
+
+
+def test_chunks_are_read_back_in_order_and_made_again_where_damaged(tmp_path):
+    chunks = split_of(25, str(tmp_path))
+    first = [features for features, _ in chunks]
+    assert [len(features) for features in first] == [10, 10, 5]
+    assert torch.equal(torch.cat([targets for _, targets in chunks]), torch.arange(25) % 2)
+    damaged = tmp_path / "chunks" / "0000001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    (tmp_path / "chunks" / "0000002.safetensors").unlink()  # by another process that finished
+    again = [features for features, _ in chunks]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    # A chunk under another's name is not taken for it.
+    shutil.copy(tmp_path / "chunks" / "0000000.safetensors", damaged)
+    assert torch.equal(list(chunks)[1][0], first[1])
+
+
+def test_a_feature_that_is_not_a_number_is_named(tmp_path):
+    chunks = split_of(25, str(tmp_path))
+
+    def encode(images):
+        features = images.float().mean((1, 2))
+        features[0] = float("nan") if len(images) < 4 else features[0]
+        return features
+
+    broken = FeatureChunks(chunks.split, encode, chunks.store, "nan", size=10, batch=4)
+    with pytest.raises(FloatingPointError, match="training image 8, of class 0: its CLIP features"):
+        list(broken)
+    assert chunks.store.list("nan") == []
+
+
+def pictures(folder: Path, *, same: bool) -> RealDataConfig:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 256, (3, 4, 16, 16, 3), dtype=np.uint8)
+    if same:
+        drawn[2] = drawn[0]
+    for name, images in zip(("ant", "bee", "cat"), drawn, strict=True):
+        for split in ("train", "test", "validation"):
+            (folder / split / name).mkdir(parents=True)
+            for index, image in enumerate(images):
+                Image.fromarray(image).save(folder / split / name / f"{index}.png")
+    return RealDataConfig(name="imagefolder", path=str(folder), image_size=32)
+
+
+def measured_for(config, real, store, **more) -> bytes:
+    identity = annotation_identity(config)
+    return measure(config, real, device="cpu", identity=identity, store=Store(str(store)), **more)
+
+
+def test_classes_that_clip_cannot_tell_apart_are_named(hasty_config, tmp_path):
+    real = pictures(tmp_path / "pictures", same=True)
+    with pytest.raises(InputError, match=r"real = classes 'ant' and 'cat': have one CLIP prototy"):
+        measured_for(hasty_config.annotation, real, tmp_path)
+
+
+def test_a_class_without_training_images_is_named(hasty_config, tmp_path, monkeypatch):
+    real = load_real(RealDataConfig(name="digits"))
+    kept = real.train.targets != 3
+    train = ImageSplit(real.train.targets[kept], real.train.load, real.train.content)
+    lacking = type(real)(real.class_names, train, real.validation, real.test)
+    monkeypatch.setattr(survey, "load_real", lambda config: lacking)
+    with pytest.raises(InputError, match="real = class 'three': has no training images; add some"):
+        measured_for(hasty_config.annotation, RealDataConfig(name="digits"), tmp_path)
+
+
+def test_what_is_known_needs_neither_images_nor_clip(hasty_config, tmp_path, encoded):
+    folder = Path(hasty_config.annotation.model.removeprefix("local-dir:"))
+    shutil.copytree(folder, tmp_path / "clip")
+    real = pictures(tmp_path / "pictures", same=False)
+    values = {"model": f"local-dir:{tmp_path / 'clip'}"}
+    config = load_settings(type(hasty_config.annotation), values)
+    known = measured_for(config, real, tmp_path)
+    identity, count = annotation_identity(config), len(encoded)
+    shutil.rmtree(tmp_path / "clip")
+    shutil.rmtree(tmp_path / "pictures")
+    changed = load_settings(type(config), values | {"scale": 3.0, "normalize": True})
+    content = measure(
+        changed, real, device="cpu", identity=identity, store=Store(str(tmp_path)), known=known
+    )
+    tensors, facts = unpack(content)
+    assert len(encoded) == count
+    assert facts["scale"] == "3.0"
+    assert torch.equal(tensors["prototypes"], unpack(known)[0]["prototypes"])
+
+
+def test_images_that_changed_since_are_refused(hasty_config, tmp_path):
+    real = pictures(tmp_path / "pictures", same=False)
+    known = measured_for(hasty_config.annotation, real, tmp_path)
+    (tmp_path / "pictures" / "train" / "ant" / "0.png").unlink()
+    other = load_settings(
+        BuildConfig,
+        hasty_config.model_dump(),
+        ["annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai"],
+    ).annotation
+    with pytest.raises(InputError, match=r"real = .*pictures: its images changed since"):
+        measured_for(other, real, tmp_path, known=known)
+
+
+def test_the_dial_is_printed(hasty_config, tmp_path, caplog):
+    config = hasty_config.annotation
+    with caplog.at_level(logging.INFO, logger="semix.build"):
+        content = measured_for(config, RealDataConfig(name="digits"), tmp_path)
+    facts = unpack(content)[1]
+    scale = float(facts["scale"])
+    assert scale == pytest.approx(min(max(1 / float(facts["weight_variance"]), 1), 20))
+    label = float(facts["label_of_average_real_image"])
+    assert label == pytest.approx(1 / (1 + np.exp(-scale / 2)))
+    assert (
+        f"scale {scale:.3g} (from the spread of real images); an average real image would be "
+        f"labelled {label:.3f}"
+    ) in caplog.text
+    assert json.loads(facts["class_names"])[3] == "three"
+
+
+def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
+    beats: list[int] = []
+    root = create_root(hasty_config, str(tmp_path / "root"))
+    ensure_prototypes(root, device="cpu", beat=lambda: beats.append(1))
+    assert len(beats) == 10  # 300 images in chunks of 64, batches of 32
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[: len(c) // 2], lambda c: c[:-9] + b"!" + c[-8:]])
+def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
+    root = create_root(hasty_config, str(tmp_path / "root"))
+    ensure_prototypes(root, device="cpu")
+    root.store.put(PROTOTYPES, damage(root.store.get(PROTOTYPES)))
+    with pytest.raises(
+        ValueError, match=r"not a complete safetensors file|damaged: not of the SHA"
+    ):
+        read_prototypes(root)
