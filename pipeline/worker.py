@@ -1,9 +1,11 @@
 """A worker process: holds the models and walks the missing shards of one root.
 
     python -m pipeline.worker URL --slot 0 --slots 2
+    python -m pipeline.worker URL --labels DIGEST
 
-Exit status: 0 nothing is left to do, 1 some shards failed (see `failed/`), 75 start me again
-(the device is in a bad state), 78 the settings are wrong, 143 asked to stop, 70 anything else.
+makes images, or labels of images that are there. Exit status: 0 nothing is left to do, 1 some
+shards failed (see `failed/`), 75 start me again (the device is in a bad state), 78 the settings
+are wrong, 143 asked to stop, 70 anything else.
 """
 
 import argparse
@@ -11,22 +13,19 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 from data.errors import InputError
-from data.leases import claim, release
+from data.leases import claim, release, renew
 from data.ranges import parse_ranges
 from data.root import Root
-from pipeline.build import Models, generate_shard, load_models
-from pipeline.plan import BuildPlan
-from pipeline.root import plan_of
+from pipeline.work import Beat, Building, Work, failure_note
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 WAIT = 0.5  # seconds between looks at shards that another worker holds
+RENEW_EVERY_S = 60.0  # of a lease, which other machines believe for an hour
 
 
 class DeviceError(RuntimeError):
@@ -40,20 +39,23 @@ class Worker:
     Attributes:
         only: the shards to make; all by default.
         beat: called whenever work went on.
+        before: attempts that had failed when this worker started, by shard.
     """
 
-    root: Root
+    work: Work
     slot: int
     slots: int
     device: str
     only: frozenset[int] | None = None
-    beat: Callable[[], None] = lambda: None
-    started: float = field(default_factory=time.time)
+    beat: Beat = lambda: None
+    before: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> int:
-        self.root.store.sweep()
+        self.work.store.sweep()
+        # Attempts are counted: clocks of several machines, or one that is set back, would lie.
+        self.before = {shard: len(tries) for shard, tries in self.work.failures().items()}
         if self.todo():
-            self.load()
+            self.work.load(device=self.device, beat=self.beat)
         while todo := self.todo():
             if not sum(self.make(shard) for shard in todo):
                 time.sleep(WAIT)  # living workers hold what is left; take over if one dies
@@ -63,7 +65,7 @@ class Worker:
     def todo(self) -> list[int]:
         """Missing shards that did not fail in this run: our share, then the others' backwards."""
         failed = self.failed_now()
-        missing = [shard for shard in self.root.missing() if shard not in failed]
+        missing = [shard for shard in self.work.missing() if shard not in failed]
         if self.only is not None:
             missing = [shard for shard in missing if shard in self.only]
         ours = [shard for shard in missing if shard % self.slots == self.slot]
@@ -71,24 +73,19 @@ class Worker:
 
     def failed_now(self) -> set[int]:
         """Shards that some worker failed to make since this one started."""
-        failures = self.root.failures().items()
-        return {shard for shard, tries in failures if tries[-1]["time"] >= self.started}
+        failures = self.work.failures().items()
+        return {shard for shard, tries in failures if len(tries) > self.before.get(shard, 0)}
 
     def make(self, shard: int) -> bool:
         """Try one shard; False if it was done or held by someone else."""
-        if not claim(self.root.store, shard):
+        lease = self.work.lease(shard)
+        if not claim(self.work.store, lease):
             return False
         try:
-            if self.root.is_committed(shard):  # finished between our look and our claim
+            if self.work.is_done(shard):  # finished between our look and our claim
                 return False
-            record = generate_shard(
-                self.plan.shard(shard),
-                self.plan,
-                models=self.models,
-                root=self.root,
-                beat=self.beat,
-            )
-            print(f"shard {shard}: {record['groups']} groups, {record['tar']}", flush=True)
+            made = self.work.make(shard, beat=self._beat_for(lease))
+            print(f"shard {shard}: {made}", flush=True)
         except InputError:
             raise
         except Exception as error:
@@ -96,26 +93,25 @@ class Worker:
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
         finally:
-            release(self.root.store, shard)
+            release(self.work.store, lease)
         return True
 
-    @cached_property
-    def plan(self) -> BuildPlan:
-        return plan_of(self.root)
+    def _beat_for(self, lease: int | str) -> Beat:
+        """Our beat, which also renews the lease now and then."""
+        renewed = time.monotonic()
 
-    def load(self) -> None:
-        """Load the models once, before any shard is claimed: their errors are no shard's."""
-        self.models: Models = load_models(self.root, self.plan, device=self.device, beat=self.beat)
+        def beat() -> None:
+            nonlocal renewed
+            self.beat()
+            if time.monotonic() - renewed >= RENEW_EVERY_S:
+                renew(self.work.store, lease)
+                renewed = time.monotonic()
+
+        return beat
 
     def _record(self, shard: int, error: Exception) -> None:
         print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        note = {
-            "error": type(error).__name__,
-            "message": str(error),
-            "traceback": traceback.format_exc().splitlines()[-20:],
-            "time": time.time(),
-        }
-        self.root.record_failure(shard, note)
+        self.work.record_failure(shard, failure_note(error))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         worker = Worker(
-            Root(options.url),
+            work_of(Root(options.url), labels=options.labels),
             options.slot,
             options.slots,
             device=options.device,
@@ -142,6 +138,16 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART if _is_device_error(error) else BROKEN
 
 
+def work_of(root: Root, *, labels: str | None) -> Work:
+    """The labels of one set of this root, or the root's own images."""
+    if labels is None:
+        return Building(root)
+    from data.label_sets import LabelSet
+    from pipeline.relabel.relabelling import Relabelling
+
+    return Relabelling(LabelSet(root, labels))
+
+
 def _is_device_error(error: Exception) -> bool:
     import torch
 
@@ -158,6 +164,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m pipeline.worker", description="Make the missing shards of a mixed dataset."
     )
     parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
+    parser.add_argument("--labels", help="make labels of this set, not images")
     parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--shards", help="only these, for example 3,7-9")

@@ -1,0 +1,74 @@
+"""Pictures that cost nothing to make, so that roots of any size can be written for reading."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from data.root import PROTOTYPES, Root
+from pipeline.annotate import FEATURES, build_annotator
+from pipeline.build import generate_shard
+from pipeline.conditioning import Conditioning
+from pipeline.models import Models
+from pipeline.noise.source import random_noise
+from pipeline.root import plan_of
+
+
+class Blends:
+    """In the place of a diffusion model: two handwritten digits, blended in proportion.
+
+    Args:
+        size: side of the images, a multiple of 8.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.device = torch.device("cpu")
+        self.latent_shape = (1, 8, 8)
+        self._size = size
+        digits = load_digits()
+        means = [digits.images[digits.target == k].mean(0) for k in range(10)]
+        self._digits = torch.from_numpy(np.stack(means)).float() / 16  # [10, 8, 8]
+
+    def encode(self, names: Sequence[str]) -> Conditioning:
+        """Each class as its digit: [K, 1, 64]."""
+        return Conditioning(self._digits[: len(names)].reshape(len(names), 1, 64))
+
+    def sample(
+        self, noise: Tensor, condition: Conditioning, alphas: Tensor | None = None
+    ) -> Tensor:
+        return condition.tokens.reshape(-1, *self.latent_shape) + 0.1 * noise
+
+    def decode(self, latents: Tensor) -> Tensor:
+        grey = (latents.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        times = self._size // grey.shape[1]
+        large = grey.repeat_interleave(times, 1).repeat_interleave(times, 2)
+        return large.expand(-1, -1, -1, 3).contiguous()
+
+
+class Guesses:
+    """In the place of CLIP: random features. Labels follow from them as always."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._rng = torch.Generator().manual_seed(0)
+
+    def encode(self, images: Tensor) -> dict[str, Tensor]:
+        return {FEATURES: torch.randn(len(images), self._width, generator=self._rng)}
+
+
+def fill(root: Root, *, size: int) -> None:
+    """Make all shards of a root of blends of digits; its features are guesses."""
+    plan = plan_of(root)
+    blends = Blends(size)
+    prototypes = root.store.get(PROTOTYPES)
+    annotator = build_annotator(plan.config.annotation, prototypes, device="cpu")
+    width = annotator.spaces[FEATURES].prototypes.shape[1]
+    guessing: Any = replace(annotator, encoders=Guesses(width))
+    embeddings = blends.encode(plan.class_names)
+    models = Models(blends, guessing, embeddings, random_noise(blends.latent_shape))
+    for shard in root.missing():
+        generate_shard(plan.shard(shard), plan, models=models, root=root)

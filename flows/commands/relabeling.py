@@ -1,0 +1,41 @@
+"""semix relabel."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import Json, Set, Slots, Url
+from flows.terminal import emit, emit_facts, emit_json
+
+
+def relabel(
+    url: Url,
+    set_: Set = [],  # noqa: B006 - typer copies it
+    slots: Slots = 0,
+    out: Annotated[str, typer.Option(help="bake the labels into a new root here")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
+        False
+    ),
+    json: Json = False,
+) -> None:
+    """Further labels for the same images, as --set annotation.scale=4 says; or continue them."""
+    from data.root import Root
+    from flows import relabel as relabelling
+
+    root = Root(url)
+    if not list_:
+        found = relabelling.relabel(root, set_, slots=slots or None, out=out)
+        emit_facts(found, as_json=json)
+        return
+    sets = relabelling.listed(root)
+    if json:
+        emit_json(sets)
+        return
+    for facts in sets:
+        emit(
+            "{digest:.12}  {done} of {shards} shards  {rule}, scale {scale}, {encoder}".format(
+                **facts
+            )
+        )
+    if not sets:
+        emit("no label sets; make one with --set annotation.KEY=VALUE")

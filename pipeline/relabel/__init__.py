@@ -1,0 +1,1 @@
+"""Further labels for images that are there: plan a set, label a shard, bake a new root."""

@@ -1,0 +1,90 @@
+"""What a worker makes: the shards of one kind of work; building is one kind."""
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from data.root import Root
+from data.store import Store
+from pipeline.build import Models, generate_shard, load_models
+from pipeline.plan import BuildPlan
+from pipeline.root import plan_of
+
+Beat = Callable[[], None]
+
+
+class Work(Protocol):
+    """Shards to make, each a function of the store alone; which are done the store says."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def missing(self) -> list[int]: ...
+
+    def is_done(self, shard: int) -> bool: ...
+
+    def failures(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
+        """All attempts that failed, of shards that are still missing."""
+
+    def lease(self, shard: int) -> int | str:
+        """What a worker claims while it makes this shard."""
+
+    def load(self, *, device: str, beat: Beat) -> None:
+        """Load the models once, before any shard is claimed: their errors are no shard's."""
+
+    def make(self, shard: int, *, beat: Beat) -> str:
+        """Make and commit one shard; returns a few words for the log."""
+
+    def record_failure(self, shard: int, error: dict[str, Any]) -> None: ...
+
+
+class Building:
+    """The images of a root, as its plan says."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.store = root.store
+        self.models: Models | None = None
+
+    @cached_property
+    def plan(self) -> BuildPlan:
+        return plan_of(self.root)
+
+    def missing(self) -> list[int]:
+        return self.root.missing()
+
+    def is_done(self, shard: int) -> bool:
+        return self.root.is_committed(shard)
+
+    def failures(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
+        return self.root.failures()
+
+    def lease(self, shard: int) -> int:
+        return shard
+
+    def load(self, *, device: str, beat: Beat) -> None:
+        self.models = load_models(self.root, self.plan, device=device, beat=beat)
+
+    def make(self, shard: int, *, beat: Beat) -> str:
+        assert self.models is not None, "load() comes first"
+        record = generate_shard(
+            self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat
+        )
+        return f"{record['groups']} groups, {record['tar']}"
+
+    def record_failure(self, shard: int, error: dict[str, Any]) -> None:
+        self.root.record_failure(shard, error)
+
+
+def failure_note(error: Exception) -> dict[str, Any]:
+    """What a failure record says of the exception being handled, its group where it names one."""
+    group = re.search(r"\bgroup (\d+)\b", str(error))
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "traceback": [line[:1000] for line in traceback.format_exc().splitlines()[-20:]],
+        "time": time.time(),
+    } | ({"group": int(group[1])} if group else {})

@@ -1,0 +1,163 @@
+"""Relabelling as a person does it: from features at once, from images through workers."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.errors import InputError
+from data.label_sets import LabelSet, label_sets
+from data.root import Root
+from data.shards import read_tar
+from flows.relabel import RelabelFailed, listed, relabel
+from pipeline.root import create_root
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def said(caplog):
+    """Lines of the log, which semix prints."""
+    logger = logging.getLogger("semix")
+    before, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.INFO, logger="semix"):
+        yield lambda: caplog.text
+    logger.propagate = before
+
+
+def files(root: Root) -> dict[str, bytes]:
+    return {name: root.store.get(name) for name in root.store.list("")}
+
+
+def test_nothing_is_done_where_nothing_differs(root, said):
+    before = files(root)
+    assert relabel(root) == {"url": root.url, "digest": None}
+    assert files(root) == before
+    assert "these are the root's own labels; nothing to do" in said()
+
+
+def test_stored_features_are_labelled_without_a_server(root, monkeypatch, said):
+    monkeypatch.setattr("flows.relabel.prefect_server", lambda: pytest.fail("a server started"))
+    facts = relabel(root, ["annotation.scale=4.0"])
+    assert (facts["done"], facts["shards"], facts["scale"]) == (8, 8, 4.0)
+    before = files(root)
+    assert relabel(root, ["annotation.scale=4.0"]) == facts
+    assert files(root) == before
+    assert "complete, nothing to do" in said()
+    assert listed(root) == [{key: facts[key] for key in listed(root)[0]}]
+
+
+def test_images_are_read_by_workers_and_their_features_serve_the_next_set(
+    root, other_clip, prefect_api
+):
+    clip = f"annotation.model=local-dir:{other_clip}"
+    facts = relabel(root, [clip], slots=2)
+    assert (facts["done"], facts["features"]) == (8, "images")
+    sharper = relabel(root, [clip, "annotation.scale=3.0"])
+    assert (sharper["done"], sharper["features"]) == (8, facts["digest"])
+    assert label_sets(root) == sorted([facts["digest"], sharper["digest"]])
+    first, second = (LabelSet(root, found["digest"]) for found in (facts, sharper))
+    for labels in (first, second):
+        root.store.delete(labels.name(2))
+    assert relabel(root, [clip, "annotation.scale=3.0"])["done"] == 8
+    assert first.missing() == second.missing() == []  # the one with the features came first
+
+
+def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
+    name = root.committed()[5]["features"]["name"]
+    content = root.store.get(name)
+    root.store.delete(name)
+    with pytest.raises(RelabelFailed) as caught:
+        relabel(root, ["annotation.scale=4.0"])
+    first, reason, last = str(caught.value).splitlines()
+    assert first == "1 of 8 shards not labelled: 5"
+    assert reason == f"shard 5: ValueError: {name}: the shard's features are not there"
+    assert last.startswith("the rest is safe; go on with the same command")
+    assert listed(root)[0]["done"] == 7
+    root.store.put(name, content)
+    assert relabel(root, ["annotation.scale=4.0"])["done"] == 8
+
+
+def test_an_unfinished_root_is_labelled_as_far_as_it_is(root, said):
+    root.discard(1)
+    facts = relabel(root, ["annotation.scale=4.0"])
+    assert (facts["done"], facts["shards"]) == (7, 7)
+    assert f"1 of 8 shards have no images yet; run this again after `semix resume {root.url}`" in (
+        said()
+    )
+
+
+def test_a_root_without_images_is_refused_before_anything_is_written(hasty_config, tmp_path):
+    root = create_root(hasty_config, str(tmp_path / "empty"))
+    before = files(root)
+    with pytest.raises(InputError, match="holds no images to label yet"):
+        relabel(root, ["annotation.scale=4.0"])
+    assert files(root) == before
+
+
+def test_a_clip_that_is_not_there_is_refused_before_anything_is_written(root):
+    before = files(root)
+    with pytest.raises(InputError, match=r"annotation\.model = /no: is not an open_clip directory"):
+        relabel(root, ["annotation.model=local-dir:/no"])
+    assert files(root) == before
+
+
+def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
+    facts = relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
+    assert facts["baked"] == 8
+    baked = Root(facts["out"])
+    assert baked.verify(full=True) == []
+    assert baked.indices() == ["index/0.json"]
+    assert baked.plan["baked_from"]["labels"] == facts["digest"]
+    assert images(baked) == images(root)
+    before = files(baked)
+    assert relabel(root, ["annotation.scale=4.0"], out=baked.url) == facts
+    assert files(baked) == before
+
+
+def images(root: Root) -> dict[int, list[bytes]]:
+    found = {}
+    for record in root.committed().values():
+        with root.store.open(record["tar"]) as file:
+            found |= {sample.record["group"]: sample.images for sample in read_tar(file)}
+    return found
+
+
+def test_damaged_images_are_not_baked_and_named(root, tmp_path):
+    record = root.committed()[4]
+    tar = bytearray(root.store.get(record["tar"]))
+    tar[700] ^= 1
+    root.store.put(record["tar"], bytes(tar))
+    with pytest.raises(RelabelFailed) as caught:
+        relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
+    text = str(caught.value)
+    assert text.startswith(f"1 of 8 shards not baked\nshard 4: {record['tar']}: ")
+    assert text.endswith(f"go on after: semix resume {root.url}")
+    baked = Root(str(tmp_path / "baked"))
+    assert baked.missing() == [4]
+    assert list(baked.failures()) == [4]
+
+
+def test_the_command_shows_and_lists(root):
+    status, facts = semix("relabel", root.url, "--set", "annotation.scale=4.0", "--json")
+    assert (status, json.loads(facts)["done"]) == (0, 8)
+    digest = json.loads(facts)["digest"]
+    _, sets = semix("relabel", root.url, "--list")
+    assert sets == f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}\n"
+
+
+def own_clip(root: Root) -> str:
+    return root.plan["config"]["annotation"]["model"]
+
+
+def semix(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    return found.returncode, found.stdout

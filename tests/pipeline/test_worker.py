@@ -1,0 +1,228 @@
+"""The worker's loop, over work that is as small as work can be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.errors import InputError
+from data.leases import claim
+from data.store import Store
+from pipeline.worker import DeviceError, Worker
+from pipeline.worker import main as worker
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class Numbers:
+    """Writes the number of each shard into a file of its own.
+
+    Args:
+        errors: raised for a shard, each time it is tried.
+    """
+
+    def __init__(self, url: Path, count: int = 6, errors: dict[int, Exception] | None = None):
+        self.store = Store(str(url))
+        self.count, self.errors = count, errors or {}
+        self.tried: list[int] = []
+        self.loads = 0
+
+    def missing(self) -> list[int]:
+        return [shard for shard in range(self.count) if not self.is_done(shard)]
+
+    def is_done(self, shard: int) -> bool:
+        return self.store.exists(f"done/{shard}")
+
+    def failures(self) -> dict[int, list[dict]]:
+        found: dict[int, list[dict]] = {}
+        for name in self.store.list("failed"):
+            if not self.is_done(shard := int(name.split("/")[1])):
+                found.setdefault(shard, []).append(json.loads(self.store.get(name)))
+        return found
+
+    def lease(self, shard: int) -> str:
+        return f"numbers-{shard}"
+
+    def load(self, *, device: str, beat) -> None:
+        self.loads += 1
+
+    def make(self, shard: int, *, beat) -> str:
+        self.tried.append(shard)
+        beat()
+        if shard in self.errors:
+            raise self.errors[shard]
+        self.store.create(f"done/{shard}", b"")
+        return "written"
+
+    def record_failure(self, shard: int, error: dict) -> None:
+        attempt = 1 + len(self.store.list(f"failed/{shard}"))
+        self.store.create(f"failed/{shard}/{attempt}", json.dumps(error).encode())
+
+
+def run(work: Numbers, *, slot: int = 0, slots: int = 1, **options) -> int:
+    return Worker(work, slot, slots, device="cpu", **options).run()
+
+
+def test_all_missing_shards_are_made_and_no_lease_is_left(tmp_path, capsys):
+    work = Numbers(tmp_path)
+    work.store.create("done/2", b"")
+    assert run(work) == 0
+    assert work.tried == [0, 1, 3, 4, 5]
+    assert work.store.list("leases") == []
+    assert "shard 5: written" in capsys.readouterr().out
+
+
+def test_a_worker_makes_its_share_first_and_then_the_others_backwards(tmp_path):
+    work = Numbers(tmp_path)
+    assert run(work, slot=1, slots=2) == 0
+    assert work.tried == [1, 3, 5, 4, 2, 0]
+
+
+def test_only_the_named_shards_are_made(tmp_path):
+    work = Numbers(tmp_path)
+    assert run(work, only=frozenset({4, 1})) == 0
+    assert work.tried == [1, 4]
+
+
+def test_nothing_is_loaded_where_nothing_is_missing(tmp_path):
+    work = Numbers(tmp_path, count=0)
+    assert run(work) == 0
+    assert work.loads == 0
+
+
+def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
+    errors = {1: ValueError("group 7: image 0 is one flat value (0)"), 3: OSError("disk full")}
+    work = Numbers(tmp_path, errors=errors)
+    assert run(work) == 1
+    assert sorted(work.tried) == [0, 1, 2, 3, 4, 5]
+    assert work.failures()[1][0]["group"] == 7
+    assert "group" not in work.failures()[3][0]
+    assert work.failures()[3][0]["error"] == "OSError"
+    again = Numbers(tmp_path, errors={3: OSError("disk full")})
+    assert run(again) == 1
+    assert again.tried == [1, 3]
+    assert len(again.failures()[3]) == 2
+    assert run(Numbers(tmp_path)) == 0
+
+
+def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_path, monkeypatch):
+    now = [1e9]
+
+    def earlier_each_time() -> float:
+        now[0] -= 3600
+        return now[0]
+
+    monkeypatch.setattr(time, "time", earlier_each_time)
+    work = Numbers(tmp_path, errors={0: ValueError("no")})
+    assert run(work) == 1
+    assert work.tried.count(0) == 1
+
+
+def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
+    work = Numbers(tmp_path, count=2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    beats = []
+
+    def beat() -> None:
+        beats.append(list(work.tried))
+        if len(beats) == 3:  # it waited: the holder goes without letting go
+            holder.kill()
+            holder.wait()
+
+    assert run(work, beat=beat) == 0
+    assert work.tried == [1, 0]
+    assert beats[2] == [1]
+
+
+HOLD = """
+import sys, time
+from data.leases import claim
+from data.store import Store
+assert claim(Store(sys.argv[1]), "numbers-0")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.worker.RENEW_EVERY_S", 0.0)
+    work = Numbers(tmp_path, count=1)
+    name = "leases/numbers-0.json"
+    seen = []
+
+    def beat() -> None:
+        seen.append((tmp_path / name).stat().st_mtime_ns)
+
+    make = work.make
+
+    def slow(shard: int, *, beat) -> str:
+        for _ in range(3):
+            time.sleep(0.02)
+            beat()
+        return make(shard, beat=beat)
+
+    work.make = slow  # type: ignore[method-assign]
+    assert run(work, beat=beat) == 0
+    assert len(set(seen)) > 2
+
+
+def test_a_device_error_asks_for_a_new_process_after_writing_it_down(tmp_path):
+    work = Numbers(tmp_path, errors={2: torch.OutOfMemoryError("no memory left")})
+    with pytest.raises(DeviceError, match="no memory left"):
+        run(work)
+    assert work.failures()[2][0]["error"] == "OutOfMemoryError"
+    assert work.store.list("leases") == []
+
+
+def test_wrong_settings_are_no_shards_failure(tmp_path):
+    work = Numbers(tmp_path, errors={0: InputError("noise/run", "damaged", "remove it")})
+    with pytest.raises(InputError, match="noise/run = damaged"):
+        run(work)
+    assert work.failures() == {}
+    assert claim(work.store, "numbers-0")
+
+
+def test_an_unknown_label_set_is_told_by_the_exit_status(tmp_path, capsys):
+    assert worker([str(tmp_path), "--labels", "abcdef"]) == 78
+    assert "holds no plan.json" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_asked_to_stop_lets_go(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "making\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert Store(str(tmp_path)).list("leases") == []
+
+
+STOPPED = """
+import signal, sys, time
+from pathlib import Path
+from pipeline.worker import Worker, _stop
+from tests.pipeline.test_worker import Numbers
+
+class Slow(Numbers):
+    def make(self, shard, *, beat):
+        print("making", flush=True)
+        time.sleep(600)
+
+signal.signal(signal.SIGTERM, _stop)
+Worker(Slow(Path(sys.argv[1])), 0, 1, device="cpu").run()
+"""
