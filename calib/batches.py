@@ -99,11 +99,14 @@ class Batches:
     ) -> tuple[Tensor | None, Tensor | None]:
         if self.mixed is None:
             return None, None
-        images, labels = self.mixed.draw(targets, rng=generator, class_matched=self.class_matched)
+        group, position = self.mixed.choose(
+            targets, rng=generator, class_matched=self.class_matched
+        )
         changes = _draw_changes(2 * len(targets), self.augment, generator)
         changes = changes.view(len(targets), 2, -1)[self._slice].flatten(0, 1).to(self.device)
-        own = images[self._slice].flatten(0, 1).to(self.device)
-        labels = labels[self._slice].flatten(0, 1).to(self.device)
+        # All processes choose for the whole step; each reads its own images alone.
+        images, labels = self.mixed.read(group[self._slice], position[self._slice])
+        own, labels = (tensor.flatten(0, 1).to(self.device) for tensor in (images, labels))
         return apply_changes(own, changes, self.augment), labels
 
 

@@ -5,12 +5,20 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from data.errors import InputError
+from data.exclusion import Exclusion
+from data.label_sets import LabelSet
 from data.real import RealDataConfig, class_names
 from data.root import Root
 from data.settings import Settings
 
-# They decide which seeds are trained and what they are called, not what a seed becomes.
-OUTSIDE_IDENTITY = ("name", "seeds", "checkpoint_every")
+# They decide which seeds are trained, what they are called and where images are kept, not what
+# a seed becomes.
+OUTSIDE_IDENTITY: dict[str, Any] = {
+    "name": True,
+    "seeds": True,
+    "checkpoint_every": True,
+    "mixed": {"memory_gib": True, "cache_gib": True},
+}
 
 
 class PartConfig(Settings):
@@ -39,6 +47,18 @@ class MixedConfig(Settings):
     )
     scale: float | None = Field(
         None, gt=0, description="sharpen the stored weights anew; none takes the stored labels"
+    )
+    labels: str | None = Field(
+        None, description="digest of a label set; none takes the labels in the shards"
+    )
+    exclude: Exclusion | None = Field(None, description="rules for series to leave out")
+    memory_gib: float = Field(
+        8.0,
+        ge=0,
+        description="decode images once into memory if they fit; else they are read when drawn",
+    )
+    cache_gib: float = Field(
+        50.0, ge=0, description="copies of shards on this machine, of a root that is not local"
     )
 
 
@@ -141,7 +161,7 @@ class TrainConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """What decides the result of a seed, as plain values."""
-        return self.model_dump(mode="json", exclude=set(OUTSIDE_IDENTITY))
+        return self.model_dump(mode="json", exclude=OUTSIDE_IDENTITY)
 
 
 def check(config: TrainConfig) -> None:
@@ -149,7 +169,7 @@ def check(config: TrainConfig) -> None:
 
     Raises:
         InputError: an unknown loss, model or parameter; a value that a part refuses; a mixed
-            dataset that is not there, not finished, or of other classes.
+            dataset that is not there, not finished, or of other classes, or has no such labels.
     """
     names = class_names(config.real)
     if config.augment.flip and config.real.name == "digits":
@@ -182,6 +202,8 @@ def _check_parts(config: TrainConfig, num_classes: int) -> None:
 def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
     try:
         root = Root(config.url)
+        if config.labels is not None:
+            LabelSet(root, config.labels)
     except InputError as error:
         raise InputError(f"mixed.{error.field}", error.value, error.remedy) from None
     found = tuple(root.plan["class_names"])

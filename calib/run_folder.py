@@ -81,11 +81,11 @@ def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:
 
 def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place: Path) -> None:
     """Raises InputError for the settings, besides seeds and names, that differ."""
-    old, new = _flat(found), _flat(wanted)
+    old, new, outside = _flat(found), _flat(wanted), _flat(OUTSIDE_IDENTITY)
     differing = sorted(
         name
         for name in old.keys() | new.keys()
-        if old.get(name) != new.get(name) and name.split(".")[0] not in OUTSIDE_IDENTITY
+        if old.get(name) != new.get(name) and name not in outside
     )
     if differing:
         shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]

@@ -42,10 +42,14 @@ class TrainingData:
         """What `data.json` holds: names and digests of all that was read."""
         digests = {split: getattr(self.real, split).digest for split in SPLITS}
         names = list(self.real.class_names)
+        exclude = self.mixed.exclude if self.mixed else None
         mixed = self.mixed and {
             "url": self.mixed.url,
             "index": self.mixed.index_name,
             "digest": self.mixed.digest,
+            "labels": self.mixed.label_digest,
+            "exclude": exclude and exclude.model_dump(mode="json", exclude_defaults=True),
+            "series": self.mixed.series_digest,
         }
         real = fingerprint({"class_names": names, **digests})
         return {"real": real, "class_names": names, "mixed": mixed}
@@ -74,7 +78,15 @@ def decode(split: ImageSplit) -> Tensor:
 
 
 def _open_mixed(config: MixedConfig, real: RealDataset, pinned: str | None) -> MixedDataset:
-    mixed = MixedDataset(config.url, index=config.index or pinned, scale=config.scale)
+    mixed = MixedDataset(
+        config.url,
+        index=config.index or pinned,
+        scale=config.scale,
+        labels=config.labels,
+        exclude=config.exclude,
+        memory_limit=int(config.memory_gib * 2**30),
+        cache_limit=int(config.cache_gib * 2**30),
+    )
     found, wanted = tuple(mixed.images.shape[2:]), real.train.images([0]).shape[1:]
     if found != wanted:
         size = f"its images are {found[0]}x{found[1]} pixels, the real ones {wanted[0]}x{wanted[1]}"

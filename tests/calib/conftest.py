@@ -1,8 +1,6 @@
 """A small mixed dataset and small settings for training tests."""
 
-import io
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ from calib.config import TrainConfig
 from calib.run_folder import claim_run
 from data.images import encode_image
 from data.real import RealDataConfig, load_real
-from data.root import PLAN, Root, spec_digest
 from data.settings import load_settings
-from data.shards import GroupSample, write_tar
-from data.store import Store
+from data.shards import GroupSample
+from tests import handmade
 
 SIZE = 16
 REAL = {"name": "digits", "image_size": SIZE, "train_per_class": 6, "validation_per_class": 5}
@@ -43,25 +40,10 @@ def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     for group, pair in enumerate(itertools.combinations(range(10), 2)):
         series = [a * pictures[pair[0]] + (1 - a) * pictures[pair[1]] for a in ALPHAS]
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in ALPHAS]
-        record = {"group": group, "classes": list(pair), "alphas": ALPHAS, "weights": ALPHAS}
+        record = handmade.record(group, classes=list(pair), alphas=ALPHAS, weights=ALPHAS)
         images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
         samples.append(GroupSample({**record, "labels": labels}, images, "webp"))
-    return write_root(tmp_path_factory.mktemp("mixed"), list(real.class_names), samples)
-
-
-def write_root(folder: Path, class_names: list[str], samples: list[GroupSample]) -> str:
-    store = Store(str(folder))
-    plan = {"schema": 2, "digest": "p", "num_shards": 1, "class_names": class_names}
-    store.put(PLAN, json.dumps(plan).encode())
-    tar = io.BytesIO()
-    write_tar(tar, samples)
-    store.put("shards/0000/0000000-x.tar", tar.getvalue())
-    record = {"shard": 0, "tar": "shards/0000/0000000-x.tar", "groups": len(samples)}
-    rest = {"sha256": "", "bytes": 0, "features": {}, "spec": spec_digest("p", 0)}
-    root = Root(store.url)
-    root.commit({**record, **rest})
-    root.write_index()
-    return store.url
+    return handmade.root_of(tmp_path_factory.mktemp("mixed"), samples, real.class_names).url
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from calib.config import check
 from calib.run_folder import claim_run, pin_data, pinned_index
 from data.digits import NAMES
 from data.errors import InputError
+from tests import handmade
 
 
 def refused(make_config, text, *overrides):
@@ -50,7 +51,7 @@ def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
 
 
 def test_a_root_without_index_is_not_finished(make_config, tmp_path):
-    plan = {"schema": 2, "digest": "p", "class_names": list(NAMES), "num_shards": 1}
+    plan = handmade.make_plan(1, 1, class_names=list(NAMES))
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
 
@@ -70,10 +71,21 @@ def test_values_out_of_range_are_named(make_config, override, text):
 
 
 def test_identity_leaves_out_what_decides_no_weight(make_config):
-    same = make_config("name=other", "seeds=[5]", "checkpoint_every=9").identity()
+    places = ("mixed.memory_gib=0", "mixed.cache_gib=1")
+    same = make_config("name=other", "seeds=[5]", "checkpoint_every=9", *places).identity()
     assert same == make_config().identity()
-    assert make_config("loss.beta=1").identity() != same
-    assert make_config("head.gamma=0.7").identity() != same
+    for other in (
+        "loss.beta=1",
+        "mixed.labels=abcdef",
+        "mixed.exclude={monotone: true}",
+        "head.gamma=0.7",
+    ):
+        assert make_config(other).identity() != same
+
+
+def test_a_label_set_that_is_not_there_is_named(make_config):
+    text = r"^mixed\.labels = abcdef: is no label set here"
+    refused(make_config, text, "mixed.labels=abcdef")
 
 
 def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):

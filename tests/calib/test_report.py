@@ -16,16 +16,17 @@ from calib.report import Compared, print_table, summary_table, write_report
 from calib.report.headline import headlines
 from calib.report.methods import MEASURES, load_methods, mean_and_sd, paired
 from calib.report.noise import noise_rows
-from calib.report.page import fixed, pooled_bins
+from calib.report.page import pooled_bins
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import contact_sheet, spread_over_pairs
 from calib.report.tables import comparison, differences
 from data.errors import InputError
 from data.images import ENCODINGS, encode_image
 from data.mixed import MixedDataset
-from data.root import PLAN, Root, spec_digest
-from data.shards import GroupSample, write_tar
+from data.pages.environment import fixed
+from data.shards import GroupSample
 from data.store import Store
+from tests import handmade
 
 NAUGHTY = '<b>&"'
 MINUS = "\N{MINUS SIGN}"
@@ -102,28 +103,10 @@ def make_mixed(folder: Path) -> str:
     samples = []
     for group, (pair, row) in enumerate(zip(classes, weights, strict=True)):
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
-        record = {"group": group, "classes": pair, "alphas": alphas, "weights": row}
-        record["noise"] = NOISES[group]
+        given = {"classes": pair, "alphas": alphas, "weights": row, "noise": NOISES[group]}
+        record = handmade.record(group, **given)
         samples.append(GroupSample({**record, "labels": labels}, [picture] * 3, encoding))
-    store = Store(str(folder / "mixed"))
-    plan = {
-        "schema": 2,
-        "digest": "p",
-        "num_shards": 1,
-        "num_groups": 3,
-        "images_per_group": len(alphas),
-    }
-    plan["class_names"] = [NAUGHTY, "one", "two"]
-    store.put(PLAN, json.dumps(plan).encode())
-    tar = io.BytesIO()
-    write_tar(tar, samples)
-    store.put("shards/0000/0000000-x.tar", tar.getvalue())
-    commit = {"shard": 0, "tar": "shards/0000/0000000-x.tar", "sha256": "", "groups": 3}
-    features = {"name": "", "bytes": 0}
-    root = Root(store.url)
-    root.commit({**commit, "bytes": 0, "features": features, "spec": spec_digest("p", 0)})
-    root.write_index()
-    return store.url
+    return handmade.root_of(folder / "mixed", samples, [NAUGHTY, "one", "two"]).url
 
 
 class Page(HTMLParser):

@@ -223,6 +223,15 @@ def test_settings_changed_by_hand_are_refused(unbroken, make_config, tmp_path, s
         train(run, resume=True)
 
 
+def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_run):
+    run = make_run("run", "mixed.memory_gib=0")
+    train(run)
+    for name in ("model.safetensors", "head.safetensors"):
+        expected, found = (load_file(folder / "seed-0" / name) for folder in (unbroken, run))
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+
+
 def test_mixed_images_of_another_size_are_refused(make_run):
     run = make_run("run", "real.image_size=24")
     with pytest.raises(InputError, match=r"^mixed\.url = .* 16x16 pixels, the real ones 24x24"):

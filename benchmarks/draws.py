@@ -1,0 +1,78 @@
+"""C6: class-indexed draws of groups against drawing until a group fits."""
+
+import itertools
+import random
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import Result, interleaved, ratio, slope
+from data.mixed.draws import ClassIndex
+
+CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # and the ratio to reach
+BATCH = 128
+BATCHES = {"ours": 200, "rejection": 4}  # a turn; each long enough to be timed
+CHECKED = 20_000  # draws that are counted by group
+
+
+def run() -> Result:
+    result = Result(
+        "C6", "a group with the class of each of 128 real images, every pair of classes"
+    )
+    ours_by_class = []
+    for count, bar in CLASSES.items():
+        pairs = list(itertools.combinations(range(count), 2))
+        index = ClassIndex(torch.tensor(pairs), count)
+        check(result, pairs, index, count)
+        targets = torch.randint(count, (BATCH,), generator=torch.Generator().manual_seed(0))
+        seconds = per_batch(pairs, index, targets)
+        found = ratio(seconds["rejection"], seconds["ours"])
+        result.at_least(f"{count} classes, ratio to rejection", found["ratio"], bar)
+        microseconds = {name: min(s) / BATCH * 1e6 for name, s in seconds.items()}
+        result.figures[f"{count} classes"] = found | {"microseconds_a_draw": microseconds}
+        ours_by_class.append(seconds["ours"])
+    along = slope(list(CLASSES), ours_by_class)
+    result.at_most("slope of seconds in classes", along["slope"], 0.1)
+    result.figures["slope"] = along
+    return result
+
+
+def per_batch(
+    pairs: list[tuple[int, int]], index: ClassIndex, targets: Tensor
+) -> dict[str, list[float]]:
+    """CPU seconds of drawing for one batch."""
+    rng, own = torch.Generator().manual_seed(0), random.Random(0)
+    wanted = targets.tolist()
+    sides = {
+        "ours": lambda: [index.draw(targets, rng) for _ in range(BATCHES["ours"])],
+        "rejection": lambda: [rejection(pairs, wanted, own) for _ in range(BATCHES["rejection"])],
+    }
+    seconds = interleaved(sides, repeats=9)
+    return {name: [s / BATCHES[name] for s in found] for name, found in seconds.items()}
+
+
+def rejection(pairs: list[tuple[int, int]], targets: list[int], rng: random.Random) -> list[int]:
+    """CSM's loader: for each real image random groups until one contains its class."""
+    chosen = []
+    for target in targets:
+        while True:
+            group = rng.randrange(len(pairs))
+            if target in pairs[group]:
+                break
+        chosen.append(group)
+    return chosen
+
+
+def check(result: Result, pairs: list[tuple[int, int]], index: ClassIndex, count: int) -> None:
+    """Both draw, for each class, all groups that contain it, equally often."""
+    target = count // 3
+    ours = index.draw(torch.full((CHECKED,), target), torch.Generator().manual_seed(1)).tolist()
+    theirs = rejection(pairs, [target] * CHECKED, random.Random(1))
+    wanted = {group for group, pair in enumerate(pairs) if target in pair}
+    for side, found in (("ours", ours), ("rejection", theirs)):
+        shares = torch.bincount(torch.tensor(found), minlength=len(pairs)) / CHECKED
+        expected = 1 / len(wanted)
+        off = max(abs(float(shares[group]) - expected) for group in wanted)
+        within = off < 6 * (expected / CHECKED) ** 0.5  # six standard deviations
+        name = f"{count} classes: {side} draws its groups alike"
+        result.equal(name, set(found) == wanted and within, True)

@@ -1,0 +1,23 @@
+"""A judge asks all classifiers of a run, each loaded by the public way."""
+
+import torch
+
+from calib.classifier import load_classifier
+from calib.judge import Judge
+from calib.run_folder import claim_run
+from calib.train import train
+from data.real import load_real
+
+
+def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
+    config = make_config("seeds=[0,2,5]", "mixed=null", "head=null", "epochs=2")
+    run = claim_run(config, tmp_path / "run").parent
+    train(run)
+    images = torch.from_numpy(load_real(config.real).test.images())
+    with torch.no_grad():
+        logits = [load_classifier(run, seed)(images) for seed in (0, 2, 5)]
+    expected = sum(one.softmax(-1) for one in logits).argmax(-1)
+    assert not torch.equal(expected, logits[0].argmax(-1))  # each has a mind of its own
+    judge = Judge(run)
+    torch.testing.assert_close(judge.classes(images), expected)
+    assert judge.name == "the mean of 3 classifiers that saw real training images alone"
