@@ -1,6 +1,5 @@
 """The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
 
-import json
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from data.files import read_json, write_json
 from data.fingerprint import file_digest, fingerprint
 from data.real import SPLITS, RealDataset, load_real
 from data.root import Root
+from data.schemas import read_index
 from data.settings import load_settings
 from data.store import Store
 from flows.build import build
@@ -140,7 +140,7 @@ def train_method(
 def refuse_other_data(run: Path, root: Root) -> None:
     """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
     pinned = read_json(run / DATA)["mixed"]
-    if pinned["digest"] != fingerprint(json.loads(root.store.get(root.indices()[-1]))):
+    if pinned["digest"] != fingerprint(read_index(root.store.get(root.indices()[-1]))):
         remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
         raise InputError("out", run, remedy)
 
@@ -188,19 +188,10 @@ def make_report(
 
 def measure_agreement(mixed: "MixedDataset", run: Path) -> dict[str, Any]:
     """How a classifier that saw real digits alone reads the unmixed images of the series."""
-    import torch
+    from calib.judge import Judge
+    from data.quality import end_points, endpoint_agreement
 
-    from calib.evaluate import load_classifier, predict
-    from calib.mixed_quality import end_points, endpoint_agreement
-
-    seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
+    judge = Judge(run)
     group, position, intended = end_points(mixed.mixtures, mixed.classes)
-    images = mixed.images[group, position]
-    logits = [
-        predict(load_classifier(run, seed), images, device=torch.device("cpu")) for seed in seeds
-    ]
-    predicted = torch.stack(logits).softmax(-1).mean(0).argmax(-1)
-    return {
-        **endpoint_agreement(predicted, intended),
-        "classifier": f"the mean of {len(seeds)} classifiers that saw real training digits alone",
-    }
+    predicted = judge.classes(mixed.images[group, position])
+    return {**endpoint_agreement(predicted, intended), "classifier": judge.name}

@@ -1,10 +1,10 @@
 """What the fidelity gate found of a mixed dataset's approximate images, as text."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from data.root import FIDELITY, Root
+from data.schemas import read_verdict
 
 DIFFERENCE = "\N{PLUS-MINUS SIGN}"
 
@@ -26,7 +26,7 @@ def read_fidelity(url: str) -> Fidelity | None:
     store = Root(url).store
     if not store.exists(FIDELITY):
         return None
-    verdict = json.loads(store.get(FIDELITY))
+    verdict = read_verdict(store.get(FIDELITY))
     return Fidelity(
         options=", ".join(f"{key} {value}" for key, value in verdict["recipe"].items()),
         passed=verdict["passed"],

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from calib.metrics import ReliabilityBins
-from calib.mixed_quality import WeightCurve
+from data.quality import WeightCurve
 
 FEW = 20  # predictions; a bin with fewer is drawn pale, as its accuracy is mostly chance
 STYLE: Any = {  # matplotlib types its keys one by one

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from calib.mixed_quality import Agreement, series_quality
 from data.mixed import MixedDataset
+from data.quality import Agreement, series_quality
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors.torch import load_file
 
 from calib.metrics import ReliabilityBins, reliability_bins
-from calib.mixed_quality import Agreement, SeriesQuality, series_quality, weight_curve
 from calib.report.fidelity import read_fidelity
 from calib.report.figures import FEW, Picture, reliability_figure, weight_figure
 from calib.report.headline import enumerate_words, headlines, spread
@@ -23,6 +21,8 @@ from calib.report.tables import KIND_LABELS, comparison, differences
 from data.errors import InputError
 from data.files import write_atomically
 from data.mixed import MixedDataset
+from data.pages.environment import page_environment
+from data.quality import Agreement, SeriesQuality, series_quality, weight_curve
 
 BINS = 15
 
@@ -84,7 +84,9 @@ def write_report(
     dataset = MixedDataset(mixed) if isinstance(mixed, str) else mixed
     methods = load_methods(runs)
     first, *others = headlines(methods)
-    page = _environment().get_template("page.html.j2")
+    environment = page_environment(Path(__file__).parent)
+    environment.filters |= {"duration": duration, "words": enumerate_words}
+    page = environment.get_template("page.html.j2")
     text = page.render(
         title=title,
         lede=first,
@@ -104,26 +106,6 @@ def write_report(
         few=FEW,
     )
     write_atomically(path, text.encode())
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,  # class names, paths and settings are other people's text
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["duration"] = duration
-    environment.filters["words"] = enumerate_words
-    environment.filters["fixed"] = fixed
-    return environment
-
-
-def fixed(value: float, decimals: int = 2) -> str:
-    """0.756 -> "0.76", -0.001 -> "0.00", -0.5 -> "\N{MINUS SIGN}0.50"."""
-    # Adding 0.0 turns the negative zero that rounding may leave into zero.
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _mixed_part(mixed: MixedDataset) -> MixedPart:

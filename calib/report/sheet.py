@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from calib.mixed_quality import spearman
 from data.mixed import MixedDataset
+from data.quality import spearman
 
 THUMB = 128  # pixels; larger images are shrunk for the page
 PIXEL_ART = 64  # pixels; up to here enlarging shows the pixels themselves
@@ -67,10 +67,11 @@ def spread_over_pairs(classes: torch.Tensor, count: int) -> list[int]:
 
 def _series(mixed: MixedDataset, group: int, *, rho: float, worst: bool) -> Series:
     first, *others = mixed.classes[group].tolist()
-    labels = mixed.labels[group]
+    series = mixed[group]
+    labels = series["labels"]
     frames = tuple(
         Frame(
-            source=_data_uri(mixed.images[group, position]),
+            source=_data_uri(series["images"][position]),
             alpha=float(mixed.alphas[group, position]),
             weight=float(mixed.weights[group, position]),
             first=float(labels[position, first]),

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.svm import SVC
 
-from calib.mixed_quality import end_points, endpoint_agreement, series_quality
 from data.mixed import MixedDataset
+from data.quality import end_points, endpoint_agreement, series_quality
 from data.settings import load_settings
 from flows.quickstart import CONFIGS
 from pipeline.config import BuildConfig

@@ -63,6 +63,16 @@ def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
     return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
 
 
+def falls(alphas: Tensor, weights: Tensor) -> Tensor:
+    """Which series are not monotone: [G] bool, true where the weight falls somewhere along alpha.
+
+    Args:
+        alphas, weights: [G, A] float.
+    """
+    along = weights.gather(1, alphas.argsort(dim=1))
+    return (along.diff(dim=1) < 0).any(dim=1)
+
+
 def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
     """Summarise how well the weights of G series follow alpha.
 
@@ -74,13 +84,11 @@ def series_quality(alphas: Tensor, weights: Tensor) -> SeriesQuality:
     rho = spearman(alphas, weights)
     if not len(rho):
         raise ValueError("no series: the mixed dataset has no committed groups")
-    along = weights.gather(1, alphas.argsort(dim=1))
-    falls = (along.diff(dim=1) < 0).any(dim=1)
     return SeriesQuality(
         series=len(rho),
         median=float(rho.quantile(0.5)),
         mean=float(rho.mean()),
-        not_monotone=float(falls.double().mean()),
+        not_monotone=float(falls(alphas, weights).double().mean()),
         negative=float((rho < 0).double().mean()),
     )
 
@@ -116,6 +124,19 @@ def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tenso
     """
     group, position, side = torch.nonzero(mixtures == 1, as_tuple=True)
     return group, position, classes[group, side]
+
+
+def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
+    """Squared Euclidean distance to each prototype, up to a constant in each row.
+
+    The nearest class is `argmin(-1)`: of all K classes, or of some columns.
+
+    Args:
+        features: [M, D]; prototypes: [K, D].
+    Returns:
+        [M, K]: |p|^2 - 2 f.p, that is |f - p|^2 without |f|^2.
+    """
+    return prototypes.square().sum(-1) - 2 * features @ prototypes.T
 
 
 def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:

@@ -1,0 +1,61 @@
+"""A judge of images: the classifiers of a run that saw real images alone, asked together."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from calib.classifier import load_classifier
+from calib.config import TrainConfig
+from calib.evaluate import predict
+from calib.run_folder import CONFIG, DATA, EVALUATION
+from data.errors import InputError
+from data.files import read_json
+from data.settings import load_settings
+
+
+class Judge:
+    """Reads images as the class to which a run's classifiers give most probability on average.
+
+    Attributes:
+        name: a sentence's object that says who judges.
+
+    Args:
+        run: folder of a finished run.
+    Raises:
+        InputError: the run is not finished, or trained on mixed images.
+    """
+
+    def __init__(self, run: Path) -> None:
+        if not (run / EVALUATION).is_file():
+            raise InputError("judge", run, "holds no evaluation.json; name a finished run")
+        self.run = run
+        self.config = load_settings(TrainConfig, read_json(run / CONFIG))
+        if self.config.mixed is not None:
+            remedy = "trained on mixed images; name a run that saw real ones alone"
+            raise InputError("judge", run, remedy)
+        seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
+        self.classifiers = [load_classifier(run, seed) for seed in seeds]
+        which = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
+        self.name = f"{which} that saw real training images alone"
+
+    def refuse_other_classes(self, class_names: tuple[str, ...]) -> None:
+        """Raises InputError if the run tells other classes apart."""
+        known = tuple(read_json(self.run / DATA)["class_names"])
+        if known != tuple(class_names):
+            remedy = f"tells {', '.join(known[:5])}, ... apart, which are not the dataset's classes"
+            raise InputError("judge", self.run, remedy)
+
+    def classes(self, images: Tensor) -> Tensor:
+        """The class of uint8 [N, S, S, 3], int64 [N].
+
+        Raises:
+            InputError: images of another size than the run trained on.
+        """
+        found, size = tuple(images.shape[1:3]), self.config.real.image_size
+        if found != (size, size):
+            remedy = f"saw {size}x{size} pixels, these images are {found[0]}x{found[1]}"
+            raise InputError("judge", self.run, f"{remedy}; name a run of that size")
+        cpu = torch.device("cpu")
+        logits = [predict(classifier, images, device=cpu) for classifier in self.classifiers]
+        return torch.stack(logits).softmax(-1).mean(0).argmax(-1)

@@ -1,0 +1,1 @@
+"""What our HTML pages share: one file each, which loads nothing and runs no script."""

@@ -1,0 +1,116 @@
+"""Audit a mixed dataset: a page, audit.json, flags in the root, a table."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from data.files import write_atomically
+from data.flags import store_flags
+from data.root import Root
+from data.store import Store
+from flows.errors import RunFailed
+
+if TYPE_CHECKING:  # torch costs seconds, which a mistyped URL need not take
+    from pipeline.audit.audit import Audit
+
+LINE_EVERY_S = 15.0
+
+log = logging.getLogger("semix.audit")
+
+
+def audit(
+    url: str,
+    *,
+    index: str | None = None,
+    labels: str | None = None,
+    judge: Path | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Audit a root into the folder `out`; by default `audit-NAME`, after the root.
+
+    Returns:
+        What audit.json holds, and under "page", "json" and "flags_file" where things are.
+    Raises:
+        InputError: no such root, index, label set or judge; a folder that cannot be written.
+        RunFailed: not one shard can be read.
+    """
+    root = Root(url)
+    folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
+    Store(str(folder)).check_writable()
+    from pipeline.audit.audit import as_json
+    from pipeline.audit.page import write_page
+
+    found = _read(root, index=index, labels=labels, run=judge)
+    page, numbers = folder / "audit.html", folder / "audit.json"
+    write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
+    write_atomically(numbers, as_json(found.values))
+    return {**found.values, "page": str(page), "json": str(numbers), "flags_file": _keep(found)}
+
+
+def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None) -> "Audit":
+    from pipeline.audit.audit import audit as measure
+    from pipeline.audit.source import Source
+    from pipeline.audit.stream import Unreadable
+
+    source = Source(root, index=index, labels=labels)
+    beat = _lines(sum(shard["groups"] for shard in source.shards))
+    try:
+        if run is None:
+            return measure(source, beat=beat)
+        import torch
+
+        from calib.judge import Judge
+
+        judge = Judge(run)
+        judge.refuse_other_classes(source.class_names)
+        return measure(
+            source,
+            judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
+            judge_name=judge.name,
+            beat=beat,
+        )
+    except Unreadable as error:
+        raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
+
+
+def _keep(found: "Audit") -> str | None:
+    """Store the flags where readers look for them; None where the root cannot be written."""
+    try:
+        return store_flags(found.source.root, found.flags)
+    except OSError as error:
+        reason = error.strerror or error
+        log.warning("flags are not stored, so readers cannot exclude by them: %s", reason)
+        return None
+
+
+def _lines(total: int) -> Callable[[int], None]:
+    """A line now and then on how far the audit is."""
+    done, due = 0, time.monotonic() + LINE_EVERY_S
+
+    def beat(groups: int) -> None:
+        nonlocal done, due
+        done += groups
+        if time.monotonic() >= due:
+            due += LINE_EVERY_S
+            log.info("audit: %s of %s series", f"{done:,}", f"{total:,}")
+
+    return beat
+
+
+def print_checks(checks: list[dict[str, Any]], console: Console | None = None) -> None:
+    """A row a check: its figure, ok or look, and what to do."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("check", "", "figure", "what to do"):
+        table.add_column(column, overflow="fold", no_wrap=not column)
+    for check in checks:
+        verdict = Text("ok", "green") if check["ok"] else Text("look", "bold yellow")
+        advice = "" if check["ok"] else check["advice"]
+        table.add_row(Text(check["name"]), verdict, Text(check["figure"]), Text(advice))
+    (console or Console()).print(table)

@@ -1,0 +1,1 @@
+"""What is right and wrong with a mixed dataset: figures, flags, a page; read in one pass."""

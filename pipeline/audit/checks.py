@@ -1,0 +1,152 @@
+"""Each check: its figure, whether to look, and what to do; the limits are rules of thumb."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+CORRELATION = 0.9  # median; eight weights with one neighbouring swap have 0.98, with five 0.88
+NEGATIVE = 0.01  # share of series
+NOT_MONOTONE = 0.5
+END_POINTS = 0.9
+END_POINTS_OF_SERIES = 0.95  # between two classes only, so it should be rarer to miss
+STILL = 0.01
+IMBALANCE = 1.5  # largest label mass of a class over the smallest
+HARD, UNDECIDED = 0.05, 0.95  # mean label entropy, as shares of that of equal labels
+DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
+STABILITY = 0.0  # median cosine; a noise that inversion does not find again has about 0
+
+Figures = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table; `advice` says what to do where `ok` is false."""
+
+    name: str
+    figure: str
+    ok: bool
+    advice: str
+
+
+def checks(
+    overall: Figures, classes: Sequence[Figures], *, unreadable: Mapping[int, str]
+) -> list[Check]:
+    """All checks that apply, the most telling first."""
+    found = [
+        *_readable(unreadable),
+        *_correlation(overall["correlation"]),
+        *_end_points(overall["end_points"]),
+        *_pictures(overall),
+        _balance(classes),
+        _entropy(overall["labels"]),
+    ]
+    if overall["disagreement"]:
+        mean = overall["disagreement"]["mean"]
+        advice = "set mixed.exclude.max_disagreement, or relabel with the encoder that you trust"
+        text = f"mean {mean:.3f} of a weight"
+        found.append(Check("second encoder differs", text, mean <= DISAGREEMENT, advice))
+    if overall["stability"]:
+        median = overall["stability"]["median"]
+        advice = "raise noise.candidates, or set mixed.exclude.min_stability"
+        found.append(Check("noise stability", f"median {median:.3f}", median > STABILITY, advice))
+    return found
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _readable(unreadable: Mapping[int, str]) -> list[Check]:
+    if not unreadable:
+        return []
+    shown = ", ".join(map(str, list(unreadable)[:5])) + (", ..." if len(unreadable) > 5 else "")
+    text = f"{len(unreadable)}, number {shown}"
+    return [Check("unreadable shards", text, False, "`semix resume` makes them again")]
+
+
+def _correlation(found: Figures) -> list[Check]:
+    median, mean = found["median"], found["mean"]
+    rows = [
+        Check(
+            "weight follows alpha",
+            f"Spearman median {median:.3f}, mean {mean:.3f}",
+            median >= CORRELATION,
+            "look at the worst series; the generator or CLIP does not know these classes",
+        ),
+        Check(
+            "series that run backwards",
+            percent(found["negative"]),
+            found["negative"] <= NEGATIVE,
+            "leave them out with mixed.exclude.min_correlation=0",
+        ),
+    ]
+    if found["not_monotone"] is None:
+        return rows
+    share, advice = (
+        found["not_monotone"],
+        "choose noises (noise.strategy), or set mixed.exclude.monotone=true",
+    )
+    return [*rows, Check("weight falls somewhere", percent(share), share <= NOT_MONOTONE, advice)]
+
+
+def _end_points(found: Figures) -> list[Check]:
+    asked = {
+        "nearest_prototype": ("end points nearest to their class", END_POINTS),
+        "nearest_of_series": ("end points within their series", END_POINTS_OF_SERIES),
+        "judge": ("end points by the judge", END_POINTS),
+    }
+    advice = "try another prompt or guidance, or set mixed.exclude.end_points=true"
+    return [
+        Check(
+            name,
+            f"{percent(found[key]['share'])} of {found[key]['images']:,}",
+            found[key]["share"] >= least,
+            advice,
+        )
+        for key, (name, least) in asked.items()
+        if found[key]
+    ]
+
+
+def _pictures(overall: Figures) -> list[Check]:
+    doubled, still = overall["duplicates"], overall["still"]["share"]
+    faults = overall["degenerate"]
+    kinds = [f"{name.replace('_', ' ')} {count:,}" for name, count in faults.items() if count]
+    return [
+        Check(
+            "series like an earlier one",
+            f"{doubled['series']:,}, {doubled['same_pixels']:,} with the same pixels",
+            not doubled["series"],
+            "look at them; mixed.exclude.flagged=[duplicate] leaves them out",
+        ),
+        Check(
+            "neighbours that do not differ",
+            f"{percent(still)} of series",
+            still <= STILL,
+            "use fewer alphas, or set mixed.exclude.flagged=[still]",
+        ),
+        Check(
+            "degenerate images",
+            ", ".join(kinds) or "0",
+            not faults["images"],
+            "look at them; mixed.exclude.flagged=[degenerate] leaves them out",
+        ),
+    ]
+
+
+def _balance(classes: Sequence[Figures]) -> Check:
+    masses = [one["mass"] for one in classes]
+    least, most = min(masses), max(masses)
+    ratio = most / least if least > 0 else math.inf
+    absent = sum(1 for mass in masses if mass <= 0)
+    text = f"{absent} classes have none" if absent else f"largest is {ratio:.2f} x the smallest"
+    advice = "mix all pairs, or train with mixed.class_matched=true"
+    return Check("label mass of classes", text, ratio <= IMBALANCE, advice)
+
+
+def _entropy(labels: Figures) -> Check:
+    share = labels["entropy_mean"] / labels["entropy_most"]
+    advice = "change the sharpening with `semix relabel --set annotation.scale=S`"
+    text = f"{share:.2f} of equal labels'"
+    return Check("mean entropy of labels", text, HARD <= share <= UNDECIDED, advice)

@@ -1,0 +1,158 @@
+"""`semix audit` on a dataset that was really built, against the report's own figures."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from calib.config import TrainConfig
+from calib.report import Compared
+from calib.report.noise import noise_rows
+from calib.run_folder import claim_run
+from calib.train import train
+from data.end_points import strayed_groups
+from data.errors import InputError
+from data.exclusion import Exclusion, kept
+from data.mixed import MixedDataset
+from data.quality import weight_curve
+from data.root import Root
+from data.schemas import read_index
+from data.settings import load_settings
+from flows.audit import audit
+from flows.cli import app
+from flows.errors import RunFailed
+from flows.quickstart import measure_agreement
+
+
+@pytest.fixture(scope="module")
+def root(built, tmp_path_factory) -> Root:
+    place = tmp_path_factory.mktemp("audited") / "mixed"
+    shutil.copytree(built.url, place)
+    return Root(str(place))
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory):
+    """make_run(name, **changes): a run after one epoch on a few real digits."""
+
+    def make(name: str, **changes) -> Path:
+        values = {
+            "name": "judge",
+            "real": {"name": "digits", "train_per_class": 6, "validation_per_class": 5},
+            "model": {"name": "lenet"},
+            "loss": {"name": "ce"},
+            "epochs": 1,
+            "batch_size": 20,
+            "seeds": [0, 1],
+        }
+        config = load_settings(TrainConfig, values | changes)
+        run = claim_run(config, tmp_path_factory.mktemp(name)).parent
+        train(run)
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def judge(make_run) -> Path:
+    return make_run("judge")
+
+
+@pytest.fixture(scope="module")
+def found(root, judge, tmp_path_factory) -> dict:
+    return audit(root.url, judge=judge, out=tmp_path_factory.mktemp("out"))
+
+
+def test_the_audit_has_the_figures_of_the_report(root, judge, found):
+    """Exactly: the same functions over the same numbers."""
+    mixed = MixedDataset(root.url)
+    agreement = measure_agreement(mixed, judge)
+    (row,) = noise_rows([Compared("all", mixed, agreement)])
+    values = json.loads(Path(found["json"]).read_text())
+    overall = values["overall"]
+    assert (values["series"], values["images"]) == (row.series, row.images)
+    assert overall["correlation"]["median"] == row.median
+    assert overall["correlation"]["mean"] == row.mean
+    assert overall["correlation"]["not_monotone"] == row.not_monotone
+    classifier = agreement.pop("classifier")
+    assert overall["end_points"]["judge"] == agreement
+    assert values["judge"] == classifier
+    curve = weight_curve(mixed.alphas, mixed.weights)
+    assert overall["weight_curve"]["alphas"] == curve.alphas.tolist()
+    assert overall["weight_curve"]["mean"] == curve.mean.tolist()
+    assert overall["weight_curve"]["quantiles"] == curve.quantiles.tolist()
+    assert values["digest"] == mixed.digest
+
+
+def test_flags_are_stored_where_readers_exclude_by_them(root, found):
+    assert found["flags_file"] == "audit/0.json"
+    flags = json.loads(root.store.get("audit/0.json"))
+    assert flags["flags"] == found["flags"]
+    records = MixedDataset(root.url).groups
+    excluded = set(found["flags"]["not_monotone"])
+    keep = kept(Exclusion(monotone=True), records, root=root, index=found["index"])
+    assert [r["group"] not in excluded for r in records] == keep
+    shards = read_index(root.store.get(found["index"]))["shards"]
+    assert strayed_groups(root, shards, records) == set(found["flags"]["end_points"]) != set()
+
+
+def test_the_command_prints_a_table_and_leaves_the_page_in_place(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["audit", root.url], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert "weight follows alpha" in result.stdout and "look" in result.stdout
+    assert (tmp_path / "audit-mixed" / "audit.html").read_text().startswith("<!doctype html>")
+    assert f"page: {tmp_path}/audit-mixed/audit.html" in result.stdout
+    assert "flags: audit/" in result.stdout
+
+
+def test_json_is_the_same_as_the_file(root, tmp_path):
+    result = CliRunner().invoke(app, ["audit", root.url, "--out", str(tmp_path), "--json"])
+    shown = json.loads(result.stdout)
+    kept = json.loads((tmp_path / "audit.json").read_text())
+    assert {key: shown[key] for key in kept} == kept
+
+
+def test_a_judge_must_have_seen_real_images_of_these_classes_and_this_size(
+    root, make_run, judge, tmp_path
+):
+    small = make_run("small", real={"name": "digits", "image_size": 16, "train_per_class": 6})
+    message = r"judge = .*: saw 16x16 pixels, these images are 32x32"
+    with pytest.raises(InputError, match=message):
+        audit(root.url, judge=small, out=tmp_path)
+    mixed = make_run("mixed", mixed={"url": root.url})
+    with pytest.raises(InputError, match=r"judge = .*: trained on mixed images"):
+        audit(root.url, judge=mixed, out=tmp_path)
+    with pytest.raises(InputError, match=r"judge = .*: holds no evaluation.json"):
+        audit(root.url, judge=tmp_path / "nothing", out=tmp_path)
+    data = json.loads((judge / "data.json").read_text())
+    other = {**data, "class_names": [*"abcdefghij"]}
+    for name in ("config.json", "evaluation.json"):
+        (small / name).write_bytes((judge / name).read_bytes())
+    (small / "data.json").write_text(json.dumps(other))
+    with pytest.raises(InputError, match=r"judge = .*: tells a, b, c, d, e, ... apart"):
+        audit(root.url, judge=small, out=tmp_path)
+
+
+def test_damage_is_named_and_the_exit_status_says_so(root, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(root.url, copy)
+    tars = sorted(copy.rglob("*.tar"))
+    tars[2].unlink()
+    result = CliRunner().invoke(app, ["audit", str(copy), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert re.search(r"error: shards/0000/0000002-\w+\.tar: is not there", result.stderr)
+    assert "39 series" in (tmp_path / "out" / "audit.html").read_text()
+    for tar in tars[:2] + tars[3:]:
+        tar.unlink()
+    with pytest.raises(RunFailed, match=r"no shard of index/0.json can be read: .*semix verify"):
+        audit(str(copy), out=tmp_path / "out")
+
+
+def test_a_place_that_cannot_be_written_is_named_first(root, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"out = .*/file: cannot be written"):
+        audit(root.url, out=tmp_path / "file")

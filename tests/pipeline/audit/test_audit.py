@@ -1,0 +1,310 @@
+"""The audit of roots made by hand: figures worked out beforehand, flags, damage, label sets."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.label_records import SET_SCHEMA, set_digest
+from data.label_sets import create_set
+from data.root import PROTOTYPES, Root
+from data.shards import GroupSample
+from pipeline.audit.audit import Audit, as_json, audit
+from pipeline.audit.page import write_page
+from pipeline.audit.source import Source
+from tests import featured, handmade
+
+COUNT = 4
+ALPHAS = [0.0, 0.3, 0.7, 1.0]
+# By group: its classes and weights; the labels are alpha's own.
+SERIES = [
+    ([0, 1], [-0.2, 0.1, 0.8, 1.3]),  # Spearman 1
+    ([0, 1], [0.0, 0.6, 0.5, 1.0]),  # 0.8
+    ([0, 2], [1.0, 0.9, 0.1, 0.0]),  # -1
+    ([1, 2], [0.0, 0.2, 0.6, 1.0]),  # 1
+]
+NAUGHTY = '<b>&"'
+
+
+def series(group: int, **changes) -> GroupSample:
+    classes, weights = SERIES[group]
+    labels = [[[classes[0], a], [classes[1], 1 - a]] for a in ALPHAS]
+    given = {"classes": classes, "weights": weights, "labels": labels, "alphas": ALPHAS}
+    given["names"] = [(NAUGHTY, "dog", "fox")[k] for k in classes]
+    return handmade.sample(group, COUNT, side=16, **(given | changes))
+
+
+def make(folder, *, features=None, **changes) -> Root:
+    samples = [series(group, **changes) for group in range(4)]
+    names = (NAUGHTY, "dog", "fox")
+    return featured.root_of(folder, [samples[:3], samples[3:]], features=features, names=names)
+
+
+def run(root: Root, **options) -> Audit:
+    judge = options.pop("judge", None)
+    return audit(Source(root, **options), judge=judge, judge_name=judge and "a test")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Audit:
+    # Group 1 shows a fox where it should show a cat (alpha 1).
+    features = {1: featured.VECTORS[[1, 1, 0, 2]]}
+    return run(make(tmp_path_factory.mktemp("root"), features=features))
+
+
+def test_correlation_by_hand(whole):
+    found = whole.values["overall"]["correlation"]
+    assert found["median"] == pytest.approx(0.9)
+    assert found["mean"] == pytest.approx((1 + 0.8 - 1 + 1) / 4)
+    assert found["not_monotone"] == 0.5
+    assert found["negative"] == 0.25
+    assert sum(found["histogram"]["counts"]) == 4
+
+
+def test_end_points_by_hand(whole):
+    found = whole.values["overall"]["end_points"]
+    # A fox is as near to cat as to dog; the first of the two in the list of classes wins.
+    assert found["nearest_prototype"] == {"agreed": 7, "images": 8, "share": 7 / 8}
+    assert found["nearest_of_series"] == {"agreed": 8, "images": 8, "share": 1.0}
+    assert found["judge"] is None
+
+
+def test_labels_and_classes_by_hand(whole):
+    overall, classes = whole.values["overall"], whole.values["classes"]
+    counts = overall["labels"]["first_class"]["counts"]
+    assert [counts[0], counts[6], counts[13], counts[19]] == [4, 4, 4, 4]
+    entropy = -(0.3 * np.log(0.3) + 0.7 * np.log(0.7)) / 2  # of half the images; else 0
+    assert overall["labels"]["entropy_mean"] == pytest.approx(entropy)
+    assert [one["mass"] for one in classes] == pytest.approx([6.0, 6.0, 4.0])
+    assert [one["series"] for one in classes] == [3, 3, 2]
+    assert [one["images"] for one in classes] == [12, 12, 8]
+    assert [one["correlation"] for one in classes] == pytest.approx([0.8 / 3, 2.8 / 3, 0.0])
+    assert [(c["end_points_agreed"], c["end_points"]) for c in classes] == [(2, 3), (3, 3), (2, 2)]
+
+
+def test_pairs_by_hand(whole):
+    found = whole.values["pairs"]
+    assert found["classes"] == [[0, 1], [0, 2], [1, 2]]
+    assert found["series"] == [2, 1, 1]
+    assert found["correlation_median"] == pytest.approx([0.9, -1.0, 1.0])
+    assert found["correlation_mean"] == pytest.approx([0.9, -1.0, 1.0])
+    assert found["negative"] == [0.0, 1.0, 0.0]
+    assert found["not_monotone"] == [0.5, 1.0, 0.0]
+    assert found["end_points_nearest"] == [0.75, 1.0, 1.0]
+    assert found["labels"][0] == [2, 0, 0, 2, 0, 0, 0, 2, 0, 2]
+    assert "end_points_judge" not in found
+
+
+def test_flags_name_groups(whole):
+    flags = whole.values["flags"]
+    assert flags["backwards"] == [2]
+    assert flags["not_monotone"] == [1, 2]
+    assert flags["end_points"] == [1]
+    assert flags["duplicate"] == flags["still"] == flags["degenerate"] == []
+    assert whole.flags.index == "index/0.json" and whole.flags.labels is None
+
+
+def test_checks_ask_for_a_look(whole):
+    look = {check.name for check in whole.checks if not check.ok}
+    assert look == {"series that run backwards", "end points nearest to their class"}
+
+
+def test_a_judge_sees_each_unmixed_image_once(tmp_path):
+    root, seen = make(tmp_path), []
+
+    def judge(images: np.ndarray) -> np.ndarray:
+        seen.append(images)
+        return np.zeros(len(images), dtype=np.int64)
+
+    found = run(root, judge=judge).values
+    expected = [handmade.pixels(g, COUNT, 16)[[0, 3]] for g in range(4)]
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(expected))
+    # Of (1, 0), (1, 0), (2, 0), (2, 1) three are of class 0.
+    assert found["overall"]["end_points"]["judge"] == {"agreed": 3, "images": 8, "share": 3 / 8}
+    assert found["pairs"]["end_points_judge"] == [0.5, 0.5, 0.0]
+
+
+def test_bad_pictures_are_flagged(tmp_path):
+    """Group 1 repeats a picture of group 0, 2 holds black ones, 3 does not move."""
+    from data.images import encode_image
+
+    pictures = [list(handmade.pixels(group, COUNT, 16)) for group in range(4)]
+    pictures[1][2] = pictures[0][3]
+    pictures[2][0] = pictures[2][1] = np.zeros_like(pictures[2][0])
+    pictures[3][2] = pictures[3][1]
+    samples = [
+        GroupSample(series(g).record, [encode_image(i, "webp") for i in images], "webp")
+        for g, images in enumerate(pictures)
+    ]
+    features = {0: np.full((COUNT, 4), np.inf)}
+    found = run(featured.root_of(tmp_path, [samples], features=features)).values
+    assert found["flags"]["duplicate"] == []  # group 0's pictures are at fault themselves
+    assert found["flags"]["degenerate"] == [0, 2]
+    assert found["flags"]["still"] == [3]
+    assert found["flags"]["end_points"] == [0]
+    assert found["overall"]["degenerate"] == {
+        "images": 6,
+        "flat": 2,
+        "black": 2,
+        "white": 0,
+        "not_finite": 4,
+    }
+    found = run(featured.root_of(tmp_path / "finite", [samples])).values
+    assert found["flags"]["duplicate"] == [1]
+    assert found["duplicates"] == [{"group": 1, "like": 0, "same_pixels": True}]
+
+
+def test_what_was_recorded_of_encoders_and_noises_is_summed(tmp_path):
+    difference = [0.0, 0.1, 0.2, 0.5]
+    changes = {
+        "agreement": {"weights": ALPHAS, "difference": difference},
+        "noise": {"strategy": "select", "stability": 0.75},
+    }
+    found = run(make(tmp_path, **changes)).values
+    got = found["overall"]["disagreement"]
+    assert (got["recorded"], got["mean"], got["most"]) == (16, pytest.approx(0.2), 0.5)
+    assert found["overall"]["stability"]["median"] == 0.75
+    names = [check["name"] for check in found["checks"]]
+    assert names[-2:] == ["second encoder differs", "noise stability"]
+
+
+def test_simplex_series_have_a_correlation_for_each_class(tmp_path):
+    mixture = [[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0.5, 0.25, 0.25]]
+    changes = {
+        "classes": [0, 1, 2],
+        "names": ["a", "b", "c"],
+        "alphas": [row[0] for row in mixture],
+        "mixture": mixture,
+        "weights": [row[0] for row in mixture],
+        "coordinates": [[row[0], row[2], row[1]] for row in mixture],  # b and c exchanged
+        "labels": [[[k, p] for k, p in enumerate(row)] for row in mixture],
+    }
+    found = run(make(tmp_path, **changes)).values
+    crossed = -1.75 / 4.5  # of ranks (0.5, 3, 0.5, 2) and (0.5, 0.5, 3, 2)
+    rho = [one["correlation"] for one in found["classes"]]
+    assert rho[0] == pytest.approx(1.0)
+    assert rho[1] == rho[2] == pytest.approx(crossed)
+    assert found["overall"]["correlation"]["mean"] == pytest.approx(sum(rho) / 3)
+    assert found["overall"]["correlation"]["not_monotone"] is None
+    assert found["overall"]["weight_curve"] is None
+    assert found["overall"]["end_points"]["nearest_prototype"]["images"] == 12
+    assert found["pairs"]["classes"] == [[0, 1, 2]]
+
+
+def relabelled(root: Root) -> str:
+    """A label set that turns every weight round; its digest."""
+    annotation = {"rule": "projection", "model": "m"}
+    digest = set_digest(root.plan["digest"], annotation, {}, 1)
+    record = {"schema": SET_SCHEMA, "digest": digest, "plan": root.plan["digest"]}
+    record |= {"annotation": annotation, "encoders": {}, "features": "root", "batch": 1}
+    labels = create_set(root, record)
+    root.store.put(f"labels/{digest}/{PROTOTYPES}", root.store.get(PROTOTYPES))
+    for shard, images in root.committed().items():
+        numbers = range(images["first"], images["first"] + images["groups"])
+        groups = [
+            {
+                "group": number,
+                "weights": [1 - weight for weight in SERIES[number][1]],
+                "labels": [[[k, 0.5] for k in SERIES[number][0]] for _ in ALPHAS],
+            }
+            for number in numbers
+        ]
+        assert labels.commit(shard, images=images["sha256"], groups=groups)
+    return digest
+
+
+def test_a_label_set_is_audited_in_place_of_the_shards_labels(tmp_path, whole):
+    root = make(tmp_path)
+    digest = relabelled(root)
+    found = run(root, labels=digest[:8]).values
+    assert found["labels"] == digest
+    mean = whole.values["overall"]["correlation"]["mean"]
+    assert found["overall"]["correlation"]["mean"] == pytest.approx(-mean)
+    assert found["overall"]["labels"]["entropy_mean"] == pytest.approx(np.log(2))
+    assert [one["mass"] for one in found["classes"]] == pytest.approx([6.0, 6.0, 4.0])
+    assert run(root).values["labels"] is None
+
+
+def test_an_unfinished_label_set_is_refused(tmp_path):
+    root = make(tmp_path)
+    digest = relabelled(root)
+    root.store.delete(f"labels/{digest}/0000/0000001.json")
+    with pytest.raises(
+        InputError, match=rf"labels = {digest[:12]}: lacks shards 1; run `semix rel"
+    ):
+        Source(root, labels=digest)
+
+
+@pytest.mark.parametrize("what", ["tar", "features", "cut", "image"])
+def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, what):
+    root = make(tmp_path)
+    shard = root.committed()[0]
+    name = shard["features"]["name"] if what == "features" else shard["tar"]
+    content = root.store.get(name)
+    if what == "image":
+        broken = series(0)
+        broken.images[1] = b"RIFF" + bytes(60)
+        tar = handmade.tar_of(broken, series(1), series(2))
+        root.store.put(name, tar + bytes(max(0, len(content) - len(tar))))
+    elif what == "cut":
+        root.store.put(name, content[: len(content) // 2])
+    else:
+        root.store.delete(name)
+    found = run(root).values
+    assert found["series"] == 1
+    assert list(found["unreadable"]) == [0]
+    assert found["unreadable"][0].startswith(name)
+    assert found["checks"][0]["name"] == "unreadable shards"
+    assert found["overall"]["correlation"]["mean"] == 1.0
+    assert found["flags"]["backwards"] == []
+    if what == "image":
+        assert "group 0: " in found["unreadable"][0]
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
+    root = make(tmp_path)
+    for record in root.committed().values():
+        root.store.delete(record["tar"])
+    with pytest.raises(
+        ValueError, match=r"no shard of index/0.json can be read: shards/0000/.*not"
+    ):
+        run(root)
+
+
+def test_another_index_and_a_missing_one_are_named(tmp_path):
+    root = make(tmp_path)
+    message = "index = index/7.json: is not in .*, which has: index/0.json"
+    with pytest.raises(InputError, match=message):
+        Source(root, index="index/7.json")
+
+
+def test_numbers_are_json_without_nan(whole):
+    again = json.loads(as_json(whole.values), parse_constant=lambda text: pytest.fail(text))
+    assert again["overall"] == whole.values["overall"]
+    assert again["flags"] == whole.values["flags"]
+
+
+def test_the_page_is_self_contained_and_escapes_names(whole, tmp_path):
+    page = tmp_path / "audit.html"
+    write_page(page, whole, title=f"Audit of {NAUGHTY}")
+    text = page.read_text()
+    assert NAUGHTY not in text and "&lt;b&gt;&amp;&#34;" in text
+    assert not re.search(r"<script|<link|url\(|@import|https?://", text)
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
+    assert sources and all(source.startswith("data:image/webp;base64,") for source in sources)
+    for tag in ("section", "div", "figure", "table", "tr", "dl", "svg", "ul"):
+        assert text.count(f"<{tag}") == text.count(f"</{tag}>"), tag
+    assert "2 of 10 checks ask for a look" in text
+    assert "Worst series" in text and "End points of another class" in text
+    assert "series 2<small>\N{GREEK SMALL LETTER RHO} \N{MINUS SIGN}1.00" in text
+
+
+def test_the_page_does_not_list_half_a_million_pairs(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.audit.page.SHOWN", 1)
+    page = tmp_path / "audit.html"
+    write_page(page, whole, title="t")
+    dash = "\N{EN DASH}"
+    rows = re.findall(rf'<th scope="row">([^<]*{dash}[^<]*)</th>', page.read_text())
+    assert [row.split(dash)[1] for row in rows] == [" fox", " fox"]  # the worst and the best

@@ -1,0 +1,79 @@
+"""Facts of pixels, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from pipeline.audit.pictures import FAULTS, difference_hash, look_at
+
+ALPHAS = np.linspace(0, 1, 3)
+
+
+def grey(*levels: float, side: int = 16) -> np.ndarray:
+    """One uniform image a level, uint8 [A, side, side, 3]."""
+    return np.stack([np.full((side, side, 3), level, dtype=np.uint8) for level in levels])
+
+
+def ramp(side: int = 16) -> np.ndarray:
+    """Brighter to the right, 10 levels a pixel; the same from top to bottom."""
+    row = np.arange(side, dtype=np.uint8) * 10
+    return np.broadcast_to(row[None, :, None], (side, side, 3))
+
+
+def faults(images: np.ndarray) -> list[set[str]]:
+    found = look_at(images, np.linspace(0, 1, len(images))).faults
+    return [{name for bit, name in enumerate(FAULTS) if value >> bit & 1} for value in found]
+
+
+def test_degenerate_images_are_told_apart():
+    dark, bright = ramp() // 30, 255 - ramp() // 30  # a spread of 1.6 levels
+    images = np.stack([*grey(0, 120, 255), dark, bright, ramp()])
+    assert faults(images) == [
+        {"flat", "black"},
+        {"flat"},
+        {"flat", "white"},
+        {"black"},
+        {"white"},
+        set(),
+    ]
+
+
+def test_hash_bits_are_set_where_it_grows_brighter():
+    right = difference_hash(ramp().mean(-1, dtype=np.float32)[None])[0]
+    assert right.tolist() == [2**64 - 1, 0]
+    down = difference_hash(ramp().mean(-1, dtype=np.float32).T[None])[0]
+    assert down.tolist() == [0, 2**64 - 1]
+
+
+def test_hash_ignores_noise_on_a_flat_background():
+    rng = np.random.default_rng(0)
+    image = np.zeros((64, 64), dtype=np.float32)
+    image[20:40, 10:30] = 200
+    noisy = image + rng.normal(0, 2, image.shape).astype(np.float32)
+    clean, other = difference_hash(np.stack([image, noisy]))
+    assert np.bitwise_count(clean ^ other).sum() <= 1
+
+
+@pytest.mark.parametrize("side", [7, 8, 9, 30])
+def test_any_size_gives_a_hash(side):
+    images = np.random.default_rng(1).integers(0, 256, (2, side, side + 3, 3), dtype=np.uint8)
+    found = look_at(images, ALPHAS[:2])
+    assert found.hashes.shape == (2, 2) and found.coarse.shape == (2, 19)
+
+
+def test_coarse_thumbnail_is_a_mean_of_each_cell_and_of_each_colour():
+    image = np.zeros((1, 8, 8, 3), dtype=np.uint8)
+    image[0, :2, :2] = (90, 60, 30)  # the first of 4 x 4 cells
+    found = look_at(image, ALPHAS[:1]).coarse[0]
+    assert found[:16].tolist() == [60] + 15 * [0]
+    assert found[16:].tolist() == [round(level * 4 / 64) for level in (90, 60, 30)]
+
+
+def test_steps_follow_alpha_and_not_the_order_of_storage():
+    images = grey(0, 30, 10)
+    assert look_at(images, np.array([0.0, 1.0, 0.5])).steps.tolist() == [10.0, 20.0]
+
+
+def test_equal_pixels_alone_have_equal_digests():
+    images = np.stack([ramp(), ramp(), ramp() + np.uint8(1)])
+    first, same, other = look_at(images, ALPHAS).exact
+    assert first == same != other
