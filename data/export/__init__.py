@@ -1,0 +1,1 @@
+"""A pinned mixed dataset in formats that other programs read; the root stays as it is."""
