@@ -7,10 +7,7 @@ import pytest
 from data.shards import GroupSample, read_tar, write_tar
 from pipeline.shard_writer import WAITING, ShardWriter
 from pipeline.stopwatch import Stopwatch
-
-
-def record(group: int) -> dict:
-    return {"group": group, "alphas": [0.0, 1.0], "classes": [0, 1]}
+from tests.handmade import record
 
 
 def images(group: int) -> list[bytes]:

@@ -1,0 +1,83 @@
+"""One tiny plan with its models loaded, and what an unbroken build of it looks like."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from data.root import Root
+from pipeline.build import Models, generate_shard, load_models
+from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
+
+# They tell who made a shard when; everything else is a function of the plan.
+CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A small plan, ready to be made anywhere in a fraction of a second a shard."""
+
+    config: BuildConfig
+    plan: BuildPlan
+    models: Models
+    prototypes: bytes
+
+    def start(self, url: str) -> Root:
+        root = create_root(self.config, url)
+        root.store.create("prototypes.safetensors", self.prototypes)
+        return root
+
+    def make(self, root: Root, shard: int) -> None:
+        generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root)
+
+    def finish(self, root: Root) -> Root:
+        """What a resume does: make whatever a fresh look at the store finds missing."""
+        again = Root(root.url)
+        for shard in again.missing():
+            self.make(again, shard)
+        return again
+
+
+def tiny_plan(config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    root = create_root(config, str(tmp_path_factory.mktemp("tiny")))
+    ensure_prototypes(root, device="cpu")
+    plan = plan_of(root)
+    models = load_models(root, plan, device="cpu")
+    return Tiny(config, plan, models, root.store.get("prototypes.safetensors"))
+
+
+@pytest.fixture(scope="session")
+def tiny(
+    make_config: Callable[..., BuildConfig],
+    hasty_standins,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Tiny:
+    config = make_config(
+        hasty_standins,
+        "mixing.pairs={kind: sampled, count: 5}",
+        "shards.groups_per_shard=2",
+        "shards.groups_per_batch=2",
+        "generator.steps=2",
+    )
+    return tiny_plan(config, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def unbroken(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    root = tiny.finish(tiny.start(str(tmp_path_factory.mktemp("unbroken"))))
+    return contents(root)
+
+
+def contents(root: Root) -> dict[str, object]:
+    """All that a root holds under shards/ by name, commit records without their circumstances."""
+    found: dict[str, object] = {
+        name: root.store.get(name)
+        for name in root.store.list("shards")
+        if not name.endswith(".json")
+    }
+    for shard, record in root.committed().items():
+        found[f"record {shard}"] = {k: v for k, v in record.items() if k not in CIRCUMSTANCES}
+    return found

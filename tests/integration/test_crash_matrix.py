@@ -1,0 +1,72 @@
+"""A shard's publication cut short at every step: killed, the disk full, the store failing."""
+
+import shutil
+import signal
+
+import pytest
+
+from data.root import Root
+from tests.integration.conftest import contents
+from tests.integration.crashes import at_step, die, fill_disk, in_child
+
+STEPS_OF_A_SHARD = 16  # at least as many as publishing one shard takes; the last ones do nothing
+
+
+@pytest.fixture(scope="module")
+def begun(tiny, tmp_path_factory) -> Root:
+    """A root whose first shard is committed."""
+    root = tiny.start(str(tmp_path_factory.mktemp("begun")))
+    tiny.make(root, 0)
+    return root
+
+
+@pytest.fixture
+def root(begun, tmp_path) -> Root:
+    shutil.copytree(begun.url, tmp_path / "mixed")
+    return Root(str(tmp_path / "mixed"))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", range(STEPS_OF_A_SHARD))
+def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
+    def work() -> None:
+        with at_step(step, die, after=after):
+            tiny.make(root, 1)
+
+    code = in_child(work)
+    assert code in (0, -signal.SIGKILL)
+    seen = Root(root.url)
+    assert 0 in seen.committed()
+    assert seen.verify(full=True) == [], "what is committed is whole"
+    done = tiny.finish(seen)
+    done.store.sweep()
+    assert contents(done) == unbroken
+
+
+@pytest.mark.parametrize("step", range(STEPS_OF_A_SHARD))
+def test_the_disk_is_full_at_a_step_of_publishing(tiny, unbroken, root, step):
+    def work() -> None:
+        with at_step(step, fill_disk, after=False):
+            tiny.make(root, 1)
+
+    code = in_child(work)
+    assert code in (0, 1)
+    seen = Root(root.url)
+    assert seen.verify(full=True) == []
+    assert contents(tiny.finish(seen)) == unbroken
+
+
+def test_the_matrix_reaches_every_step(tiny, root):
+    """The steps above are not fewer than there are."""
+
+    def work() -> None:
+        with at_step(STEPS_OF_A_SHARD - 1, die, after=False):
+            tiny.make(root, 1)
+
+    assert in_child(work) == 0
+    assert in_child(lambda: killed_at_first_step(tiny, root)) == -signal.SIGKILL
+
+
+def killed_at_first_step(tiny, root) -> None:
+    with at_step(0, die, after=False):
+        tiny.make(root, 2)

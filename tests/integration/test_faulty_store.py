@@ -1,0 +1,59 @@
+"""Builds on an S3 server that fails, and workers that die while they talk to it."""
+
+import signal
+from unittest.mock import patch
+
+import pytest
+
+from data.root import Root
+from data.store import Store
+from tests.integration.conftest import contents
+from tests.integration.crashes import die, in_child
+
+STEPS = ("publish", "put", "create")  # how a shard's files reach the store, in this order
+
+
+def test_a_fifth_of_all_requests_fail(tiny, unbroken, bucket, faulty_s3):
+    root = tiny.start(f"{bucket}/mixed")
+    faulty_s3.fail(errors=0.1, lost=0.05, cut_answers=0.03, cut_requests=0.02)
+    done = tiny.finish(root)
+    assert contents(done) == unbroken
+    assert done.verify(full=True) == []
+    assert sum(faulty_s3.done.values()) >= 5
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
+    root = tiny.start(f"{bucket}/mixed")
+    tiny.make(root, 0)
+    real = getattr(Store, step)
+
+    def dying(*arguments, **options):
+        if not after:
+            die()
+        real(*arguments, **options)
+        die()
+
+    def work() -> None:
+        with patch.object(Store, step, dying):
+            tiny.make(Root(root.url), 1)
+
+    assert in_child(work) == -signal.SIGKILL
+    seen = Root(root.url)
+    assert 0 in seen.committed()
+    assert seen.verify(full=True) == []
+    assert contents(tiny.finish(seen)).items() >= unbroken.items()
+
+
+def test_a_bucket_that_turns_read_only_stops_the_build_and_loses_nothing(
+    tiny, unbroken, bucket, faulty_s3
+):
+    root = tiny.start(f"{bucket}/mixed")
+    tiny.make(root, 0)
+    faulty_s3.fail(read_only=True)
+    with pytest.raises(PermissionError):
+        tiny.make(root, 1)
+    assert list(Root(root.url).committed()) == [0]
+    faulty_s3.heal()
+    assert contents(tiny.finish(root)) == unbroken
