@@ -13,7 +13,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CPU = {
     "C1": "sampler",
     "C2": "rows",
+    "C3": "relabel",
     "C4": "encoding",
+    "C5": "reading",
+    "C6": "draws",
     "C11": "noise_search",
     "C12": "overlap",
     "slopes": "slopes",

@@ -13,7 +13,7 @@ from sklearn.datasets import load_sample_images
 
 from benchmarks.measure import Result, interleaved, ratio
 from data.images import decode_image, encode_image
-from pipeline.build import encode_series
+from pipeline.batch import encode_series
 from pipeline.shard_writer import ShardWriter
 from pipeline.stopwatch import Stopwatch
 

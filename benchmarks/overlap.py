@@ -10,7 +10,8 @@ from benchmarks.measure import Result, interleaved, ratio
 from benchmarks.models import build_config, opened, standins
 from benchmarks.tiny import save_tiny_pipeline
 from data.images import encode_image
-from pipeline.build import encode_series, generate_shard, make_batch
+from pipeline.batch import encode_series, make_batch
+from pipeline.build import generate_shard
 from pipeline.shard_writer import ShardWriter
 from pipeline.standins import StandIns
 from pipeline.stopwatch import Stopwatch

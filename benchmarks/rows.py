@@ -7,7 +7,7 @@ from torch import nn
 
 from benchmarks.measure import Result
 from benchmarks.models import build_config, opened
-from pipeline.build import make_batch
+from pipeline.batch import make_batch
 from pipeline.models import class_embeddings
 from pipeline.stopwatch import Stopwatch
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
-from flows.commands import building, looking, repairing, training
+from flows.commands import auditing, building, exporting, looking, relabeling, repairing, training
 from flows.errors import RunFailed
 from flows.terminal import say, say_error, set_up_logging
 
@@ -24,10 +24,16 @@ for command in (
     training.quickstart,
     building.build,
     building.resume,
+    building.extend,
     building.status,
     repairing.verify,
     repairing.failures,
+    repairing.gc,
+    relabeling.relabel,
+    auditing.audit,
     looking.browse,
+    looking.show,
+    exporting.export,
     training.train,
     training.report,
 ):
@@ -68,7 +74,10 @@ def explain(error: Exception) -> int:
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
     say_error(f"{type(error).__name__}: {error}")
-    say("this is not your input; --debug shows where")
+    if isinstance(error, OSError):  # a disk, a store or a network
+        say("what was committed stays; when the cause is gone, the same command goes on")
+    else:
+        say("this is not your input; --debug shows where")
     return 1
 
 

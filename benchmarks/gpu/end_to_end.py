@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.measure import Result
-from pipeline.build import encode_series
+from pipeline.batch import encode_series
 from pipeline.shard_writer import ShardWriter
 from pipeline.stopwatch import Stopwatch
 
