@@ -107,10 +107,13 @@ def status(url: Url, json: Json = False) -> None:
 
 def show(root: "Root", as_json: bool) -> None:
     """How far a root is, and how fast it went."""
+    from data.label_sets import label_sets
     from flows.progress import by_stage, standing
 
     found = root.progress()
     facts = {**root.status(), **standing(found)}
+    if sets := label_sets(root):
+        facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
     if not as_json:
         facts["stages"] = by_stage(found.stages)
     emit_facts(facts, as_json=as_json)

@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Json, Set, Slots, Url
+from flows.commands.options import Json, Slots, Url
 from flows.terminal import emit, emit_facts, emit_json
 
 
 def relabel(
     url: Url,
-    set_: Set = [],  # noqa: B006 - typer copies it
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="as annotation.scale=4")
+    ] = [],  # noqa: B006 - typer copies it
     slots: Slots = 0,
     out: Annotated[str, typer.Option(help="bake the labels into a new root here")] = "",
     list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
@@ -18,7 +20,7 @@ def relabel(
     ),
     json: Json = False,
 ) -> None:
-    """Further labels for the same images, as --set annotation.scale=4 says; or continue them."""
+    """Further labels for the same images; or continue them."""
     from data.root import Root
     from flows import relabel as relabelling
 

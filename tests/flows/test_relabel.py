@@ -148,6 +148,8 @@ def test_the_command_shows_and_lists(root):
     digest = json.loads(facts)["digest"]
     _, sets = semix("relabel", root.url, "--list")
     assert sets == f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}\n"
+    _, standing = semix("status", root.url, "--json")
+    assert json.loads(standing)["label_sets"] == digest[:12]
 
 
 def own_clip(root: Root) -> str:
