@@ -34,7 +34,8 @@ def verify(
             ]
         )
     elif damaged:
-        emit(f"{damaged} problems; `semix resume {root.url}` makes what is damaged again")
+        again = f"semix resume {root.url}{' --full' * full}"
+        emit(f"{damaged} problems; `{again}` makes what is damaged again")
     else:
         orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
         emit(f"{len(root.committed())} shards as recorded{orphans}")
