@@ -7,6 +7,12 @@ import pytest
 
 from data.root import Root
 from data.store import Store
+from pipeline.relabel.bake import bake_shard
+from pipeline.relabel.baked_root import open_baked
+from pipeline.relabel.prototypes import ensure_set_prototypes
+from pipeline.relabel.sets import plan_set, relabelled_config
+from pipeline.relabel.stored import label_stored
+from pipeline.root import plan_of
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
 
@@ -20,6 +26,30 @@ def test_a_fifth_of_all_requests_fail(tiny, unbroken, bucket, faulty_s3):
     assert contents(done) == unbroken
     assert done.verify(full=True) == []
     assert sum(faulty_s3.done.values()) >= 5
+
+
+def test_labels_are_made_and_baked_while_a_fifth_of_all_requests_fail(
+    tiny, bucket, faulty_s3, tmp_path
+):
+    quiet = relabelled(tiny.finish(tiny.start(str(tmp_path / "mixed"))), str(tmp_path / "baked"))
+    root = tiny.finish(tiny.start(f"{bucket}/mixed"))
+    faulty_s3.fail(errors=0.1, lost=0.05, cut_answers=0.03, cut_requests=0.02)
+    assert relabelled(root, f"{bucket}/baked") == quiet
+    assert sum(faulty_s3.done.values()) >= 5
+
+
+def relabelled(root: Root, url: str) -> dict[str, object]:
+    """What a root holds into which other labels are baked."""
+    config = relabelled_config(root, ["annotation.rule=similarity"])
+    labels = plan_set(root, config)
+    ensure_set_prototypes(labels, device="cpu")
+    label_stored(labels, labels.missing())
+    target, plan = open_baked(root, config, labels, url), plan_of(root)
+    for shard in labels.committed():
+        bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
+    assert target.missing() == []
+    assert target.verify(full=True) == []
+    return contents(target)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
