@@ -110,11 +110,14 @@ def tar_members(content: bytes, rng: random.Random) -> bytes:
     else:
         members[index] = (name, mutate(inner, rng, kind="json" if "json" in name else "image"))
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, inner in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(inner)
-            tar.addfile(info, io.BytesIO(inner))
+    try:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, inner in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(inner)
+                tar.addfile(info, io.BytesIO(inner))
+    except ValueError:  # a name, changed before, that no ustar header can hold
+        return content
     return buffer.getvalue()
 
 
