@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from data.real import RealDataConfig, RealDataset, load_real
 from data.root import Root
@@ -107,6 +105,9 @@ def root(built: Root, tmp_path: Path) -> Root:
 @pytest.fixture(scope="session")
 def other_clip(hasty_standins: StandIns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another CLIP: the same architecture, other weights."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
     folder = tmp_path_factory.mktemp("clip") / "other"
     shutil.copytree(hasty_standins.clip, folder)
     file = folder / "open_clip_model.safetensors"

@@ -57,3 +57,10 @@ def test_the_lock_pins_every_package_by_hash_and_names_no_host():
     packages = re.findall(r"^\S+==.*?(?=^\S|\Z)", lock, re.MULTILINE | re.DOTALL)
     assert len(packages) > 50
     assert all("--hash=sha256:" in package for package in packages)
+
+
+def test_the_tests_choose_their_threads_before_torch_is_there():
+    """A fork of a process whose OpenMP has threads waits for them for ever."""
+    script = "import sys, tests.conftest; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout.strip() == "False", found.stderr
