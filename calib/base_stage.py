@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from calib.batches import Batch, Batches, derived_seed
+from calib.batches import Batch, Batches
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Classifier, Network
 from calib.config import TrainConfig
@@ -18,6 +18,7 @@ from calib.evaluate import predict
 from calib.losses import build_loss, build_mixed_loss
 from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
 from calib.training_data import TrainingData, decode
+from data.fingerprint import derived_seed
 
 
 class BaseStage:

@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from calib.config import AugmentConfig
 from data.errors import InputError
-from data.fingerprint import fingerprint
 from data.mixed import MixedDataset
 
 
@@ -144,11 +143,6 @@ class Normalise(nn.Module):
             self.mean[channel] = mean
             self.std[channel] = variance.sqrt().clamp(min=1)  # one even colour has none
         return self
-
-
-def derived_seed(*parts: int | str) -> int:
-    """A seed for one purpose, by hashing: seed 1 of one epoch is unrelated to any other."""
-    return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
 
 
 def apply_changes(images: Tensor, changes: Tensor, augment: AugmentConfig) -> Tensor:

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional
 
-from calib.batches import Batch, Batches, derived_seed
+from calib.batches import Batch, Batches
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
 from calib.config import HeadConfig, TrainConfig
@@ -18,6 +18,7 @@ from calib.evaluate import in_chunks
 from calib.heads import MaskedBottleneckHead, SparsityController
 from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
 from calib.training_data import TrainingData
+from data.fingerprint import derived_seed
 
 
 class HeadStage:

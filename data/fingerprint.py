@@ -24,6 +24,11 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def derived_seed(*parts: int | str) -> int:
+    """A seed for one purpose, by hashing: seed 1 of one epoch is unrelated to any other."""
+    return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
+
+
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

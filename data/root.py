@@ -63,12 +63,6 @@ class Root:
         last = self.plan["num_shards"]
         return {s: record for s, record in self._records.committed().items() if s < last}
 
-    def damaged_records(self) -> dict[str, str]:
-        """Why listed commit records do not count, by name; each is read anew."""
-        records = Records(self.store, self.plan["digest"], compact=False)
-        records.committed()
-        return records.damaged
-
     def is_committed(self, shard: int) -> bool:
         return self._records.find(shard) is not None
 

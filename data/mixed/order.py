@@ -6,15 +6,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from data.fingerprint import fingerprint
+from data.fingerprint import derived_seed
 
 Last = Literal["short", "drop", "repeat"]
 
 
 def generator_for(*parts: int | str) -> torch.Generator:
     """Random numbers for one purpose, by hashing: those of one epoch say nothing of the next."""
-    seed = int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(derived_seed(*parts))
 
 
 def epoch_order(shard_sizes: Sequence[int], *, seed: int, epoch: int, window: int) -> np.ndarray:

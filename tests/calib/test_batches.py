@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from calib.batches import Batches, Normalise, apply_changes, derived_seed
+from calib.batches import Batches, Normalise, apply_changes
 from calib.config import AugmentConfig
 from data.errors import InputError
+from data.fingerprint import derived_seed
 from data.mixed import MixedDataset
 
 PLAIN = AugmentConfig(shift=0)

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from calib.base_stage import BaseStage
-from calib.batches import derived_seed
 from calib.checkpoint import latest_checkpoint
 from calib.classifier import load_classifier
 from calib.epochs import Interrupted
@@ -26,6 +25,7 @@ from calib.run_folder import claim_run
 from calib.train import main, parser, train
 from calib.training_data import open_data
 from data.errors import InputError
+from data.fingerprint import derived_seed
 
 WEIGHTS = ("model.safetensors", "head.safetensors", "logits-base.safetensors")
 
