@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from calib.batches import Normalise
 from calib.checkpoint import load_exactly
 from calib.config import TrainConfig
-from calib.heads import MaskedBottleneckHead
+from calib.heads import build_head
+from calib.methods import build_method
 from calib.models import build_model
 from calib.run_folder import CONFIG, DATA, seed_folder
 from data.errors import InputError
@@ -26,6 +27,7 @@ class Network(nn.Module):
         super().__init__()
         self.normalise = Normalise()
         self.backbone = build_model(config.model.name, num_classes, **config.model.params)
+        build_method(config.method.name, num_classes, **config.method.params).adapt(self.backbone)
         self.num_features = self.backbone.num_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +44,7 @@ class Network(nn.Module):
 class Classifier(nn.Module):
     """uint8 [N, S, S, 3] to logits, float32 [N, K]."""
 
-    def __init__(self, network: Network, head: MaskedBottleneckHead | None = None) -> None:
+    def __init__(self, network: Network, head: nn.Module | None = None) -> None:
         super().__init__()
         self.network, self.head = network, head
 
@@ -70,8 +72,8 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
     head = None
     if stage == "head":
         path = _existing(seed_folder(run, seed) / HEAD)
-        params = config.head.head_params() if config.head else {}
-        head = MaskedBottleneckHead(network.num_features, num_classes, **params)
+        assert config.head is not None
+        head = build_head(config.head, network.num_features, num_classes)
         load_exactly(head, path)
     return Classifier(network, head).eval()
 

@@ -15,7 +15,7 @@ from calib.classifier import Network
 from calib.config import HeadConfig, TrainConfig
 from calib.epochs import Figures
 from calib.evaluate import in_chunks
-from calib.heads import MaskedBottleneckHead, SparsityController
+from calib.heads import SparsityController, build_head, controller_params
 from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
 from calib.training_data import TrainingData
 from data.fingerprint import derived_seed
@@ -51,14 +51,12 @@ class HeadStage:
         augmented = config.augment.shift > 0 or config.augment.flip
         self._cached = None if augmented else features
         torch.manual_seed(derived_seed(seed, "head weights"))
-        head = MaskedBottleneckHead(
-            network.num_features, data.num_classes, **config.head.head_params()
-        )
+        head = build_head(config.head, network.num_features, data.num_classes)
         self.head = head.to(accelerator.device)
         self.controller = SparsityController(
             base_accuracy=self._base_accuracy(features),
             seed=derived_seed(seed, "masks"),
-            **config.head.controller_params(),
+            **controller_params(config.head),
         )
         optimiser = build_optimiser(config.head.optimiser, self.head.parameters())
         self.prepared, self.optimiser = accelerator.prepare(self.head, optimiser)

@@ -1,5 +1,6 @@
 """Losses by name: on real images with class targets, on mixed images with soft labels."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,20 @@ def build_loss(name: str, num_classes: int, **params: Any) -> RealLoss:
     return construct(
         choose(REAL_LOSSES, name, field="loss.name"), num_classes, params=params, field="loss"
     )
+
+
+def build_training_loss(
+    name: str, num_classes: int, *, num_samples: int, params: dict[str, Any]
+) -> RealLoss:
+    """As `build_loss`; a loss that keeps a history of each sample is told how many there are.
+
+    Args:
+        num_samples: images of the training set, which `indices` number.
+    """
+    kind = choose(REAL_LOSSES, name, field="loss.name")
+    if "num_samples" in inspect.signature(kind).parameters:
+        params = {"num_samples": num_samples, **params}
+    return build_loss(name, num_classes, **params)
 
 
 def build_mixed_loss(name: str) -> MixedLoss:

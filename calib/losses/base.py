@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from calib.feedback import Feedback
+
 
 class RealLoss(nn.Module):
     """A module from a batch to one number; it may have parameters and buffers of its own.
@@ -32,3 +34,6 @@ class RealLoss(nn.Module):
     def pop_health(self) -> dict[str, float | None]:
         """Figures that show whether the loss works, over the training batches since last asked."""
         return {}
+
+    def end_epoch(self, feedback: Feedback) -> None:
+        """Called after every training epoch, in every process; most losses learn nothing here."""

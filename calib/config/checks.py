@@ -1,0 +1,81 @@
+"""Find what cannot be trained before anything is read or written."""
+
+from calib.config.head import MaCCalConfig
+from calib.config.images import MixedConfig
+from calib.config.train import TrainConfig
+from data.errors import InputError
+from data.label_sets import LabelSet
+from data.real import class_names
+from data.root import Root
+
+# Methods that change the classifier themselves; the papers exclude a second head on them.
+WITHOUT_HEAD = ("plp", "balcal")
+
+
+def check(config: TrainConfig) -> None:
+    """Find what cannot be trained before an image is read or a file is written.
+
+    Raises:
+        InputError: an unknown loss, model or parameter; a value that a part refuses; a mixed
+            dataset that is not there, not finished, or of other classes, or has no such labels.
+    """
+    names = class_names(config.real)
+    if config.augment.flip and config.real.name == "digits":
+        raise InputError("augment.flip", True, "a mirrored digit is no digit; switch it off")
+    if config.augment.shift >= config.real.image_size:
+        raise InputError("augment.shift", config.augment.shift, "stay below real.image_size")
+    _check_parts(config, len(names))
+    if config.mixed is not None:
+        _check_mixed(config.mixed, names)
+
+
+def _check_parts(config: TrainConfig, num_classes: int) -> None:
+    import torch
+
+    from calib.heads import build_head
+    from calib.losses import build_mixed_loss
+    from calib.methods import build_method
+    from calib.models import build_model
+
+    if config.mixed is not None:
+        build_mixed_loss(config.mixed.loss)
+    with torch.device("meta"):  # shapes only: even a large model costs nothing
+        _check_losses(config, num_classes)
+        model = build_model(config.model.name, num_classes, **config.model.params)
+        method = build_method(config.method.name, num_classes, **config.method.params)
+        method.adapt(model)
+        if config.head is not None:
+            build_head(config.head, model.num_features, num_classes)
+    if method.losses is not None and config.loss.name not in method.losses:
+        remedy = f"method {config.method.name} trains with {' or '.join(method.losses)}"
+        raise InputError("loss.name", config.loss.name, remedy)
+    if config.head is not None and config.method.name in WITHOUT_HEAD:
+        remedy = "changes the classifier itself; leave the head out, or choose another method"
+        raise InputError("method.name", config.method.name, remedy)
+
+
+def _check_losses(config: TrainConfig, num_classes: int) -> None:
+    from calib.losses import build_training_loss
+
+    parts = [config.loss]
+    if isinstance(config.head, MaCCalConfig):
+        parts.append(config.head.loss)
+    for part in parts:
+        build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
+
+
+def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
+    try:
+        root = Root(config.url)
+        if config.labels is not None:
+            LabelSet(root, config.labels)
+    except InputError as error:
+        raise InputError(f"mixed.{error.field}", error.value, error.remedy) from None
+    found = tuple(root.plan["class_names"])
+    if found != names:
+        remedy = f"its classes are {', '.join(found)}; the real data's are {', '.join(names)}"
+        raise InputError("mixed.url", config.url, remedy)
+    if not root.indices():
+        raise InputError("mixed.url", config.url, "is not finished; run `semix resume` first")
+    if config.index is not None and not root.store.exists(config.index):
+        raise InputError("mixed.index", config.index, f"is not in {config.url}")

@@ -1,0 +1,36 @@
+"""What is measured of a trained classifier besides its test images."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from data.real import RealDataConfig
+from data.settings import Settings
+
+
+class ShiftConfig(Settings):
+    """Test images under common corruptions, made on the fly."""
+
+    corruptions: Literal["standard", "all"] | tuple[str, ...] = Field(
+        "standard", description="the 15 of the benchmark, all 19, or some by name"
+    )
+    severities: tuple[int, ...] = Field(
+        (1, 2, 3, 4, 5), min_length=1, description="from 1, hardly seen, to 5"
+    )
+    bins: int = Field(15, ge=1, description="of the calibration errors under shift")
+    images: int | None = Field(
+        None, ge=1, description="of the test images, the first of a fixed shuffle; none: all"
+    )
+
+
+class EvaluationConfig(Settings):
+    """Measures of the test images, of shifted ones and of foreign ones."""
+
+    bins: int = Field(15, ge=1, description="of every binned measure")
+    bootstrap: int = Field(
+        1000, ge=0, description="resamples of the test images for 95 % intervals; 0 makes none"
+    )
+    shift: ShiftConfig | None = Field(None, description="none measures no corrupted images")
+    ood: dict[str, RealDataConfig] = Field(
+        {}, description="datasets by name whose test images show none of the classes"
+    )
