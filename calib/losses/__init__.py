@@ -6,11 +6,22 @@ from typing import Any
 
 from torch import Tensor
 
+from calib.losses.acls import AdaptiveConditionalLabelSmoothing
+from calib.losses.ada_focal import AdaFocal
 from calib.losses.base import RealLoss
+from calib.losses.brier import Brier
+from calib.losses.cpc import PairwiseConstraints
+from calib.losses.crl import CorrectnessRanking
 from calib.losses.cross_entropy import CrossEntropy
-from calib.losses.fedlas import FeDLaSLabelSmoothing
+from calib.losses.dual_focal import DualFocal
+from calib.losses.ecp import EntropyConfidencePenalty
+from calib.losses.fedlas import FeDLaSLabelSmoothing, FeDLaSMarginSmoothing
+from calib.losses.focal import FLSD53, Focal
 from calib.losses.label_smoothing import LabelSmoothing
+from calib.losses.mbls import MarginLabelSmoothing
+from calib.losses.mdca import MDCA
 from calib.losses.mixed import soft_cross_entropy, squared_error
+from calib.losses.mmce import MMCE, WeightedMMCE
 from calib.parameters import choose, construct
 
 MixedLoss = Callable[[Tensor, Tensor], Tensor]
@@ -18,7 +29,21 @@ MixedLoss = Callable[[Tensor, Tensor], Tensor]
 REAL_LOSSES: dict[str, type[RealLoss]] = {
     "ce": CrossEntropy,
     "ls": LabelSmoothing,
+    "mbls": MarginLabelSmoothing,
+    "acls": AdaptiveConditionalLabelSmoothing,
+    "focal": Focal,
+    "flsd53": FLSD53,
+    "dual_focal": DualFocal,
+    "ada_focal": AdaFocal,
+    "mmce": MMCE,
+    "mmce_weighted": WeightedMMCE,
+    "mdca": MDCA,
+    "ecp": EntropyConfidencePenalty,
+    "brier": Brier,
+    "cpc": PairwiseConstraints,
+    "crl": CorrectnessRanking,
     "fedlas_ls": FeDLaSLabelSmoothing,
+    "fedlas_mbls": FeDLaSMarginSmoothing,
 }
 MIXED_LOSSES: dict[str, MixedLoss] = {"l2": squared_error, "soft_ce": soft_cross_entropy}
 

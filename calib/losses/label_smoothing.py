@@ -1,28 +1,12 @@
-"""Label smoothing, of one strength for all samples or of one a sample."""
+"""Label smoothing: a fixed share of the label is spread over all classes."""
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-from calib.losses.base import RealLoss
+from calib.losses.pointwise import PointwiseLoss, log_probability
 from calib.parameters import in_range
 
 
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: Tensor) -> Tensor:
-    """Mean over n of (1 - a_n) (-log p_ny) + a_n mean_k(-log p_nk), as a float32 scalar.
-
-    Args:
-        logits: [N, K] float.
-        targets: [N] int64.
-        smoothing: a, [N] or one value; the true class keeps 1 - a + a/K.
-    """
-    log_p = functional.log_softmax(logits.float(), dim=1)  # [N, K]
-    hard = -log_p.gather(1, targets[:, None])[:, 0]  # [N]
-    uniform = -log_p.mean(1)  # [N]
-    return ((1 - smoothing) * hard + smoothing * uniform).mean()
-
-
-class LabelSmoothing(RealLoss):
+class LabelSmoothing(PointwiseLoss):
     """Cross-entropy against (1 - a) onehot + a/K, as in torch: the share a is over all classes.
 
     Args:
@@ -38,13 +22,25 @@ class LabelSmoothing(RealLoss):
         in_range("loss.smoothing", smoothing, low=0, high=1, what="must lie in [0, 1]")
         self.smoothing = smoothing
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
-    ) -> Tensor:
-        smoothing = logits.new_tensor(self.smoothing, dtype=torch.float32)
-        return smoothed_cross_entropy(logits, targets, smoothing)
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = logits.new_tensor(self.smoothing)
+        return blended_cross_entropy(logits, targets, smoothing, uniform_cross_entropy(logits))
+
+
+def uniform_cross_entropy(logits: Tensor) -> Tensor:
+    """Cross-entropy against the uniform distribution, mean_k(-log p_k), [N] from [N, K]."""
+    return -logits.log_softmax(1).mean(1)
+
+
+def blended_cross_entropy(
+    logits: Tensor, targets: Tensor, share: Tensor, penalty: Tensor
+) -> Tensor:
+    """(1 - a_n) (-log p_ny) + a_n penalty_n of each sample, [N].
+
+    Args:
+        logits, targets: [N, K] float32 and [N] int64.
+        share: a, [N] or one value. With `uniform_cross_entropy` as the penalty this is label
+            smoothing: the true class keeps 1 - a + a/K.
+        penalty: [N].
+    """
+    return (1 - share) * -log_probability(logits, targets) + share * penalty

@@ -1,7 +1,9 @@
 """A running mean and standard deviation of feature norms, over every process."""
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
+
+from calib.losses.across_processes import add_up
 
 
 def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -12,9 +14,7 @@ def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     values = values.double()  # sums of squares lose digits in float32
     sums = torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(sums)
-    count, total, squares = sums
+    count, total, squares = add_up(sums)
     mean = total / count
     variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
     return count, mean, variance.clamp(min=0).sqrt()

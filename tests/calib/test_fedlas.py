@@ -1,4 +1,4 @@
-"""FeDLaS-LS: statistics, gate, gradients and state."""
+"""FeDLaS-LS and FeDLaS-MbLS: statistics, gate, gradients and state."""
 
 import subprocess
 import sys
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from calib.losses import build_loss
-from calib.losses.fedlas import FeDLaSLabelSmoothing
+from calib.losses.fedlas_smoothing import FeDLaS
 
 ROOT = Path(__file__).parents[2]
+BOTH = pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls"])
+STRENGTH = {"fedlas_ls": "smoothing", "fedlas_mbls": "weight"}
 
 
 def batch(seed: int = 0, samples: int = 32, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,31 +23,33 @@ def batch(seed: int = 0, samples: int = 32, classes: int = 10) -> tuple[Tensor, 
     return logits, targets, 5 * torch.rand(samples, 8, generator=rng)
 
 
-def fedlas(classes: int = 10, **params: object) -> FeDLaSLabelSmoothing:
+def fedlas(classes: int = 10, name: str = "fedlas_ls", **params: object) -> FeDLaS:
     torch.manual_seed(0)
-    loss = build_loss("fedlas_ls", classes, **params)
-    assert isinstance(loss, FeDLaSLabelSmoothing)
+    loss = build_loss(name, classes, **params)
+    assert isinstance(loss, FeDLaS)
     return loss
 
 
-def lean_to(loss: FeDLaSLabelSmoothing, output: int) -> None:
+def lean_to(loss: FeDLaS, output: int) -> None:
     """Make the gate choose this output whatever the logits."""
     with torch.no_grad():
         loss.gate[2].weight.zero_()
         loss.gate[2].bias.copy_(torch.tensor([1.0, 0.0] if output == 0 else [0.0, 1.0]))
 
 
-def test_statistics_after_one_batch_by_hand():
+@BOTH
+def test_statistics_after_one_batch_by_hand(name: str):
     # L1 norms 6 and 10: mean 8, unbiased deviation sqrt(8). From mean 20 and deviation 100.
-    loss = fedlas(2, momentum=0.95)
+    loss = fedlas(2, name, momentum=0.95)
     features = torch.tensor([[1.0, -2.0, 3.0], [10.0, 0.0, 0.0]])
     loss(torch.zeros(2, 2), torch.tensor([0, 1]), features=features)
     torch.testing.assert_close(loss.norm_mean, torch.tensor([0.95 * 8 + 0.05 * 20]))
     torch.testing.assert_close(loss.norm_std, torch.tensor([0.95 * 8**0.5 + 0.05 * 100]))
 
 
-def test_statistics_can_start_from_the_first_batch():
-    loss = fedlas(2, momentum=0.5, norm_start="first_batch")
+@BOTH
+def test_statistics_can_start_from_the_first_batch(name: str):
+    loss = fedlas(2, name, momentum=0.5, norm_start="first_batch")
     features = torch.tensor([[6.0], [10.0]])
     loss(torch.zeros(2, 2), torch.tensor([0, 1]), features=features)
     torch.testing.assert_close(loss.norm_mean, torch.tensor([8.0]))
@@ -54,10 +58,11 @@ def test_statistics_can_start_from_the_first_batch():
     torch.testing.assert_close(loss.norm_mean, torch.tensor([12.0]))
 
 
+@BOTH
 @pytest.mark.parametrize(("variant", "rising"), [("code", 1), ("paper", 0)])
-def test_smoothing_by_hand(variant: str, rising: int):
+def test_smoothing_by_hand(name: str, variant: str, rising: int):
     # eps 0.001 is added to the deviation 1.999: z-scores of the norms 24 and 16 are 2 and -2.
-    loss = fedlas(2, smoothing=0.05, beta=0.5, variant=variant)
+    loss = fedlas(2, name, beta=0.5, variant=variant, **{STRENGTH[name]: 0.05})
     loss.norm_std.fill_(1.999)
     features = torch.tensor([[-24.0], [16.0]])
     high, low = 0.1 * torch.tensor([1.0, -1.0]).sigmoid()
@@ -103,8 +108,9 @@ def test_beta_zero_is_label_smoothing_exactly(smoothing: float):
     torch.testing.assert_close(got, plain, rtol=0, atol=0)
 
 
-def test_no_gradient_reaches_logits_or_features_through_the_smoothing():
-    loss = fedlas()
+@BOTH
+def test_no_gradient_reaches_logits_or_features_through_the_smoothing(name: str):
+    loss = fedlas(name=name)
     logits, targets, features = batch()
     logits.requires_grad_()
     features.requires_grad_()
@@ -115,12 +121,64 @@ def test_no_gradient_reaches_logits_or_features_through_the_smoothing():
         .abs()
         .sum()
     )
-    # So the gradient is that of a fixed a: softmax minus the smoothed label, over N.
-    loss.eval()
+    loss(logits, targets, features=features).backward()
+    assert features.grad is None
+
+
+def test_gradient_of_label_smoothing_is_that_of_a_fixed_smoothing():
+    loss = fedlas().eval()
+    logits, targets, features = batch()
+    logits.requires_grad_()
+    a = loss.smoothing_of(logits, features)
     loss(logits, targets, features=features).backward()
     label = (1 - a[:, None]) * torch.eye(10)[targets] + a[:, None] / 10
     torch.testing.assert_close(logits.grad, ((logits.softmax(1) - label) / 32).detach())
-    assert features.grad is None
+
+
+def test_gradient_of_margin_smoothing_is_that_of_a_fixed_smoothing():
+    loss = fedlas(name="fedlas_mbls", margin=2).eval()
+    logits, targets, features = batch()
+    logits.requires_grad_()
+    a = loss.smoothing_of(logits, features)[:, None].detach()
+    loss(logits, targets, features=features).backward()
+    with torch.no_grad():
+        rows = torch.arange(32)
+        beyond = (logits.amax(1, keepdim=True) - logits > 2).float()
+        push = -beyond  # each logit beyond the margin is pulled up, the largest down by them all
+        push[rows, logits.argmax(1)] += beyond.sum(1)
+        expected = (1 - a) * (logits.softmax(1) - torch.eye(10)[targets]) + a * push / 10
+    torch.testing.assert_close(logits.grad, expected / 32)
+
+
+@pytest.mark.parametrize(("variant", "divisor"), [("code", 3), ("paper", 1)])
+def test_margin_smoothing_by_hand(variant: str, divisor: int):
+    # Distances from the largest logit are 0, 7, 10; beyond the margin of 6 they are 0, 1, 4.
+    loss = fedlas(3, "fedlas_mbls", margin=6, beta=0, weight=0.3, variant=variant)
+    logits, targets = torch.tensor([[10.0, 3.0, 0.0]]), torch.tensor([1])
+    cross_entropy = build_loss("ce", 3)(logits, targets)
+    got = loss(logits, targets, features=torch.ones(1, 4))
+    torch.testing.assert_close(got, 0.7 * cross_entropy + 0.3 * 5 / divisor)
+
+
+def test_margin_smoothing_with_beta_zero_is_not_mbls_but_a_mean_of_its_two_terms():
+    logits, targets, features = batch()
+    cross_entropy = build_loss("ce", 10)(logits, targets)
+    penalty = build_loss("mbls", 10, weight=1)(logits, targets) - cross_entropy
+    got = fedlas(name="fedlas_mbls", weight=0.1, beta=0)(logits, targets, features=features)
+    torch.testing.assert_close(got, 0.9 * cross_entropy + 0.1 * penalty)
+    assert (got - build_loss("mbls", 10)(logits, targets)).abs() > 0.01
+
+
+def test_margin_smoothing_weighs_each_sample_by_its_own_share():
+    loss = fedlas(name="fedlas_mbls", margin=2, beta=3).eval()
+    logits, targets, features = batch()
+    a = loss.smoothing_of(logits, features)
+    total = torch.zeros(())
+    for n in range(32):
+        cross_entropy = -logits[n].log_softmax(0)[targets[n]]
+        beyond = sum(max(0.0, (logits[n].max() - z).item() - 2) for z in logits[n]) / 10
+        total += (1 - a[n]) * cross_entropy + a[n] * beyond
+    torch.testing.assert_close(loss(logits, targets, features=features), total / 32)
 
 
 @pytest.mark.parametrize("norm", [12.0, 28.0])  # z-score below and above 0
@@ -138,8 +196,9 @@ def test_descent_moves_the_gate_against_the_gain(norm: float, target: int):
     torch.testing.assert_close(descent[0], -descent[1])
 
 
-def test_autocast_does_not_round_what_the_gate_learns():
-    loss = fedlas().eval()
+@BOTH
+def test_autocast_does_not_round_what_the_gate_learns(name: str):
+    loss = fedlas(name=name).eval()
     logits, targets, features = batch()
     weight = loss.gate[0].weight
     expected = torch.autograd.grad(loss(logits, targets, features=features), weight)
@@ -149,8 +208,9 @@ def test_autocast_does_not_round_what_the_gate_learns():
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_a_batch_of_one_is_finite_and_leaves_the_statistics():
-    loss = fedlas(norm_start="first_batch")
+@BOTH
+def test_a_batch_of_one_is_finite_and_leaves_the_statistics(name: str):
+    loss = fedlas(name=name, norm_start="first_batch")
     logits, targets, features = batch(samples=1)
     got = loss(logits, targets, features=features)
     assert got.isfinite()
@@ -158,8 +218,9 @@ def test_a_batch_of_one_is_finite_and_leaves_the_statistics():
     assert loss.norm_batches.item() == 0
 
 
-def test_neither_eval_nor_smoothing_of_updates_anything():
-    loss = fedlas()
+@BOTH
+def test_neither_eval_nor_smoothing_of_updates_anything(name: str):
+    loss = fedlas(name=name)
     before = {name: value.clone() for name, value in loss.state_dict().items()}
     logits, targets, features = batch()
     loss.smoothing_of(logits, features)
@@ -168,13 +229,14 @@ def test_neither_eval_nor_smoothing_of_updates_anything():
     assert loss.pop_health()["smoothing"] is None
 
 
-def test_state_survives_save_and_load(tmp_path: Path):
+@BOTH
+def test_state_survives_save_and_load(name: str, tmp_path: Path):
     logits, targets, features = batch(1)
-    loss = fedlas()
+    loss = fedlas(name=name)
     loss(logits, targets, features=features)
     torch.save(loss.state_dict(), tmp_path / "loss.pt")
     torch.manual_seed(1)
-    again = build_loss("fedlas_ls", 10)
+    again = build_loss(name, 10)
     again.load_state_dict(torch.load(tmp_path / "loss.pt"))
     more = batch(2)
     torch.testing.assert_close(
@@ -186,15 +248,17 @@ def test_state_survives_save_and_load(tmp_path: Path):
     assert again.norm_mean != 20
 
 
+@BOTH
 @pytest.mark.parametrize("classes", [2, 3, 4, 11])
-def test_gate_keeps_two_hidden_units_at_least(classes: int):
-    gate = fedlas(classes).gate
+def test_gate_keeps_two_hidden_units_at_least(name: str, classes: int):
+    gate = fedlas(classes, name).gate
     assert gate[0].weight.shape == (max(2, classes // 2), classes)
     assert gate[2].weight.shape == (2, max(2, classes // 2))
 
 
-def test_health_by_hand():
-    loss = fedlas(2, smoothing=0.05, beta=0.5, momentum=1e-6)
+@BOTH
+def test_health_by_hand(name: str):
+    loss = fedlas(2, name, beta=0.5, momentum=1e-6, **{STRENGTH[name]: 0.05})
     loss.norm_std.fill_(1.999)
     lean_to(loss, 1)
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -219,11 +283,12 @@ def test_health_by_hand():
     assert health["smoothing_wrong"] is None
 
 
+@BOTH
 @pytest.mark.parametrize("features", [None, torch.zeros(31, 8), torch.zeros(32)])
-def test_missing_or_misshaped_features_are_named(features: Tensor | None):
+def test_missing_or_misshaped_features_are_named(name: str, features: Tensor | None):
     logits, targets, _ = batch()
     with pytest.raises(ValueError, match=r"features are .*: FeDLaS needs \[32, D\]"):
-        fedlas()(logits, targets, features=features)
+        fedlas(name=name)(logits, targets, features=features)
 
 
 WORKER = """

@@ -10,6 +10,9 @@ from torch.nn import functional
 from calib.losses import build_loss, build_mixed_loss
 from data.errors import InputError
 
+POINTWISE = ("ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "ecp", "brier")
+SINGLE = (*POINTWISE, "fedlas_ls", "fedlas_mbls")
+
 
 def batch(seed: int = 0, samples: int = 16, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, targets and features of one random batch."""
@@ -40,7 +43,7 @@ def test_label_smoothing_equals_torch(smoothing: float):
     torch.testing.assert_close(got, peer(logits, targets))
 
 
-@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+@pytest.mark.parametrize("name", SINGLE)
 def test_every_loss_is_called_alike(name: str):
     logits, targets, features = batch()
     logits.requires_grad_()
@@ -52,7 +55,7 @@ def test_every_loss_is_called_alike(name: str):
     assert logits.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+@pytest.mark.parametrize("name", SINGLE)
 def test_autocast_does_not_round_the_loss(name: str):
     logits, targets, features = batch()
     loss = build_loss(name, 10).eval()
@@ -62,7 +65,7 @@ def test_autocast_does_not_round_the_loss(name: str):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ce", "ls", "fedlas_ls"])
+@pytest.mark.parametrize("name", SINGLE)
 def test_half_precision_logits_are_summed_in_float32(name: str):
     logits, targets, features = batch()
     loss = build_loss(name, 10).eval()
@@ -72,9 +75,37 @@ def test_half_precision_logits_are_summed_in_float32(name: str):
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_losses_without_state_report_no_health():
-    assert build_loss("ce", 10).pop_health() == {}
-    assert build_loss("ls", 10).pop_health() == {}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [(name, {}) for name in SINGLE]
+    + [(name, {"gamma": gamma}) for name in ("focal", "dual_focal") for gamma in (0, 0.01, 0.5)],
+)
+def test_extreme_logits_stay_finite(name: str, params: dict, dtype: torch.dtype):
+    # p_y is 1, 0, 0, 1/3, 1/3, and 1 to the last bit of float32.
+    rows = [[1e4, -1e4, 0], [1e4, -1e4, 0], [-1e4, 1e4, 1e4], [0] * 3, [1e4] * 3, [50, 0, 0]]
+    logits = torch.tensor(rows, dtype=dtype, requires_grad=True)
+    targets, features = torch.tensor([0, 1, 0, 2, 1, 0]), torch.ones(6, 4)
+    value = build_loss(name, 3, **params)(logits, targets, features=features)
+    value.backward()
+    assert value.isfinite()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_batch_is_averaged(name: str):
+    logits, targets, features = batch()
+    loss = build_loss(name, 10).eval()
+    one = loss(logits, targets, features=features)
+    two = loss(logits.repeat(2, 1), targets.repeat(2), features=features.repeat(2, 1))
+    torch.testing.assert_close(two, one)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_losses_without_state_report_no_health(name: str):
+    loss = build_loss(name, 10)
+    assert loss.pop_health() == {}
+    assert loss.state_dict() == {}
 
 
 def test_squared_error_of_a_uniform_guess():
@@ -114,12 +145,25 @@ def test_labels_that_would_be_broadcast_are_refused(name: str):
 @pytest.mark.parametrize(
     ("name", "params", "text"),
     [
-        ("mbls", {}, r"loss\.name = mbls: choose one of ce, ls, fedlas_ls$"),
+        ("mbsl", {}, r"loss\.name = mbsl: choose one of ce, ls, mbls, acls, focal, flsd53, dual_"),
         ("ls", {"smooth": 0.1}, r"loss\.smooth = 0\.1: unknown parameter; choose from smoothing$"),
         ("ce", {"smoothing": 0.1}, r"loss\.smoothing = 0\.1: takes none"),
         ("ls", {"smoothing": 1.5}, r"loss\.smoothing = 1\.5: must lie in \[0, 1\]"),
         ("ls", {"smoothing": math.nan}, r"loss\.smoothing = nan: must lie in \[0, 1\]"),
         ("ls", {"smoothing": "0.1"}, r"loss\.smoothing = 0\.1: must lie in \[0, 1\]"),
+        ("mbls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
+        ("mbls", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
+        ("acls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
+        ("acls", {"positive": -1}, r"loss\.positive = -1: must be 0 or more"),
+        ("acls", {"negative": -1}, r"loss\.negative = -1: must be 0 or more"),
+        ("acls", {"weight": True}, r"loss\.weight = True: must be 0 or more"),
+        ("focal", {"gamma": -0.5}, r"loss\.gamma = -0\.5: must be 0 or more"),
+        ("flsd53", {"gamma": 3}, r"loss\.gamma = 3: takes none"),
+        ("dual_focal", {"gamma": math.nan}, r"loss\.gamma = nan: must be 0 or more"),
+        ("ecp", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
+        ("ecp", {"variant": "sum"}, r"loss\.variant = sum: choose one of paper, code"),
+        ("fedlas_mbls", {"weight": 0.6}, r"loss\.weight = 0\.6: must lie in \[0, 0\.5\]"),
+        ("fedlas_mbls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
         ("fedlas_ls", {"smoothing": 0.6}, r"loss\.smoothing = 0\.6: must lie in \[0, 0\.5\]"),
         ("fedlas_ls", {"beta": -1}, r"loss\.beta = -1: must be 0 or more"),
         ("fedlas_ls", {"momentum": 0}, r"loss\.momentum = 0: must lie in \(0, 1\]"),
