@@ -1,19 +1,76 @@
-"""Classifiers: depth, width, outputs and names."""
+"""Classifiers: depth, width, parameters, outputs and names."""
+
+from functools import partial
 
 import pytest
 import torch
+import torchvision
+from timm.layers import BatchNormAct2d
+from timm.models.resnetv2 import DownsampleConv, PreActBasic
 from torch import nn
 
-from calib.models import build_model
-from calib.models.resnet import RESNETS
+from calib.models import MODELS, build_model, residual_blocks
+from calib.models.densenet import DenseNet
+from calib.models.residual_blocks import PreActivationBlock
+from calib.models.resnet import FOUR_STAGES, THREE_STAGES, ResNet
+from calib.models.wide_resnet import WideResNet
 from data.errors import InputError
 
+# Of the official code, all layers and 10 classes; WRN-28-10 and WRN-40-2 as published.
+PARAMETERS = {
+    "resnet18": 11_173_962,
+    "resnet34": 21_282_122,
+    "resnet50": 23_520_842,
+    "resnet101": 42_512_970,
+    "resnet152": 58_156_618,
+    "resnet110_bottleneck": 45_864_522,
+    "resnet50_tiny": 23_582_282,
+    "resnet101_tiny": 42_574_410,
+    "wrn26_10": 36_481_434,
+    "wrn28_10": 36_479_194,
+    "wrn40_2": 2_243_546,
+    "densenet121": 6_956_298,
+    "resnet20": 272_474,
+    "resnet110": 1_730_714,
+}
+# All but timm, in widths that cost little.
+SMALL = {
+    "lenet": partial(build_model, "lenet"),
+    "resnet8": partial(build_model, "resnet8", width=4),
+    **{name: partial(build_model, name, width=2) for name in FOUR_STAGES},
+    **{f"{name}_tiny": partial(build_model, f"{name}_tiny", width=2) for name in FOUR_STAGES},
+    "wrn10_1": partial(WideResNet, blocks=1, widening=1),
+    "wrn40_2": partial(build_model, "wrn40_2"),
+    "densenet": partial(DenseNet, blocks=(2, 3, 2, 1), growth=4),
+}
 
-@pytest.mark.parametrize("name", RESNETS)
-def test_depth_is_what_the_name_says(name: str):
-    model = build_model(name, 10, width=1)
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(layers) + 1 == int(name.removeprefix("resnet"))  # and the classifier
+
+def copy_values(source: nn.Module, target: nn.Module) -> None:
+    """Copy state in its order, with batch norms that are not those of a fresh network."""
+    rng = torch.Generator().manual_seed(0)
+    pairs = list(zip(source.state_dict().items(), target.state_dict().values(), strict=True))
+    for (name, value), copy in pairs:
+        if name.endswith("running_mean"):
+            value.normal_(generator=rng)
+        elif name.endswith("running_var"):
+            value.uniform_(0.5, 2, generator=rng)
+        copy.copy_(value)
+
+
+@pytest.mark.parametrize("blocks", [*THREE_STAGES, *FOUR_STAGES])
+def test_depth_is_what_the_name_says(blocks: int | str):
+    name = f"resnet{blocks}" if isinstance(blocks, int) else blocks
+    with torch.device("meta"):
+        model = build_model(name, 10, width=1)
+    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and "short" not in n]
+    assert len(layers) + 1 == int(name.removeprefix("resnet").split("_")[0])  # and the classifier
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_of_the_official_networks(name: str):
+    with torch.device("meta"):
+        model = build_model(name, 10)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
 
 
 def test_parameters_by_hand():
@@ -24,16 +81,81 @@ def test_parameters_by_hand():
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
-@pytest.mark.parametrize("size", [28, 32, 64])
-def test_logits_are_the_classifier_of_the_features(size: int):
-    model = build_model("resnet8", 7, width=4).eval()
-    images = torch.rand(3, 3, size, size)
-    logits, features = model(images)
-    assert logits.shape == (3, 7)
-    assert features.shape == (3, model.num_features) == (3, 16)
-    assert (features >= 0).all()
-    torch.testing.assert_close(model.features(images), features)
-    torch.testing.assert_close(model.classifier(features), logits)
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("size", [32, 64])
+def test_logits_are_the_classifier_of_the_features(name: str, size: int):
+    model = SMALL[name](7).eval()
+    images = torch.rand(2, 3, size, size)
+    with torch.no_grad():
+        logits, features = model(images)
+        assert logits.shape == (2, 7)
+        assert features.shape == (2, model.num_features)
+        assert (features >= 0).all()
+        torch.testing.assert_close(model.features(images), features)
+        torch.testing.assert_close(model.classifier(features), logits)
+
+
+@pytest.mark.parametrize("name", ["BasicBlock", "Bottleneck"])
+def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
+    model = ResNet(
+        10,
+        block=getattr(residual_blocks, name),
+        blocks=(1, 2, 1, 1),
+        widths=(64, 128, 256, 512),
+        stem=64,
+    )
+    peer = torchvision.models.ResNet(
+        getattr(torchvision.models.resnet, name), [1, 2, 1, 1], num_classes=10
+    )
+    peer.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    peer.maxpool = nn.Identity()
+    copy_values(model, peer)
+    images = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(images)[0], peer.eval()(images))
+
+
+def test_densenet_equals_torchvision_behind_a_small_stem():
+    blocks = (2, 3, 2, 1)
+    model = DenseNet(10, blocks=blocks, growth=4)
+    peer = torchvision.models.DenseNet(4, blocks, num_init_features=8, num_classes=10)
+    peer.features.conv0 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    for name in ("norm0", "relu0", "pool0"):
+        setattr(peer.features, name, nn.Identity())
+    copy_values(model, peer)
+    images = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(images)[0], peer.eval()(images))
+
+
+@pytest.mark.parametrize(("channels_in", "stride"), [(8, 1), (4, 1), (8, 2)])
+def test_pre_activation_block_equals_timm(channels_in: int, stride: int):
+    block = PreActivationBlock(channels_in, 8, stride=stride).eval()
+    peer = PreActBasic(
+        channels_in,
+        8,
+        stride=stride,
+        conv_layer=lambda *size, dilation=1, groups=1, **options: nn.Conv2d(
+            *size, padding=size[2] // 2, bias=False, **options
+        ),
+        norm_layer=BatchNormAct2d,
+        proj_layer=DownsampleConv,
+    ).eval()
+    names = [name.replace("shortcut", "downsample.conv") for name in block.state_dict()]
+    peer.load_state_dict(dict(zip(names, block.state_dict().values(), strict=True)))
+    x = torch.randn(2, channels_in, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), peer(x))
+
+
+def test_the_tiny_networks_see_four_places_of_the_last_map():
+    plain, tiny = (build_model(name, 5, width=2).eval() for name in ("resnet18", "resnet18_tiny"))
+    tiny.features.load_state_dict(plain.features.state_dict())
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        places = tiny.features(images)
+        torch.testing.assert_close(places.view(2, 16, 4).mean(2), plain.features(images))
+    assert tiny.num_features == 4 * plain.num_features == 64
 
 
 def test_default_width_and_another_head():
@@ -52,27 +174,47 @@ def test_the_seed_decides_the_weights():
     assert not torch.equal(state(0)["classifier.weight"], state(1)["classifier.weight"])
 
 
-def test_every_parameter_learns():
-    model = build_model("resnet14", 4, width=4)
+@pytest.mark.parametrize("name", ["lenet", "resnet8", "resnet50_tiny", "wrn10_1"])
+def test_every_parameter_learns(name: str):
+    model = SMALL[name](4)
     logits, _ = model(torch.rand(8, 3, 32, 32))
     nn.functional.cross_entropy(logits, torch.arange(8) % 4).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, parameter_name
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "timm"])
+def test_every_parameter_is_frozen_once_from_the_output_down(name: str):
+    with torch.device("meta"):
+        model = build_model(name, 10)
+    order = model.freezing_order()
+    frozen = [id(parameter) for part in order for parameter in part.parameters()]
+    assert sorted(frozen) == sorted(id(parameter) for parameter in model.parameters())
+    assert order[0] is model.classifier
+    assert order[-1] is next(model.features.children())
+    names = {id(module): place for place, (_, module) in enumerate(model.named_modules())}
+    places = [names[id(part)] for part in order[1:]]
+    assert places == sorted(places, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("lenet", 5), ("resnet18", 10), ("resnet50", 18), ("densenet121", 10)]
+)
+def test_how_many_parts_can_be_frozen(name: str, parts: int):
+    with torch.device("meta"):
+        assert len(build_model(name, 10).freezing_order()) == parts
 
 
 @pytest.mark.parametrize(
     ("name", "classes", "params", "text"),
     [
-        (
-            "resnet50",
-            10,
-            {},
-            r"model\.name = resnet50: choose one of lenet, resnet8, resnet14, .*110$",
-        ),
+        ("resnet51", 10, {}, r"model\.name = resnet51: choose one of lenet, resnet8, .*timm$"),
         ("resnet8", 10, {"depth": 3}, r"model\.depth = 3: unknown parameter; choose from width$"),
         ("resnet8", 10, {"blocks": 3}, r"model\.blocks = 3: unknown parameter"),
         ("resnet8", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
         ("resnet8", 10, {"width": 1.5}, r"model\.width = 1\.5: give a whole number"),
+        ("resnet50", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
+        ("wrn26_10", 10, {"width": 2}, r"model\.width = 2: takes none"),
         ("resnet8", 1, {}, r"num_classes = 1: give a whole number of at least 2"),
     ],
 )

@@ -1,0 +1,135 @@
+"""Any network of timm, cut into features and its last linear layer."""
+
+import difflib
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from calib.models.base import ImageClassifier, parameterised
+from calib.models.weight_file import load_weights
+from calib.parameters import in_range, one_of
+from data.errors import InputError
+
+Feature = Literal["post_norm", "pre_norm"]
+
+
+class TimmClassifier(ImageClassifier):
+    """`timm.create_model(architecture, num_classes=K)`; nothing is downloaded.
+
+    Args:
+        num_classes: K.
+        architecture: a name of `timm.list_models()`, such as "resnet50".
+        weights: a safetensors file of that architecture; None begins afresh. Its last layer is
+            left out where it tells another number of classes apart. Where it was made for another
+            image size, timm resamples its position embeddings. On the meta device its header
+            alone is read, and must fit.
+        feature: "post_norm" takes what the last layer sees. "pre_norm" takes what the last layer
+            norm of a vision transformer sees, and puts that norm before the last layer: the
+            logits are the same, the features keep their length.
+        image_size: pixels, for architectures made for one size, such as vision transformers;
+            None keeps the architecture's own.
+    Raises:
+        InputError: an unknown architecture, one that does not end in one linear layer, weights
+            that do not fit, or a value that the architecture does not take.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        architecture: str = "",
+        weights: str | None = None,
+        feature: Feature = "post_norm",
+        image_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        one_of("model.feature", feature, ("post_norm", "pre_norm"))
+        if image_size is not None:
+            what = "give a whole number of pixels"
+            in_range("model.image_size", image_size, low=1, what=what, whole=True)
+        with torch.device("meta"):  # shapes only; draws no random numbers
+            plan = _create(architecture, num_classes, image_size)
+            name = _name_of_last_layer(plan, architecture, image_size)
+        if image_size is not None or plan.pretrained_cfg.get("fixed_input_size"):
+            self.image_size = image_size or plan.pretrained_cfg["input_size"][-1]
+        network = _create(architecture, num_classes, image_size)
+        if weights is not None:
+            load_weights(network, Path(weights), last=name)
+        last = network.get_submodule(name)
+        assert isinstance(last, nn.Linear)
+        self.num_features = last.in_features
+        network.set_submodule(name, nn.Identity())
+        self.features: nn.Module = network
+        self.classifier: nn.Module = last
+        if feature == "pre_norm":
+            norm = _take_norm(network, architecture)
+            self.classifier = nn.Sequential(OrderedDict(norm=norm, linear=last))
+
+    def freezing_order(self) -> list[nn.Module]:
+        """Classifier, then the network's parts in the order opposite to that of their making."""
+        own = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token
+        parts = [own, *(part for child in self.features.children() for part in _blocks(child))]
+        return [self.classifier, *reversed(parameterised(parts))]
+
+
+def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
+    import timm  # takes seconds
+
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(), n=5)
+        remedy = f"did you mean {', '.join(close)}?" if close else "see timm.list_models()"
+        raise InputError("model.architecture", architecture, remedy)
+    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    try:
+        return timm.create_model(architecture, pretrained=False, num_classes=num_classes, **size)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        remedy = f"{architecture} is not made for one size; leave it out"
+        raise InputError("model.image_size", image_size, remedy) from None
+
+
+def _name_of_last_layer(network: Any, architecture: str, image_size: int | None) -> str:
+    """Raises InputError unless a linear layer makes the logits [N, K] of features [N, D]."""
+    last = network.get_classifier()
+    names = [name for name, module in network.named_modules() if module is last]
+    if isinstance(last, nn.Linear) and len(names) == 1:
+        network.set_submodule(names[0], nn.Identity())
+        if _features(network, architecture, image_size).shape == (2, last.in_features):
+            return names[0]
+    remedy = "does not end in one linear layer on features [N, D]; choose another"
+    raise InputError("model.architecture", architecture, remedy)
+
+
+def _features(network: Any, architecture: str, image_size: int | None) -> Tensor:
+    """Of two images. Raises InputError if the network does not take the size asked for."""
+    size = image_size or network.pretrained_cfg["input_size"][-1]
+    try:
+        found: Tensor = network.eval()(torch.empty(2, 3, size, size))
+    except (AssertionError, RuntimeError) as error:
+        if image_size is None:
+            raise
+        remedy = f"{architecture} does not take it: {error}"
+        raise InputError("model.image_size", image_size, remedy) from None
+    return found
+
+
+def _take_norm(network: Any, architecture: str) -> nn.Module:
+    """The norm right before the last layer, which leaves the network."""
+    name = "fc_norm" if isinstance(getattr(network, "fc_norm", None), nn.LayerNorm) else "norm"
+    norm = getattr(network, name, None)
+    # A norm of each token alone is that of the class token; of an average it would be another.
+    if isinstance(norm, nn.LayerNorm) and (name == "fc_norm" or network.global_pool == "token"):
+        network.set_submodule(name, nn.Identity())
+        return norm
+    remedy = f"{architecture} has no layer norm right before its last layer; use post_norm"
+    raise InputError("model.feature", "pre_norm", remedy)
+
+
+def _blocks(part: nn.Module) -> list[nn.Module]:
+    """A part, or where it is a mere row of parts, those."""
+    row = isinstance(part, nn.Sequential | nn.ModuleList)
+    return [leaf for child in part.children() for leaf in _blocks(child)] if row else [part]
