@@ -1,13 +1,40 @@
-"""Training methods by name: what becomes of a batch of real images before the loss."""
+"""Training methods by name: what becomes of a batch of real images before the loss.
+
+Mixed images of a dataset are a second pass beside any of them. What else goes together:
+
+| method | losses | FeDLaS | second stage |
+|---|---|---|---|
+| plain | any | yes | yes |
+| mixup, cutmix, mit | ce | no: it needs images of one class | yes |
+| regmixup, rankmixup | any, on the images as they are | yes, on those | yes |
+| plp | any | yes | no: it changes how the classifier is trained |
+| balcal | those that read logits alone | no: the loss is called twice a step | no: it is one |
+"""
 
 from typing import Any
 
+from calib.methods.balcal import BalCAL
 from calib.methods.base import Forward, Method, Outcome, Plain
+from calib.methods.cutmix import CutMix
+from calib.methods.mit import MIT
+from calib.methods.mixup import Mixup
+from calib.methods.plp import PLP
+from calib.methods.rankmixup import RankMixup
+from calib.methods.regmixup import RegMixup
 from calib.parameters import choose, construct
 
 __all__ = ["Forward", "Method", "Outcome", "build_method"]
 
-METHODS: dict[str, type[Method]] = {"plain": Plain}
+METHODS: dict[str, type[Method]] = {
+    "plain": Plain,
+    "mixup": Mixup,
+    "cutmix": CutMix,
+    "regmixup": RegMixup,
+    "rankmixup": RankMixup,
+    "mit": MIT,
+    "plp": PLP,
+    "balcal": BalCAL,
+}
 
 
 def build_method(name: str, num_classes: int, **params: Any) -> Method:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from calib.batches import Batch
 from calib.feedback import Feedback
+from calib.losses import MixedLoss
 from calib.losses.base import RealLoss
 from calib.models.base import ImageClassifier
 
@@ -42,7 +43,10 @@ class Method(nn.Module):
     losses: tuple[str, ...] | None = None
 
     def adapt(self, backbone: ImageClassifier) -> None:
-        """Change a fresh network before it is trained or loaded; most leave it alone."""
+        """Change a fresh network before it is trained or loaded; most leave it alone.
+
+        What it gives in training mode is then the method's own; in eval mode it is logits [N, K].
+        """
 
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
         """Called before every epoch."""
@@ -50,11 +54,16 @@ class Method(nn.Module):
     def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
         raise NotImplementedError
 
+    def on_mixed(self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss) -> Tensor:
+        """Loss of images from a mixed dataset, uint8 [N, S, S, 3], and their soft labels [N, K]."""
+        return loss(network(images)[0], labels)
+
     def after_backward(self, backbone: ImageClassifier) -> None:
-        """Called between backward and the optimiser's step."""
+        """Called once a step, between backward and clipping, then the optimiser's step."""
 
     def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:
-        """Called after every epoch, in every process."""
+        """Called after every epoch, in every process, before anything else asks for feedback:
+        what is learnt here may change the network's outputs."""
 
 
 class Plain(Method):

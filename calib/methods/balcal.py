@@ -1,0 +1,141 @@
+"""BalCAL: an overconfident linear head, balanced by a fixed frame that cannot be."""
+
+import torch
+from torch import Tensor
+
+from calib.batches import Batch
+from calib.feedback import Feedback
+from calib.losses import MixedLoss
+from calib.losses.base import RealLoss
+from calib.methods.balanced_classifier import BalancedClassifier
+from calib.methods.base import Forward, Method, Outcome
+from calib.models.base import ImageClassifier
+from calib.parameters import in_range
+from data.errors import InputError
+
+TOLERANCE = 1e-4  # of the bisection
+
+
+class BalCAL(Method):
+    """balance L(linear head) + (1 - balance) L(frame), and the same mixture as the classifier.
+
+    After each epoch the balance is set so that the mean confidence on the training images is
+    delta times their accuracy.
+
+    The official code takes both from the epoch's own augmented batches; here it is one pass over
+    the images as they are. Its adaptor is convolutional and works on the last feature maps; here
+    it works on the pooled features, which every model has.
+
+    Args:
+        delta: confidence aimed at, in training accuracies; 0.95 for CIFAR-10.
+        start: the balance of the first epoch.
+        etf_scale: length of the frame's vectors.
+    Raises:
+        InputError: a parameter is out of range.
+
+    Source: Ni et al. 2025 (Balancing Two Classifiers via a Simplex ETF Structure), and its code.
+    """
+
+    # Those that read logits and targets alone, and remember nothing: it is called twice a step.
+    losses = (
+        "ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "mmce", "mmce_weighted",
+        "mdca", "ecp", "brier", "cpc",
+    )  # fmt: skip
+
+    balance: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        delta: float = 0.95,
+        start: float = 0.8,
+        etf_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        in_range("method.delta", delta, low=1e-6, high=1, what="must lie in (0, 1]")
+        in_range("method.start", start, low=0, high=1, what="must lie in [0, 1]")
+        in_range("method.etf_scale", etf_scale, low=1e-6, high=1e6, what="must be above 0")
+        self.num_classes, self.delta = num_classes, delta
+        self.start, self.etf_scale = start, etf_scale
+        self.register_buffer("balance", torch.tensor(float(start)))
+
+    def adapt(self, backbone: ImageClassifier) -> None:
+        """Raises InputError where the features have no room for a vector a class."""
+        width = backbone.num_features
+        if width < self.num_classes:
+            remedy = f"needs {self.num_classes} features or more, the model has {width}; widen it"
+            raise InputError("method.name", "balcal", remedy)
+        backbone.classifier = BalancedClassifier(
+            backbone.classifier,
+            width,
+            self.num_classes,
+            balance=self.start,
+            scale=self.etf_scale,
+        )
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        outputs, features = network(batch.images)
+        linear, frame = outputs.chunk(2, dim=1)
+        scaled = frame * frequency_scale(batch.targets, self.num_classes)
+        losses = [
+            loss(logits, batch.targets, features=features, indices=batch.indices)
+            for logits in (linear, scaled)
+        ]
+        return Outcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
+
+    def on_mixed(self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss) -> Tensor:
+        linear, frame = network(images)[0].chunk(2, dim=1)
+        return self._mix(loss(linear, labels), loss(frame, labels))
+
+    @torch.no_grad()
+    def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:
+        classifier = backbone.classifier
+        assert isinstance(classifier, BalancedClassifier)
+        seen = feedback.outputs("train")
+        training = classifier.training
+        linear, frame = classifier.eval().both(seen.features.to(self.balance.device).float())
+        classifier.train(training)
+        targets = seen.targets.to(linear.device)
+        self.balance.fill_(find_balance(linear, frame, targets, delta=self.delta))
+        classifier.balance.copy_(self.balance)
+
+    def _mix(self, linear: Tensor, frame: Tensor) -> Tensor:
+        return self.balance * linear + (1 - self.balance) * frame
+
+
+def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
+    """sqrt(mean count / count) of each class of the batch, [K]; 1 for those not in it."""
+    counts = torch.bincount(targets, minlength=num_classes)
+    present = counts > 0
+    mean = len(targets) / present.sum()
+    return torch.where(present, (mean / counts.clamp(min=1)).sqrt(), 1.0)
+
+
+def find_balance(linear: Tensor, frame: Tensor, targets: Tensor, *, delta: float) -> float:
+    """The share of the linear head at which confidence is delta times accuracy, by bisection.
+
+    1 where the linear head alone is not that sure, and where no share comes nearer than it. As in
+    the official code, the last share tried that comes nearer than the linear head.
+
+    Args:
+        linear, frame: logits [N, K] of the two.
+        targets: int64 [N].
+    """
+    excess = _overconfidence(linear, targets, delta)
+    balance, low, high = 1.0, 0.0, 1.0
+    if excess < 0:
+        return balance
+    while high - low > TOLERANCE:
+        middle = (low + high) / 2
+        here = _overconfidence(middle * linear + (1 - middle) * frame, targets, delta)
+        if abs(here) < excess:
+            balance = middle
+        low, high = (middle, high) if here < 0 else (low, middle)
+    return balance
+
+
+def _overconfidence(logits: Tensor, targets: Tensor, delta: float) -> float:
+    """Mean confidence less delta times accuracy."""
+    confidence, predicted = logits.float().softmax(1).max(1)
+    return (confidence.mean() - delta * (predicted == targets).float().mean()).item()

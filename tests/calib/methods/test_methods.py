@@ -1,0 +1,128 @@
+"""What all methods share: settings by name, one way to be called, training that works."""
+
+import re
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import calib.methods
+from calib.base_stage import BaseStage
+from calib.batches import Normalise
+from calib.classifier import Network
+from calib.config import check
+from calib.losses import build_loss
+from calib.methods import METHODS, build_method
+from calib.training_data import open_data
+from data.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        (
+            "cutout",
+            {},
+            r"method\.name = cutout: choose one of plain, mixup, cutmix, regmixup, rank",
+        ),
+        ("plain", {"alpha": 1}, r"method\.alpha = 1: takes none"),
+        ("mixup", {"alpha": 0}, r"method\.alpha = 0: must be above 0"),
+        ("mixup", {"heavier": "no"}, r"method\.heavier = no: give true or false"),
+        ("cutmix", {"alpha": -1.0}, r"method\.alpha = -1\.0: must be above 0"),
+        ("regmixup", {"weight": -1}, r"method\.weight = -1: must be 0 or more"),
+        ("regmixup", {"variant": "x"}, r"method\.variant = x: choose one of code, paper"),
+        ("rankmixup", {"kind": "x"}, r"method\.kind = x: choose one of mrl, mndcg"),
+        ("rankmixup", {"mixes": 1.5}, r"method\.mixes = 1\.5: give a whole number of at least 1"),
+        ("rankmixup", {"margin": -2}, r"method\.margin = -2: must be 0 or more"),
+        ("mit", {"margin": 1}, r"method\.margin = 1: must lie in \[0, 1\)"),
+        ("plp", {"gamma": 0}, r"method\.gamma = 0: must be above 0"),
+        ("balcal", {"delta": 1.1}, r"method\.delta = 1\.1: must lie in \(0, 1\]"),
+        ("balcal", {"start": -0.1}, r"method\.start = -0\.1: must lie in \[0, 1\]"),
+        ("balcal", {"etf_scale": 0}, r"method\.etf_scale = 0: must be above 0"),
+    ],
+)
+def test_bad_settings_are_named(name: str, params: dict, text: str):
+    with pytest.raises(InputError, match=text):
+        build_method(name, 5, **params)
+
+
+def test_the_table_says_which_losses_each_takes():
+    rows = re.findall(r"^\| ([a-z, ]+) \| ([^|]+) \|", calib.methods.__doc__, flags=re.MULTILINE)
+    found = {name: losses for names, losses in rows for name in names.split(", ")}
+    found.pop("method")
+    assert found.keys() == METHODS.keys()
+    for name, losses in found.items():
+        assert losses.startswith("any") == (METHODS[name].losses is None)
+        assert (losses == "ce") == (METHODS[name].losses == ("ce",))
+
+
+def test_float_images_pass_as_their_uint8_selves():
+    images = torch.randint(256, (6, 4, 4, 3), dtype=torch.uint8)
+    normalise = Normalise().fit(images)
+    torch.testing.assert_close(normalise(images.float()), normalise(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix", "regmixup", "rankmixup", "mit"])
+def test_a_network_sees_images_in_their_own_range_and_layout(linear, make_batch, name):
+    build_method(name, 5)(linear, make_batch(), build_loss("ce", 5))
+    for seen in linear.seen:
+        assert seen.shape[1:] == (4, 4, 3)
+        assert seen.min() >= 0
+        assert 200 < seen.max() <= 255
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix", "mit"])
+def test_losses_that_cannot_take_blends_are_refused(make_config, name):
+    with pytest.raises(InputError, match=rf"loss\.name = ls: method {name} trains with ce$"):
+        check(make_config("loss.name=ls", f"method.name={name}"))
+
+
+@pytest.mark.parametrize("name", ["plp", "balcal"])
+def test_methods_with_a_classifier_of_their_own_take_no_head(make_config, name):
+    config = make_config("loss.name=ce", f"method.name={name}", "model.width=4")
+    with pytest.raises(InputError, match=rf"method\.name = {name}: changes the classifier itself"):
+        check(config)
+
+
+TRAINED = [
+    "method.name=mixup",
+    "method.name=cutmix",
+    "method.name=regmixup",
+    "method.name=rankmixup",
+    "method.name=rankmixup method.kind=mndcg",
+    "method.name=mit",
+    "method.name=plp",
+    "method.name=balcal",
+]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_training_lowers_the_loss(make_config, method):
+    changes = ["loss.name=ce", "head=null", "mixed=null", "model={name: lenet}"]
+    config = make_config(*changes, "epochs=12", *method.split())
+    check(config)
+    data = open_data(config)
+    stage = BaseStage(config, data, seed=0, accelerator=Accelerator(cpu=True))
+    before = plain_loss(stage, data)
+    for epoch in range(12):
+        stage.train_epoch(epoch)
+    assert plain_loss(stage, data) < 0.9 * before
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_mixed_images_pass_beside_every_method(make_config, method):
+    config = make_config("loss.name=ce", "head=null", "model.width=3", *method.split())
+    check(config)
+    stage = BaseStage(config, open_data(config), seed=0, accelerator=Accelerator(cpu=True))
+    figures = stage.train_epoch(0)
+    assert 0 < figures["mixed_loss"] < 2
+    assert 0 < figures["loss"] < 10
+
+
+def plain_loss(stage: BaseStage, data) -> float:
+    """Cross-entropy of the training images as they are, in eval mode."""
+    network: Network = stage.network.eval()
+    with torch.no_grad():
+        logits, _ = network(data.train_images)
+    network.train()
+    return build_loss("ce", 10)(logits, data.train_targets).item()
