@@ -16,7 +16,7 @@ def expected_error(bins: ReliabilityBins) -> float:
 def over_error(bins: ReliabilityBins) -> float:
     """O-ECE: the part of ECE from bins with confidence above accuracy.
 
-    Not the "overconfidence error" that weights each bin by its confidence once more.
+    Not `overconfidence_error`, which weights each bin by its confidence once more.
     """
     return (bins.share * bins.gap.clamp(min=0)).sum().item()
 

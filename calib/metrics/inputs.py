@@ -1,13 +1,17 @@
-"""What every measure takes: logits and targets, checked, in float64 on the CPU."""
+"""What every measure takes: logits and targets, checked, on the CPU."""
 
 import torch
 from torch import Tensor
 
 
 def checked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same values as float64 [N, K] and int64 [N] on the CPU, without gradient.
+    """`as_given` in float64, for what is fitted to logits. [N, K] and int64 [N]."""
+    logits, targets = as_given(logits, targets)
+    return logits.double(), targets
 
-    Sums over many samples lose digits in float32, and not every device has float64.
+
+def as_given(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same values on the CPU without gradient, at least float32 [N, K] and int64 [N].
 
     Raises:
         ValueError: wrong shapes or types, no samples, a logit that is not finite, or a target
@@ -24,7 +28,9 @@ def checked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"targets are {targets.dtype}: give class numbers")
     if len(logits) == 0:
         raise ValueError("logits have 0 rows: give at least one sample")
-    logits, targets = logits.detach().cpu().double(), targets.detach().cpu().long()
+    logits, targets = logits.detach().cpu(), targets.detach().cpu().long()
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     _refuse_bad_values(logits, targets)
     return logits, targets
 
@@ -36,7 +42,8 @@ def check_bins(bins: int) -> None:
 
 
 def _refuse_bad_values(logits: Tensor, targets: Tensor) -> None:
-    bad = (~logits.isfinite()).nonzero()
+    # One value that is not finite makes the sum so; a sum can also overflow, hence the look.
+    bad = torch.empty(0) if logits.sum().isfinite() else (~logits.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
         found = f"logits[{row}, {column}] = {logits[row, column].item()}"

@@ -1,5 +1,6 @@
 """Calibration measures: values worked out by hand, an independent authority, properties."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,9 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.classification import BinaryAUROC, MulticlassCalibrationError
 
-from calib.metrics import calibration_metrics, ood_metrics, reliability_bins
+from calib.metrics import (
+    calibration_metrics,
+    max_probability,
+    negative_entropy,
+    ood_metrics,
+    overconfidence_error,
+    reliability_bins,
+    underconfidence_error,
+)
 from calib.metrics.bins import equal_mass, equal_width
-from calib.metrics.classwise_ece import classwise_error
 from calib.metrics.ece import expected_error
 from calib.metrics.mce import maximum_error
 
@@ -111,6 +119,32 @@ def test_adaptive_ece_of_equal_confidences_does_not_depend_on_order():
         assert error == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("levels", [7, 10_000])  # seven logits: many equal confidences
+def test_adaptive_ece_in_the_variant_of_the_official_code(levels: int):
+    rng = torch.Generator().manual_seed(6)
+    logits = torch.randint(levels, (400, 3), generator=rng) / levels * 6
+    targets = torch.randint(3, (400,), generator=rng)
+    confidence, predicted = logits.softmax(1).max(1)
+    edges = np.interp(np.linspace(0, 400, 16), np.arange(400), np.sort(confidence.numpy()))
+    expected = 0.0
+    for low, high in itertools.pairwise(edges.tolist()):
+        inside = confidence.gt(low) & confidence.le(high)
+        if inside.any():
+            accuracy = (predicted == targets)[inside].double().mean()
+            gap = (confidence[inside].double().mean() - accuracy).abs()
+            expected += (inside.double().mean() * gap).item()
+    got = calibration_metrics(logits, targets, adaptive="code").adaptive_ece
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_official_variant_leaves_out_the_lowest_confidence():
+    confidence = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64)
+    bins = equal_mass(confidence, torch.zeros(3).double(), 1, variant="code")
+    assert (bins.count.tolist(), bins.share.tolist()) == ([2], [pytest.approx(2 / 3)])
+    same = equal_mass(torch.full((9,), 0.8).double(), torch.ones(9).double(), 15, variant="code")
+    assert expected_error(same) == 0
+
+
 def test_adaptive_ece_with_fewer_samples_than_bins():
     got = calibration_metrics(logits_of([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     assert got.adaptive_ece == pytest.approx((0.1 + 0.6) / 2)
@@ -118,8 +152,26 @@ def test_adaptive_ece_with_fewer_samples_than_bins():
 
 def test_classwise_ece_counts_a_class_without_targets():
     logits = logits_of([[0.7, 0.2, 0.1]])
-    got = classwise_error(logits, torch.tensor([0]), 10)
+    got = calibration_metrics(logits, torch.tensor([0]), 10).classwise_ece
     assert got == pytest.approx((0.3 + 0.2 + 0.1) / 3)
+
+
+@pytest.mark.parametrize("bins", [1, 2, 15])
+@pytest.mark.parametrize("classes", [2, 7, 300])
+def test_classwise_ece_equals_the_loop_over_classes_and_bins(classes: int, bins: int):
+    logits, targets = random_case(4, samples=700, classes=classes)
+    probabilities = logits.double().softmax(1)
+    edges, total = torch.linspace(0, 1, bins + 1, dtype=torch.float64), 0.0
+    for k in range(classes):
+        p, is_k = probabilities[:, k], (targets == k).double()
+        for low, high in itertools.pairwise(edges):
+            inside = (p > low) & (p <= high)
+            if inside.any():
+                gap = (p[inside].mean() - is_k[inside].mean()).abs()
+                total += inside.double().mean().item() * gap.item()
+    got = calibration_metrics(logits.double(), targets, bins).classwise_ece
+    assert got == pytest.approx(total / classes, abs=1e-12)
+    assert calibration_metrics(logits, targets, bins).classwise_ece == pytest.approx(got, abs=1e-7)
 
 
 @pytest.mark.parametrize("bins", [10, 15])
@@ -149,17 +201,57 @@ def test_properties(seed: int, samples: int, classes: int, bins: int, levels: in
     assert got.over_ece + got.under_ece == pytest.approx(got.ece, abs=1e-12)
     assert got.ece <= got.mce + 1e-12
     assert got.ece >= abs(got.over_ece - got.under_ece) - 1e-12
+    limits = {"nll": math.inf, "brier": 2, "brier_reliability": 2}
     for name, value in got.as_dict().items():
-        assert 0 <= value <= {"nll": math.inf, "brier": 2}.get(name, 1 + 1e-12), name
+        low = -2 if name == "brier_within" else -1e-12
+        assert low <= value <= limits.get(name, 1 + 1e-12), name
+    parts = got.brier_reliability - got.brier_resolution + got.brier_uncertainty + got.brier_within
+    assert parts == pytest.approx(got.brier, abs=1e-12)
+    # A kernel only smooths: never below the gap of the means, never above the gaps added up.
+    assert got.smooth_ece >= abs(got.over_ece - got.under_ece) - 1e-6
     order = torch.randperm(samples, generator=rng)
     shuffled = calibration_metrics(logits[order], targets[order], bins=bins)
     assert shuffled.as_dict() == pytest.approx(got.as_dict(), abs=1e-12)
 
 
-def test_half_precision_logits_are_measured_in_double():
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_measured_in_single(kind: torch.dtype):
     logits, targets = random_case(3)
-    got = calibration_metrics(logits.half(), targets)
-    assert got == calibration_metrics(logits.half().double(), targets)
+    got = calibration_metrics(logits.to(kind), targets)
+    assert got == calibration_metrics(logits.to(kind).float(), targets)
+
+
+def test_single_precision_logits_give_the_measures_of_double():
+    logits, targets = random_case(5, samples=3000, classes=200)  # in more than one part
+    got, exact = (calibration_metrics(z, targets).as_dict() for z in (logits, logits.double()))
+    assert got == pytest.approx(exact, abs=3e-7)
+
+
+def test_the_surest_predictions_are_told_apart_in_single_precision():
+    # The right one is the surer of the two by 1e-9 against 1e-13: errors come last.
+    logits = torch.tensor([[30.0, 0.0], [20.0, 0.0]])
+    assert calibration_metrics(logits, torch.tensor([0, 1])).aurc == pytest.approx(0.25)
+    assert calibration_metrics(logits, torch.tensor([0, 0])).nll == pytest.approx(
+        (math.exp(-30) + math.exp(-20)) / 2, rel=1e-6
+    )
+
+
+def test_a_single_precision_confidence_on_an_edge_belongs_to_the_bin_below():
+    logits = torch.tensor([[0.6, 0.4], [0.8, 0.2]]).log()
+    assert reliability_bins(logits, torch.tensor([0, 0]), bins=5).count.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_of_equal_logits_the_first_class_is_predicted():
+    got = calibration_metrics(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
+    assert got.accuracy == pytest.approx(1 / 3)
+
+
+def test_overconfidence_error_by_hand():
+    # (0.75, 1]: 0.9 wrong, gap 0.9. (0.5, 0.75]: 0.7 and 0.6 right, gap -0.35 at 0.65.
+    logits = logits_of([[0.9, 0.1], [0.7, 0.3], [0.6, 0.4]])
+    bins = reliability_bins(logits, torch.tensor([1, 0, 0]), bins=4)
+    assert overconfidence_error(bins) == pytest.approx(0.9 * 0.9 / 3)
+    assert underconfidence_error(bins) == pytest.approx(0.65 * 0.7 / 3)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +302,14 @@ def test_auroc_equals_torchmetrics():
     scores = torch.cat([known, foreign])
     peer = BinaryAUROC()((scores - scores.min()) / 2, labels).item()
     assert ood_metrics(known, foreign).auroc == pytest.approx(peer, abs=1e-6)
+
+
+def test_scores_of_logits():
+    logits = logits_of([[0.5, 0.5], [0.9, 0.1]]).float()
+    torch.testing.assert_close(max_probability(logits), torch.tensor([0.5, 0.9]).double())
+    entropy = 0.9 * math.log(0.9) + 0.1 * math.log(0.1)
+    expected = torch.tensor([-math.log(2), entropy], dtype=torch.float64)
+    torch.testing.assert_close(negative_entropy(logits), expected, atol=1e-6, rtol=0)
 
 
 def test_bad_scores_are_named():

@@ -9,7 +9,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn import functional
 
-from calib.posthoc import HIGHEST, LOWEST, fit_temperature
+from calib.metrics import calibration_metrics
+from calib.posthoc import fit_temperature
+from calib.posthoc.temperature import HIGHEST, LOWEST
+from data.errors import InputError
 
 
 def noisy_case(seed: int, scale: float = 1.0, samples: int = 400) -> tuple[Tensor, Tensor]:
@@ -100,3 +103,22 @@ def test_does_not_touch_the_logits():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"logits\[0, 1\] = nan: every logit must be finite"):
         fit_temperature(torch.tensor([[0.0, math.nan]]), torch.tensor([0]))
+
+
+def test_other_criterion_is_named():
+    with pytest.raises(InputError, match=r"criterion = brier: choose one of nll, ece"):
+        fit_temperature(*noisy_case(0), criterion="brier")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_by_ece_it_is_the_first_best_of_the_grid(seed: int):
+    logits, targets = noisy_case(seed, 2.0)
+    errors = [calibration_metrics(logits.double() / (k / 10), targets).ece for k in range(1, 101)]
+    wanted = (errors.index(min(errors)) + 1) / 10
+    assert fit_temperature(logits, targets, criterion="ece") == wanted
+    assert wanted != pytest.approx(fit_temperature(logits, targets), abs=1e-3)
+
+
+def test_by_ece_a_tie_takes_the_least():
+    # Right with the largest of two equal logits: confidence 1/2 and ECE 1/2 whatever T.
+    assert fit_temperature(torch.zeros(3, 2), torch.tensor([0, 0, 0]), criterion="ece") == 0.1
