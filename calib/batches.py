@@ -1,5 +1,6 @@
 """Training batches: real images, and mixed ones drawn for them, as tensors on the device."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,15 +12,17 @@ from calib.config import AugmentConfig
 from data.errors import InputError
 from data.mixed import MixedDataset
 
+LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's share of a step: B real images, and 2B mixed ones where there are any.
+    """One process's share of a step: B real images, and M mixed ones where there are any.
 
     Attributes:
-        images, mixed_images: uint8 [B, S, S, 3] and [2B, S, S, 3], augmented.
+        images, mixed_images: uint8 [B, S, S, 3] and [M, S, S, 3], augmented.
         targets, indices: class and place in the training set, int64 [B].
-        mixed_labels: float32 [2B, K].
+        mixed_labels: float32 [M, K].
     """
 
     images: Tensor
@@ -36,14 +39,21 @@ class Batches:
     slices are equal in size, each image is seen once, and the order does not depend on how many
     processes share the work. Images that do not fill a batch are left out of the epoch.
 
+    Mixed images come from one series for each real image that draws: its end point and inner
+    ones, n = ceil(per_real) in all. All real images of the step draw where `per_real` is whole;
+    else the first per_real / n of them, to the nearest multiple of the number of processes, so
+    that every process has equally many. That rounding alone depends on how many there are.
+
     Args:
         images: uint8 [N, S, S, 3], held on the device.
         targets: int64 [N].
         batch_size: images a step over all processes; a smaller training set is one batch.
         mixed: what to draw mixed images from; None draws none.
+        per_real: mixed images for each real one; 2 are those of CSM.
         process, processes: which slice is this process's.
     Raises:
-        InputError: the batch cannot be shared out equally.
+        InputError: the batch cannot be shared out equally, with two real and two mixed images
+            for each process, which batch norms need.
     """
 
     def __init__(
@@ -56,15 +66,24 @@ class Batches:
         device: torch.device,
         mixed: MixedDataset | None = None,
         class_matched: bool = True,
+        per_real: float = 2.0,
         process: int = 0,
         processes: int = 1,
     ) -> None:
         share = min(batch_size, len(images)) // processes
-        if batch_size % processes or not share:
+        if batch_size % processes or share < LEAST:
             remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
-            raise InputError("batch_size", batch_size, f"{remedy}, with images for each")
+            many = f"with {LEAST} of the {len(images)} training images for each at least"
+            raise InputError("batch_size", batch_size, f"{remedy}, {many}")
         self.batch_size = share * processes
         self._slice = slice(process * share, (process + 1) * share)
+        self.count = math.ceil(per_real)  # of each series
+        drawing = round(share * per_real / self.count)  # real images of a process's part
+        if mixed is not None and drawing * self.count < LEAST:
+            remedy = f"gives fewer than {LEAST} mixed images for the {share} real ones of a process"
+            raise InputError("mixed.per_real", per_real, f"{remedy}; choose more")
+        self._drawing = drawing * processes
+        self._drawing_slice = slice(process * drawing, (process + 1) * drawing)
         self.images = images.to(device)
         self.targets = targets.cpu()  # as the order is
         self.augment, self.device = augment, device
@@ -98,15 +117,16 @@ class Batches:
     ) -> tuple[Tensor | None, Tensor | None]:
         if self.mixed is None:
             return None, None
+        targets, own = targets[: self._drawing], self._drawing_slice
         group, position = self.mixed.choose(
-            targets, rng=generator, class_matched=self.class_matched
+            targets, rng=generator, class_matched=self.class_matched, count=self.count
         )
-        changes = _draw_changes(2 * len(targets), self.augment, generator)
-        changes = changes.view(len(targets), 2, -1)[self._slice].flatten(0, 1).to(self.device)
+        changes = _draw_changes(position.numel(), self.augment, generator)
+        changes = changes.view(*position.shape, -1)[own].flatten(0, 1).to(self.device)
         # All processes choose for the whole step; each reads its own images alone.
-        images, labels = self.mixed.read(group[self._slice], position[self._slice])
-        own, labels = (tensor.flatten(0, 1).to(self.device) for tensor in (images, labels))
-        return apply_changes(own, changes, self.augment), labels
+        images, labels = self.mixed.read(group[own], position[own])
+        images, labels = (tensor.flatten(0, 1).to(self.device) for tensor in (images, labels))
+        return apply_changes(images, changes, self.augment), labels
 
 
 class Normalise(nn.Module):

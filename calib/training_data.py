@@ -1,19 +1,24 @@
 """The data of a run: a real dataset and, where wanted, a mixed one that fits it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calib.config import MixedConfig, TrainConfig
+from data.duplicates import shared_images
 from data.errors import InputError
-from data.fingerprint import fingerprint
+from data.fingerprint import file_digest, fingerprint
 from data.mixed import MixedDataset
 from data.real import SPLITS, ImageSplit, RealDataset, load_real
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images of one split
+AT_ONCE = 1024  # images that are decoded to be compared
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class TrainingData:
 
     real: RealDataset
     mixed: MixedDataset | None
+    weights: str | None = None  # digest of the pretrained weights that the network begins with
 
     @property
     def num_classes(self) -> int:
@@ -52,20 +58,53 @@ class TrainingData:
             "series": self.mixed.series_digest,
         }
         real = fingerprint({"class_names": names, **digests})
-        return {"real": real, "class_names": names, "mixed": mixed}
+        record = {"real": real, "class_names": names, "mixed": mixed}
+        return record if self.weights is None else {**record, "weights": self.weights}
 
 
-def open_data(config: TrainConfig, *, pinned: str | None = None) -> TrainingData:
+def open_data(
+    config: TrainConfig,
+    *,
+    pinned: str | None = None,
+    weights: str | None = None,
+    compare_splits: bool = True,
+) -> TrainingData:
     """Open what the settings name.
 
     Args:
         pinned: mixed index to take where the settings name none.
+        weights: digest of the pretrained weights, where it is known; else the file is read.
+        compare_splits: look for images that two splits share, which decodes all of them:
+            those for training once for good, the others once more than they are used.
     Raises:
-        InputError: what `load_real` and `MixedDataset` refuse; mixed images of another size.
+        InputError: what `load_real`, `MixedDataset` and `refuse_overlap` refuse; mixed images
+            of another size, of other classes, or with labels that are none.
     """
     real = load_real(config.real)
     mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pinned)
-    return TrainingData(real, mixed)
+    path = config.model.params.get("weights")
+    if path is not None and weights is None:
+        weights = file_digest(Path(path))
+    data = TrainingData(real, mixed, weights)
+    if compare_splits:
+        refuse_overlap(data, allowed=config.real.allow_overlap)
+    return data
+
+
+def refuse_overlap(data: TrainingData, *, allowed: int = 0) -> None:
+    """Raises InputError if more images of validation and test are in an earlier split as well."""
+    parts = {split: _parts(getattr(data.real, split)) for split in SPLITS[1:]}
+    shared = shared_images({"train": [data.train_images.numpy()], **parts})
+    if len(shared) > allowed:
+        names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
+        found = f"{len(shared)} images of validation or test are in an earlier split as well"
+        remedy = f"{found}, first {names[0]}, which is {names[1]}"
+        raise InputError("real.allow_overlap", allowed, f"{remedy}; remove them, or allow them")
+
+
+def _parts(split: ImageSplit) -> Iterator[np.ndarray]:
+    for start in range(0, len(split), AT_ONCE):
+        yield split.images(range(start, min(start + AT_ONCE, len(split))))
 
 
 def decode(split: ImageSplit) -> Tensor:
@@ -78,18 +117,31 @@ def decode(split: ImageSplit) -> Tensor:
 
 
 def _open_mixed(config: MixedConfig, real: RealDataset, pinned: str | None) -> MixedDataset:
-    mixed = MixedDataset(
-        config.url,
-        index=config.index or pinned,
-        scale=config.scale,
-        labels=config.labels,
-        exclude=config.exclude,
-        memory_limit=int(config.memory_gib * 2**30),
-        cache_limit=int(config.cache_gib * 2**30),
-    )
+    mixed = _read_mixed(config, pinned)
+    if mixed.class_names != real.class_names:
+        theirs, ours = (", ".join(names) for names in (mixed.class_names, real.class_names))
+        remedy = f"its classes are {theirs}; the real data's are {ours}"
+        raise InputError("mixed.url", config.url, remedy)
     found, wanted = tuple(mixed.images.shape[2:]), real.train.images([0]).shape[1:]
     if found != wanted:
         size = f"its images are {found[0]}x{found[1]} pixels, the real ones {wanted[0]}x{wanted[1]}"
         remedy = f"{size}; build it with shards.store_size {wanted[0]} or set real.image_size"
         raise InputError("mixed.url", config.url, remedy)
     return mixed
+
+
+def _read_mixed(config: MixedConfig, pinned: str | None) -> MixedDataset:
+    try:
+        return MixedDataset(
+            config.url,
+            index=config.index or pinned,
+            scale=config.scale,
+            labels=config.labels,
+            exclude=config.exclude,
+            memory_limit=int(config.memory_gib * 2**30),
+            cache_limit=int(config.cache_gib * 2**30),
+        )
+    except InputError:
+        raise
+    except ValueError as error:  # a shard or its labels are damaged; names it
+        raise InputError("mixed.url", config.url, str(error)) from None

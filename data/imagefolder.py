@@ -115,7 +115,7 @@ def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
     def content() -> str:
         return fingerprint([size, *(file_digest(path) for path in paths)])
 
-    return ImageSplit(targets, load=load, content=content)
+    return ImageSplit(targets, load=load, content=content, name=lambda index: str(paths[index]))
 
 
 def _load(path: Path, size: int) -> np.ndarray:

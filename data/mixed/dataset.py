@@ -144,18 +144,24 @@ class MixedDataset(Dataset[dict[str, Any]]):
         }
 
     def draw(
-        self, targets: Tensor, *, rng: torch.Generator, class_matched: bool = True
+        self,
+        targets: Tensor,
+        *,
+        rng: torch.Generator,
+        class_matched: bool = True,
+        count: int = 2,
     ) -> tuple[Tensor, Tensor]:
-        """An end point and an interior image of one random group for each real image.
+        """An end point and interior images of one random group for each real image.
 
         Args:
             targets: classes of the real images, int64 [B].
             rng: decides alone what is drawn; `generator_for(seed, step)` makes that a function
                 of the step, whoever draws.
+            count: images n of each group.
         Returns:
-            images uint8 [B, 2, H, W, 3] and soft labels float32 [B, 2, K].
+            images uint8 [B, n, H, W, 3] and soft labels float32 [B, n, K].
         """
-        group, position = self.choose(targets, rng=rng, class_matched=class_matched)
+        group, position = self.choose(targets, rng=rng, class_matched=class_matched, count=count)
         return self.read(group, position)
 
     def read(self, group: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,7 +173,12 @@ class MixedDataset(Dataset[dict[str, Any]]):
         return self.images[group, position], self.soft_labels.dense(group, position)
 
     def choose(
-        self, targets: Tensor, *, rng: torch.Generator, class_matched: bool = True
+        self,
+        targets: Tensor,
+        *,
+        rng: torch.Generator,
+        class_matched: bool = True,
+        count: int = 2,
     ) -> tuple[Tensor, Tensor]:
         """What `draw` draws, without reading an image.
 
@@ -177,8 +188,9 @@ class MixedDataset(Dataset[dict[str, Any]]):
 
         Args:
             targets: classes of the real images, int64 [B].
+            count: images n of each group, as `end_and_inner` takes them.
         Returns:
-            group int64 [B, 1] and position int64 [B, 2].
+            group int64 [B, 1] and position int64 [B, n].
         """
         if class_matched:
             group, own = self._groups_for(targets, rng), targets
@@ -186,7 +198,7 @@ class MixedDataset(Dataset[dict[str, Any]]):
             group = torch.randint(len(self), targets.shape, generator=rng)
             side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
             own = self.classes[group, side]
-        return group[:, None], end_and_inner(self.soft_labels, group, own, rng=rng)
+        return group[:, None], end_and_inner(self.soft_labels, group, own, rng=rng, count=count)
 
     def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
         missing = self._of_class.missing(targets)

@@ -1,4 +1,4 @@
-"""Draws as in CSM: a group that contains a class, and two of its images."""
+"""Draws as in CSM: a group that contains a class, and some of its images."""
 
 import torch
 from torch import Tensor
@@ -39,19 +39,32 @@ class ClassIndex:
 
 
 def end_and_inner(
-    labels: SoftLabels, groups: Tensor, targets: Tensor, *, rng: torch.Generator
+    labels: SoftLabels, groups: Tensor, targets: Tensor, *, rng: torch.Generator, count: int = 2
 ) -> Tensor:
-    """Of each group the image that is most certainly of a class, and a random inner one.
+    """Of each group the image that is most certainly of a class, and random inner ones.
 
     The images are ordered by the label of that class; inner ones lie between the two ends.
 
     Args:
         groups, targets: int64 [B].
+        count: images of each group, the end and `count - 1` inner ones, which differ while the
+            series has as many. A single image is the end or an inner one, by a fair coin.
     Returns:
-        positions, int64 [B, 2].
+        positions, int64 [B, count].
     """
     order = labels.of_class(groups, targets).argsort(dim=1, descending=True)  # [B, A]
     # A series of two images has no interior; its far end stands in for it.
-    last = max(order.shape[1] - 1, 2)
-    inside = torch.randint(1, last, (len(groups), 1), generator=rng)
-    return torch.cat([order[:, :1], order.gather(1, inside)], dim=1)
+    end, inner = order[:, :1], order[:, 1:-1] if order.shape[1] > 2 else order[:, 1:]
+    both = torch.cat([end, _some(inner, max(count - 1, 1), rng)], dim=1)
+    if count > 1:
+        return both
+    return both.gather(1, torch.randint(2, (len(groups), 1), generator=rng))
+
+
+def _some(positions: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Random ones of each row; none comes again before all of its row have come."""
+    rows, length = positions.shape
+    if count == 1:
+        return positions.gather(1, torch.randint(length, (rows, 1), generator=rng))
+    shuffled = torch.rand(rows, length, generator=rng).argsort(dim=1)
+    return positions.gather(1, shuffled[:, torch.arange(count) % length])

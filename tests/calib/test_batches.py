@@ -8,6 +8,7 @@ from calib.config import AugmentConfig
 from data.errors import InputError
 from data.fingerprint import derived_seed
 from data.mixed import MixedDataset
+from data.mixed.draws import end_and_inner
 
 PLAIN = AugmentConfig(shift=0)
 
@@ -45,15 +46,24 @@ def test_a_rest_is_left_out_and_a_small_set_is_one_batch():
     assert sorted(epoch(small)[0].indices.tolist()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("count", "size"), [(12, 5), (1, 4)])
+@pytest.mark.parametrize(("count", "size"), [(12, 5), (1, 4), (12, 2), (3, 4)])
 def test_what_cannot_be_shared_is_refused(count, size):
     with pytest.raises(InputError, match=rf"^batch_size = {size}: 2 processes share it equally"):
         batches(count, size, processes=2)
 
 
-@pytest.mark.parametrize("class_matched", [True, False])
-def test_two_processes_together_see_what_one_sees(mixed_url, class_matched):
-    options = {"mixed": MixedDataset(mixed_url), "class_matched": class_matched}
+def test_one_image_alone_is_no_batch():
+    remedy = r"with 2 of the 1 training images for each at least"
+    with pytest.raises(InputError, match=rf"^batch_size = 4: .*{remedy}"):
+        batches(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("class_matched", "per_real"), [(True, 2), (False, 2), (True, 3), (True, 0.5), (False, 1.5)]
+)
+def test_two_processes_together_see_what_one_sees(mixed_url, class_matched, per_real):
+    mixed = MixedDataset(mixed_url)
+    options = {"mixed": mixed, "class_matched": class_matched, "per_real": per_real}
     augment = AugmentConfig(shift=1, flip=True)
     whole = epoch(batches(20, 8, augment=augment, **options))
     parts = [
@@ -76,6 +86,89 @@ def test_mixed_images_are_two_for_each_real_one_and_match_its_class(mixed_url):
         own = labels.gather(2, batch.targets[:, None, None].expand(-1, 2, 1))[..., 0]
         torch.testing.assert_close(own[:, 0], torch.ones(20))  # the end point of its own class
         assert set(own[:, 1].mul(10).round().tolist()) <= {3.0, 7.0}  # and an interior image
+
+
+# Series and the places in them, for classes 0 to 9, as they were drawn before any other number
+# of mixed images could be chosen.
+MATCHED = [5, 10, 18, 17, 18, 37, 35, 39, 42, 34], "31 31 32 02 01 31 02 02 02 01"
+ANY = [9, 14, 35, 39, 25, 0, 22, 14, 5, 4], "32 01 32 02 31 31 02 32 32 32"
+
+
+def test_two_mixed_images_are_drawn_as_ever(mixed_url):
+    mixed, generator = MixedDataset(mixed_url), torch.Generator().manual_seed(5)
+    for class_matched, (groups, places) in ((True, MATCHED), (False, ANY)):
+        group, position = mixed.choose(torch.arange(10), rng=generator, class_matched=class_matched)
+        assert group.flatten().tolist() == groups
+        assert position.tolist() == [[int(place) for place in pair] for pair in places.split()]
+    assert torch.randint(1000, (3,), generator=generator).tolist() == [881, 787, 379]
+
+
+@pytest.mark.parametrize(
+    ("per_real", "drawing", "each"),
+    [(1, 20, 1), (2, 20, 2), (4, 20, 4), (0.5, 10, 1), (0.27, 5, 1), (1.5, 15, 2), (2.1, 14, 3)],
+)
+def test_so_many_mixed_images_are_drawn(mixed_url, per_real, drawing, each):
+    found = epoch(batches(40, 20, mixed=MixedDataset(mixed_url), per_real=per_real))
+    for batch in found:
+        assert len(batch.mixed_images) == len(batch.mixed_labels) == drawing * each
+        own = batch.targets[:drawing].repeat_interleave(each)  # the first ones draw
+        assert (batch.mixed_labels.gather(1, own[:, None]) > 0).all()
+
+
+def test_every_process_gets_equally_many_mixed_images(mixed_url):
+    """Of 12 real images 8.4 would draw."""
+    options = {"mixed": MixedDataset(mixed_url), "per_real": 0.7}
+    whole = epoch(batches(24, 12, **options))
+    parts = [epoch(batches(24, 12, process=p, processes=4, **options)) for p in range(4)]
+    for step, batch in enumerate(whole):
+        assert len(batch.mixed_images) == 8
+        assert [len(part[step].mixed_images) for part in parts] == [2, 2, 2, 2]
+        labels = torch.cat([part[step].mixed_labels for part in parts])
+        torch.testing.assert_close(labels, batch.mixed_labels, rtol=0, atol=0)
+
+
+def test_a_part_of_an_image_is_rounded_for_each_process(mixed_url):
+    options = {"mixed": MixedDataset(mixed_url), "per_real": 0.6}  # 7.2 of 12
+    counts = [
+        len(epoch(batches(12, 12, processes=processes, **options))[0].mixed_images)
+        for processes in (1, 2)
+    ]
+    assert counts == [7, 4]
+
+
+def test_a_ratio_that_leaves_a_process_without_mixed_images_is_refused(mixed_url):
+    mixed = MixedDataset(mixed_url)
+    remedy = r"^mixed\.per_real = 0\.1: gives fewer than 2 mixed images for the 10 real ones"
+    with pytest.raises(InputError, match=remedy):
+        batches(40, 20, mixed=mixed, per_real=0.1, processes=2)
+    assert len(epoch(batches(40, 20, mixed=mixed, per_real=0.1))[0].mixed_images) == 2
+
+
+def chosen(mixed, count: int, times: int = 400) -> torch.Tensor:
+    """Places in the series 0-1, ordered by class 0 ("zero" at place 3), for `times` draws."""
+    groups, targets = torch.zeros(times, dtype=torch.int64), torch.zeros(times, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    return end_and_inner(mixed.soft_labels, groups, targets, rng=generator, count=count)
+
+
+def test_one_mixed_image_is_the_end_or_an_inner_one_by_a_fair_coin(mixed_url):
+    counts = torch.bincount(chosen(MixedDataset(mixed_url), 1).flatten(), minlength=4)
+    assert counts[0] == 0  # the other class's end
+    assert 160 < counts[3] < 240
+    assert 70 < counts[1] < 130
+    assert 70 < counts[2] < 130
+
+
+def test_inner_images_come_again_when_all_have_come(mixed_url):
+    mixed = MixedDataset(mixed_url)
+    three = chosen(mixed, 3)
+    assert (three[:, 0] == 3).all()
+    assert (three[:, 1:].sort(1)[0] == torch.tensor([1, 2])).all()
+    assert 160 < (three[:, 1] == 1).sum() < 240  # in a random order
+    six = chosen(mixed, 6)
+    assert (six[:, 1:3].sort(1)[0] == torch.tensor([1, 2])).all()
+    torch.testing.assert_close(six[:, 1:3], six[:, 3:5])
+    assert ((six[:, 5] == 1) | (six[:, 5] == 2)).all()
 
 
 def test_mixed_labels_belong_to_the_pixels_beside_them(mixed_url):

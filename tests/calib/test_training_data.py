@@ -2,16 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from calib.batches import Batches
+from calib.config import check
 from calib.run_folder import pin_data
 from calib.training_data import open_data
+from data.digits import NAMES
 from data.errors import InputError
 from data.label_sets import create_set
 from data.root import Root
+from tests import handmade
 
 DIGEST = "cd34" * 16
 
@@ -80,3 +85,62 @@ def test_processes_read_their_own_mixed_images_alone(make_config):
     for batch, first, second in zip(whole, *halves, strict=True):
         assert torch.equal(torch.cat([first.mixed_images, second.mixed_images]), batch.mixed_images)
         assert torch.equal(torch.cat([first.mixed_labels, second.mixed_labels]), batch.mixed_labels)
+
+
+def folder_of(root: Path, **splits: list[int]) -> Path:
+    """A folder with given splits: pictures of two classes, each of one colour."""
+    for split, colours in splits.items():
+        for index, colour in enumerate(colours):
+            path = root / split / ("cat", "dog")[index % 2] / f"{index:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (colour, 0, 0)).save(path)
+    return root
+
+
+def test_splits_that_share_images_are_refused(make_config, tmp_path):
+    folder = folder_of(tmp_path, train=[*range(20)], val=[20, 21, 3], test=[22, 23, 21, 24, 24, 5])
+    shared = "real={name: imagefolder, image_size: 16, path: " + str(folder)
+    config = make_config("mixed=null", shared + "}")
+    first = r"first validation .*/val/cat/02\.png, which is train .*/train/dog/03\.png"
+    remedy = rf"^real\.allow_overlap = 0: 3 images of validation or test are .*, {first}; remove"
+    with pytest.raises(InputError, match=remedy):
+        open_data(config)
+    with pytest.raises(InputError, match=r"^real\.allow_overlap = 2: 3 images"):
+        open_data(make_config("mixed=null", shared + ", allow_overlap: 2}"))
+    assert len(open_data(make_config("mixed=null", shared + ", allow_overlap: 3}")).real.test) == 6
+    assert len(open_data(config, compare_splits=False).real.test) == 6
+
+
+def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, tmp_path):
+    names = (*NAMES[1::-1], *NAMES[2:])
+    sample = handmade.sample(0, side=16)
+    url = handmade.root_of(tmp_path / "root", [sample], names).url
+    for refuse in (open_data, check):
+        with pytest.raises(InputError, match=r"^mixed\.url = .*: its classes are one, zero, two"):
+            refuse(make_config(f"mixed.url={url}"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[0, 0.5], [1, 0.4]], r"labels\.0: sums to 0\.9, not 1"),
+        ([[0, 0.5], [10, 0.5]], r"a label names class 10, the plan has 10"),
+        ([[0, 1.5], [1, -0.5]], r"labels\.0\.0\.1: .*less than or equal to 1"),
+        ([[-1, 0.5], [1, 0.5]], r"labels\.0\.0\.0: .*greater than or equal to 0"),
+    ],
+)
+def test_labels_that_are_none_are_refused_by_name(make_config, tmp_path, labels, message):
+    bad = handmade.sample(0, side=16, labels=[labels, labels])
+    url = handmade.root_of(tmp_path / "root", [bad], NAMES).url
+    with pytest.raises(InputError, match=rf"^mixed\.url = .*/root: .*shards/0000/.*{message}"):
+        open_data(make_config(f"mixed.url={url}"))
+
+
+def test_a_label_set_whose_labels_are_none_is_refused_by_name(make_config, mixed_url, tmp_path):
+    root = Root(shutil.copytree(mixed_url, tmp_path / "root").as_posix())
+    relabel(root)
+    (path,) = (tmp_path / "root" / "labels").rglob("0000000.json")
+    path.write_text(path.read_text().replace("1.0]]", "0.8]]"))
+    remedy = r"^mixed\.url = .*labels/cd34.*: sums to 0\.8, not 1"
+    with pytest.raises(InputError, match=remedy):
+        open_data(make_config(f"mixed.url={root.url}", "mixed.labels=cd34cd34"))

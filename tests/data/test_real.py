@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from data.errors import InputError
-from data.real import RealDataConfig, class_names, load_real
+from data.real import ImageSplit, RealDataConfig, RealDataset, class_names, load_real
 
 
 def pictures(folder, count, *, colour=0):
@@ -97,3 +97,71 @@ def test_a_damaged_picture_is_named(tmp_path):
     real = load_real(RealDataConfig(name="imagefolder", path=str(tmp_path)))
     with pytest.raises(InputError, match=r"image = .*/cat/\d\d\.png: cannot be read"):
         real.train.images()
+
+
+def test_fewer_test_images_are_the_same_ones_and_equally_many_of_each_class():
+    config = RealDataConfig(name="digits", image_size=8)
+    whole, few, more = (
+        load_real(config.model_copy(update={"test_per_class": count})) for count in (None, 5, 20)
+    )
+    assert np.bincount(few.test.targets).tolist() == [5] * 10
+    assert np.bincount(more.test.targets).tolist() == [20] * 10
+    large = {image.tobytes(): target for image, target in zip(*contents(more.test), strict=True)}
+    for image, target in zip(*contents(few.test), strict=True):
+        assert large[image.tobytes()] == target
+    all_of_them = {image.tobytes() for image in whole.test.images()}
+    assert set(large) <= all_of_them
+    assert (few.train.images() == whole.train.images()).all()
+    assert few.test.digest == load_real(config.model_copy(update={"test_per_class": 5})).test.digest
+    assert len({split.test.digest for split in (whole, few, more)}) == 3
+    with pytest.raises(
+        InputError, match=r"^real\.test_per_class = 115: class 'eight' has 114 test"
+    ):
+        load_real(config.model_copy(update={"test_per_class": 115}))
+
+
+def contents(split):
+    return split.images(), split.targets.tolist()
+
+
+def test_images_of_a_folder_are_called_by_their_paths(tmp_path):
+    for name, colour in (("cat", 0), ("dog", 200)):
+        pictures(tmp_path / name, 10, colour=colour)
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16)
+    some = {"train_per_class": 2, "validation_per_class": 1, "test_per_class": 3}
+    few = load_real(config.model_copy(update=some)).test
+    for index in range(6):
+        path = few.name(index)
+        green = int(path[-6:-4])  # as `pictures` draws them
+        assert few.images([index])[0, 0, 0].tolist() == [200 * few.targets[index], green, 0]
+
+
+def test_newer_settings_at_their_defaults_leave_a_plan_as_it_was():
+    old = {
+        "name": "digits",
+        "path": None,
+        "image_size": 32,
+        "train_per_class": None,
+        "validation_per_class": None,
+        "split_seed": 0,
+    }
+    config = RealDataConfig(name="digits")
+    assert config.model_dump(mode="json") == old
+    assert RealDataConfig.model_validate(old) == config
+    changed = RealDataConfig(name="digits", test_per_class=7, allow_overlap=2)
+    assert changed.model_dump() == old | {"test_per_class": 7, "allow_overlap": 2}
+    assert RealDataConfig.model_validate(changed.model_dump()) == changed
+
+
+@pytest.mark.parametrize(("target", "index"), [(2, 1), (-1, 0)])
+def test_a_target_that_is_no_class_is_refused(target, index):
+    targets = np.array([0, 1, 1])
+    targets[index] = target
+
+    def split(targets):
+        return ImageSplit(targets, load=lambda indices: np.zeros((0,)), content=str)
+
+    good = split(np.array([0, 1]))
+    remedy = rf"^test target = {target}: of image {index}; the 2 classes are 0 to 1"
+    with pytest.raises(InputError, match=remedy):
+        RealDataset(("cat", "dog"), good, good, split(targets))
