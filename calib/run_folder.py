@@ -12,6 +12,7 @@ from data.fingerprint import fingerprint
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
+SCHEMA = 2  # of evaluation.json
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
 
@@ -66,12 +67,23 @@ def pinned_index(run: Path) -> str | None:
 
 
 def is_measured(config: TrainConfig, run: Path) -> bool:
-    """Whether `evaluation.json` holds exactly these seeds, trained under these settings."""
+    """Whether `evaluation.json` holds exactly these seeds, trained and measured as set."""
     if not ((run / EVALUATION).is_file() and (run / CONFIG).is_file()):
         return False
     begun = TrainConfig.model_validate(read_json(run / CONFIG))
-    measured = {row["seed"] for row in read_json(run / EVALUATION)["rows"]}
-    return begun.identity() == config.identity() and measured == set(config.seeds)
+    found = read_json(run / EVALUATION)
+    seeds = {row["seed"] for row in found["rows"]}
+    as_trained = begun.identity() == config.identity() and seeds == set(config.seeds)
+    return as_trained and measured_as(config, found)
+
+
+def measured_as(config: TrainConfig, found: Mapping[str, Any]) -> bool:
+    """Whether an evaluation.json, of a run or a seed, was measured under these settings.
+
+    They are outside the identity of a run: others measure it anew without training.
+    """
+    settings = config.evaluation.model_dump(mode="json")
+    return found.get("schema") == SCHEMA and found.get("evaluation") == settings
 
 
 def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calib.run_folder import SCHEMA
 from data.errors import InputError
 from data.files import read_json
 
-SCHEMA = 1  # of evaluation.json
 STAGE_SUFFIX = {"base": "", "head": " + MaC-Cal"}
 
 
@@ -45,6 +45,7 @@ MEASURES = (
 )
 ACCURACY, ECE, NLL = MEASURES[0], MEASURES[1], MEASURES[6]
 KINDS = ("plain", "scaled")  # as trained; after temperature scaling
+OTHER_KINDS = ("vector", "isotonic")  # other post-hoc methods, of more parameters
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Method:
     stage: str
     run: Path
     rows: tuple[dict[str, Any], ...]  # the rows of evaluation.json, one a seed
+
+    @property
+    def bins(self) -> int:
+        """Of every binned measure."""
+        return int(self.rows[0]["bins"])
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -100,8 +106,9 @@ def load_methods(runs: Sequence[Path]) -> list[Method]:
     """Read the finished runs, in the order given; the first method is the baseline.
 
     Raises:
-        InputError: no run, a run without evaluation.json or of another schema, or two runs of
-            one name, whose rows nobody could tell apart.
+        InputError: no run, a run without evaluation.json or of another schema, two runs of one
+            name, whose rows nobody could tell apart, or of other bins, whose errors are not the
+            same measure.
     """
     if not runs:
         raise InputError("runs", "[]", "give at least one finished run folder")
@@ -112,6 +119,7 @@ def load_methods(runs: Sequence[Path]) -> list[Method]:
     for label in labels:
         if labels.count(label) > 1:
             raise InputError("name", label, "two runs have this name; give each its own")
+    _refuse_other_bins(methods)
     return methods
 
 
@@ -129,6 +137,14 @@ def load_evaluation(run: Path) -> dict[str, Any]:
         found = f"schema {evaluation.get('schema')} where {SCHEMA} is read"
         raise InputError("evaluation", path, f"{found}; run `semix evaluate {run}` again")
     return evaluation
+
+
+def _refuse_other_bins(methods: Sequence[Method]) -> None:
+    found = {row["bins"] for method in methods for row in method.rows}
+    if len(found) > 1:
+        remedy = "errors of different bins cannot be compared; give them the same"
+        remedy = f"{remedy} with `semix evaluate RUN --set evaluation.bins={min(found)}`"
+        raise InputError("bins", sorted(found), remedy)
 
 
 def _methods_of(run: Path) -> list[Method]:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from calib.metrics import ReliabilityBins, reliability_bins
+from calib.report.facets import facets
 from calib.report.fidelity import read_fidelity
 from calib.report.figures import FEW, Picture, reliability_figure, weight_figure
 from calib.report.headline import enumerate_words, headlines, spread
@@ -23,8 +24,6 @@ from data.files import write_atomically
 from data.mixed import MixedDataset
 from data.pages.environment import page_environment
 from data.quality import Agreement, SeriesQuality, series_quality, weight_curve
-
-BINS = 15
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ def write_report(
         measures=MEASURES,
         comparison=comparison(methods),
         differences=differences(methods),
+        facets=facets(methods),
         diagrams=[[_diagram(method, kind) for kind in KINDS] for method in methods],
         mixed=_mixed_part(dataset),
         agreement=agreement,
@@ -102,7 +102,7 @@ def write_report(
         fidelity=read_fidelity(dataset.url),
         facts=provenance(runs, facts),
         accuracy_error=_accuracy_error(methods[0]),
-        bins=BINS,
+        bins=methods[0].bins,
         few=FEW,
     )
     write_atomically(path, text.encode())
@@ -148,7 +148,7 @@ def pooled_bins(method: Method, kind: str) -> ReliabilityBins:
         temperature = row["temperature"] if kind == "scaled" else 1.0
         logits.append(tensors["test_logits"] / temperature)
         targets.append(tensors["test_targets"])
-    return reliability_bins(torch.cat(logits), torch.cat(targets), bins=BINS)
+    return reliability_bins(torch.cat(logits), torch.cat(targets), bins=method.bins)
 
 
 def _logits_path(method: Method, row: Mapping[str, Any]) -> Path:

@@ -80,8 +80,8 @@ def summary_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """One record a method, ready for JSON; fractions, not percent.
 
     Returns:
-        [{"method", "stage", "run", "seeds", "temperature": {"mean", "sd"}, and under "plain" and
-        "scaled" every measure as {"mean", "sd"}}]; sd is None where there is one seed.
+        [{"method", "stage", "run", "seeds", "bins", "temperature": {"mean", "sd"}, and under
+        "plain" and "scaled" every measure as {"mean", "sd"}}]; sd is None where there is one seed.
     Raises:
         InputError: a run that `load_methods` refuses.
     """
@@ -91,6 +91,7 @@ def summary_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
             "stage": method.stage,
             "run": str(method.run),
             "seeds": len(method.seeds),
+            "bins": method.bins,
             "temperature": _record(*method.temperature()),
             **{
                 kind: {m.key: _record(*method.summary(m, kind)) for m in MEASURES} for kind in KINDS
@@ -104,6 +105,7 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console | None = None) 
     """Print what `summary_table` returned: accuracy, ECE and NLL, plain and scaled."""
     seeds = " / ".join(sorted({str(row["seeds"]) for row in rows}))
     caption = f"mean ± standard deviation over seeds ({seeds}); TS: after temperature scaling"
+    caption += f"; ECE: {' / '.join(sorted({str(row['bins']) for row in rows}))} bins"
     table = Table(caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", overflow="fold")
     columns = [(ACCURACY, "plain"), (ECE, "plain"), (ECE, "scaled"), (NLL, "plain")]

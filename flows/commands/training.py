@@ -1,4 +1,4 @@
-"""semix quickstart, train, report."""
+"""semix quickstart, train, evaluate, report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +47,30 @@ def train(
         emit_json(read_json(folder / "evaluation.json"))
     else:
         emit(str(folder / "evaluation.json"))
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="folder of a trained run", show_default=False)],
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="as evaluation.bins=20")
+    ] = [],  # noqa: B006 - typer copies it
+    device: Annotated[str, typer.Option(help="to run networks on: auto, cpu, cuda")] = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="run the networks even where logits are stored")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure a trained run anew: other bins, intervals, corrupted or foreign images."""
+    from flows.evaluate import evaluate as measure
+
+    evaluation = measure(run, overrides=set_, device=device, fresh=fresh)
+    if json:
+        emit_json(evaluation)
+        return
+    from calib.report import load_methods, print_evaluation
+
+    print_evaluation(load_methods([run]))
+    emit(str(run / "evaluation.json"))
 
 
 def report(

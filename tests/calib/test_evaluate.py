@@ -1,28 +1,45 @@
 """Evaluation: the files of a run, and the classifier that anyone can load from them."""
 
+import itertools
 import json
 import math
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
-from calib.evaluate import evaluate_run, in_chunks, load_classifier, measure, predict
-from calib.metrics import calibration_metrics
+from calib.checkpoint import read_metadata, save_tensors
+from calib.config import EvaluationConfig, TrainConfig
+from calib.evaluate import KINDS, evaluate_run, in_chunks, load_classifier, measure, predict
+from calib.evaluation.checks import check_evaluation
+from calib.evaluation.shift import chosen_images
+from calib.evaluation.trained import TrainedSeed
+from calib.metrics import calibration_metrics, max_probability, ood_metrics
+from calib.posthoc import fit_isotonic, fit_vector
 from calib.run_folder import claim_run, is_measured, run_digest
 from calib.train import train
 from calib.training_data import open_data
+from data.corruptions import corrupt
 from data.errors import InputError
-from data.real import load_real
+from data.real import RealDataConfig, load_real
+from data.settings import load_settings
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+TRAINED = ("seeds=[0,2]", "epochs=1", "head.epochs=1", "evaluation.bootstrap=100")
 
 
 @pytest.fixture(scope="module")
 def measured(make_config, tmp_path_factory):
-    run = claim_run(make_config("seeds=[0,2]"), tmp_path_factory.mktemp("run")).parent
+    run = claim_run(make_config(*TRAINED), tmp_path_factory.mktemp("run")).parent
     train(run)
     return run
 
@@ -32,11 +49,12 @@ def evaluation(run: Path) -> dict:
 
 
 def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
-    config = make_config("seeds=[0,2]")
+    config = make_config(*TRAINED)
     found, data = evaluation(measured), open_data(config)
     assert json.loads((measured / "config.json").read_text()) == config.model_dump(mode="json")
     assert json.loads((measured / "data.json").read_text()) == data.record
-    assert found["schema"] == 1
+    assert found["schema"] == 2
+    assert found["evaluation"] == config.evaluation.model_dump(mode="json")
     assert found["name"] == "all"
     assert found["digest"] == run_digest(config, data.record)
     assert found["seconds"] > 0
@@ -47,10 +65,16 @@ def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
         logits = load_file(measured / row["logits"])
         assert logits["validation_logits"].shape == (50, 10)
         assert logits["test_logits"].dtype == torch.float32
-        assert set(row) == {"stage", "seed", "temperature", "logits", "plain", "scaled"}
-        assert set(row["plain"]) == set(row["scaled"]) >= {"accuracy", "ece", "nll", "brier"}
+        assert {"stage", "seed", "logits", "temperature", "bins", *KINDS} <= set(row)
+        assert "shift" not in row and "ood" not in row
+        for kind in KINDS:
+            assert set(row[kind]) >= {"accuracy", "ece", "smooth_ece", "nll", "brier", "aurc"}
+        low, high = row["intervals"]["accuracy"]
+        assert low < row["plain"]["accuracy"] < high
+        assert set(row["posthoc_intervals"]) == {"scaled", "vector", "isotonic"}
     assert is_measured(config, measured)
-    assert not is_measured(make_config("seeds=[0]"), measured)
+    assert not is_measured(make_config(*TRAINED, "seeds=[0]"), measured)
+    assert not is_measured(make_config(*TRAINED, "evaluation.bins=20"), measured)
 
 
 @pytest.mark.parametrize("stage", ["base", "head"])
@@ -73,14 +97,213 @@ def test_the_head_is_another_classifier_than_its_base(measured):
     assert (base.softmax(1) - head.softmax(1)).abs().max() > 0.01
 
 
-def test_measuring_again_gives_the_same_rows_without_training(measured, tmp_path):
-    run = Path(shutil.copytree(measured, tmp_path / "run"))
+@pytest.fixture
+def run(measured, tmp_path):
+    """A copy of the measured run, to be changed."""
+    return Path(shutil.copytree(measured, tmp_path / "run"))
+
+
+def set_evaluation(run: Path, **settings) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["evaluation"] |= settings
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_measuring_again_gives_the_same_rows_without_training(measured, run):
     (run / "evaluation.json").unlink()
     (run / "seed-0" / "logits-head.safetensors").unlink()
     model = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
     found = evaluate_run(run)
     assert found["rows"] == evaluation(measured)["rows"] == evaluation(run)["rows"]
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == model
+
+
+def test_other_bins_take_the_stored_logits(run, measured, monkeypatch):
+    monkeypatch.setattr("calib.evaluation.trained.load_classifier", None)  # would be called
+    set_evaluation(run, bins=3, bootstrap=0)
+    (row, *_) = evaluate_run(run)["rows"]
+    tensors = load_file(measured / row["logits"])
+    expected = calibration_metrics(tensors["test_logits"], tensors["test_targets"], bins=3)
+    assert (row["bins"], row["plain"]) == (3, expected.as_dict())
+    assert "intervals" not in row
+    with pytest.raises(TypeError, match="not callable"):
+        evaluate_run(run, fresh=True)
+
+
+def test_logits_of_other_weights_are_made_anew(run, measured):
+    path = run / "seed-0" / "model.safetensors"
+    tensors = {name: 0.5 * value for name, value in load_file(path).items()}
+    save_tensors(path, tensors, metadata=read_metadata(path))
+    rows = evaluate_run(run)["rows"]
+    before = evaluation(measured)["rows"]
+    changed = [row["plain"] != old["plain"] for row, old in zip(rows, before, strict=True)]
+    assert changed == [True, True, False, False]  # base and head of seed 0
+
+
+def test_what_was_trained_is_measured_anew_when_only_the_measures_change(run):
+    set_evaluation(run, bins=4, bootstrap=0)
+    model = (run / "seed-2" / "model.safetensors").stat().st_mtime_ns
+    train(run)
+    assert [row["bins"] for row in evaluation(run)["rows"]] == [4] * 4
+    assert is_measured(load_settings(TrainConfig, run / "config.json"), run)
+    assert (run / "seed-2" / "model.safetensors").stat().st_mtime_ns == model
+
+
+def letters(folder: Path) -> dict:
+    """Pictures of two classes that are no digits, as an image folder."""
+    rng = np.random.default_rng(0)
+    for split, name in itertools.product(("train", "test"), ("a", "b")):
+        (folder / split / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / split / name / f"{number}.png")
+    return {"name": "imagefolder", "path": str(folder)}
+
+
+def test_shift_and_foreign_images(run, tmp_path):
+    shift = {"corruptions": ["fog", "contrast"], "severities": [1, 5], "bins": 7, "images": 60}
+    set_evaluation(run, bootstrap=0, shift=shift, ood={"letters": letters(tmp_path / "letters")})
+    rows = evaluate_run(run)["rows"]
+    config = load_settings(TrainConfig, run / "config.json")
+    data = open_data(config)
+    for row in rows:
+        found = row["shift"]
+        assert (found["bins"], found["images"]) == (7, 60)
+        classifier = load_classifier(run, row["seed"], row["stage"])
+        images, targets = chosen_images(
+            TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
+        )
+        worst = torch.from_numpy(corrupt(images.numpy(), "fog", 5, seed=0))
+        logits = predict(classifier, worst, device=CPU)
+        expected = calibration_metrics(logits, targets, bins=7).as_dict()
+        cell = found["corruptions"]["fog"]["5"]
+        for name in ("accuracy", "ece", "nll"):
+            assert cell[name] == pytest.approx(expected[name], abs=1e-5)
+        scaled = calibration_metrics(logits / row["temperature"], targets, bins=7)
+        assert cell["scaled_ece"] == pytest.approx(scaled.ece, abs=1e-5)
+        cells = [found["corruptions"][c][s] for c in ("fog", "contrast") for s in ("1", "5")]
+        assert found["mean"]["nll"] == pytest.approx(sum(c["nll"] for c in cells) / 4)
+        assert row["ood"]["letters"]["images"] == 6
+        assert row["ood"]["mean"] == {
+            name: row["ood"]["letters"][name]
+            for name in ("auroc", "fpr95", "entropy_auroc", "entropy_fpr95")
+        }
+    assert rows[0]["ood"] != rows[1]["ood"]
+    stored = load_file(run / rows[0]["logits"])["test_logits"]
+    foreign = load_real(config.evaluation.ood["letters"].model_copy(update={"image_size": 16}))
+    images = torch.from_numpy(foreign.test.images())
+    seen = predict(load_classifier(run, 0), images, device=CPU)
+    expected = ood_metrics(max_probability(stored), max_probability(seen))
+    assert rows[0]["ood"]["letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
+
+
+def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
+    set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
+    before = [row["shift"] for row in evaluate_run(run)["rows"]]
+    monkeypatch.setattr("calib.evaluation.trained.load_classifier", None)  # would be called
+    set_evaluation(run, bins=4)
+    assert [row["shift"] for row in evaluate_run(run)["rows"]] == before
+    set_evaluation(run, shift={"corruptions": ["contrast"], "severities": [4]})
+    with pytest.raises(TypeError, match="not callable"):
+        evaluate_run(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"shift": {"corruptions": ["fogg"]}}, r"^evaluation\.shift\.corruptions = fogg: choose"),
+        ({"shift": {"corruptions": []}}, r"^evaluation\.shift\.corruptions = \[\]: name at"),
+        ({"shift": {"severities": [0]}}, r"^evaluation\.shift\.severities = 0: choose from 1 to 5"),
+        ({"shift": {"severities": [2, 2]}}, r"^evaluation\.shift\.severities = \[2, 2\]: give"),
+        (
+            {"ood": {"own": {"name": "digits"}}},
+            r"^evaluation\.ood\.own classes = zero, .* and 5 more: ",
+        ),
+        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: is what the mean"),
+        (
+            {"ood": {"gone": {"name": "imagefolder", "path": "nowhere"}}},
+            r"^evaluation\.ood\.gone: real\.path = nowhere: there is no such folder",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_named(run, settings, text):
+    set_evaluation(run, **settings)
+    with pytest.raises(InputError, match=text):
+        evaluate_run(run)
+
+
+def test_classes_are_the_same_in_any_spelling(tmp_path):
+    for name in ("Aircraft-Carrier", "tree"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "test" / name).mkdir(parents=True)
+    config = EvaluationConfig(ood={"x": RealDataConfig(name="imagefolder", path=str(tmp_path))})
+    with pytest.raises(InputError, match=r"^evaluation\.ood\.x classes = Aircraft-Carrier: "):
+        check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)
+    check_evaluation(config, ["car", "cat"], image_size=32)
+    small = EvaluationConfig(shift={"images": 3})
+    with pytest.raises(InputError, match=r"^real\.image_size = 8: corruptions need 16 pixels"):
+        check_evaluation(small, ["car", "cat"], image_size=8)
+
+
+def test_logits_that_are_not_finite_name_run_and_stage(run):
+    path = run / "seed-2" / "head.safetensors"
+    tensors = load_file(path)
+    name = next(name for name, value in tensors.items() if value.is_floating_point())
+    tensors[name].fill_(math.inf)
+    save_tensors(path, tensors, metadata=read_metadata(path))
+    text = r"^run = .*/run seed 2 stage head: gives NaN or infinite logits for 50 of 50 validation"
+    with pytest.raises(InputError, match=text):
+        evaluate_run(run)
+
+
+WORKER = """
+import sys, torch
+from accelerate import Accelerator
+from pathlib import Path
+from calib.config import TrainConfig
+from calib.evaluate import evaluate_seed
+from calib.training_data import open_data
+from data.settings import load_settings
+run = Path(sys.argv[1])
+config, accelerator = load_settings(TrainConfig, run / "config.json"), Accelerator(cpu=True)
+assert accelerator.num_processes == 2
+data = open_data(config)
+evaluate_seed(config, data, run, seed=0, seconds=0, device=accelerator.device,
+              accelerator=accelerator, fresh=True)
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
+
+def test_two_processes_share_the_predictions_out(run, measured):
+    set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
+    for path in run.glob("seed-0/logits-*"):
+        path.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(run)],
+            cwd=ROOT,
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in "01"
+    ]
+    assert [worker.wait(timeout=200) for worker in workers] == [0, 0]
+    for stage in ("base", "head"):
+        stored, alone = (
+            load_file(folder / "seed-0" / f"logits-{stage}.safetensors")
+            for folder in (run, measured)
+        )
+        # 1,697 test images: chunks of 500, of which each process runs two; the last is short.
+        assert stored.keys() == alone.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(stored[name], value, rtol=0, atol=0)
+    together = json.loads((run / "seed-0" / "evaluation.json").read_text())["rows"]
+    rows = evaluate_run(run, fresh=True)["rows"][:2]
+    assert [row["shift"] for row in rows] == [row["shift"] for row in together]
 
 
 def test_the_temperature_comes_from_validation_and_measures_from_test():
@@ -106,6 +329,23 @@ def test_the_temperature_comes_from_validation_and_measures_from_test():
     assert found["plain"]["accuracy"] == found["scaled"]["accuracy"] == 0.5
 
 
+def test_every_posthoc_method_is_fitted_on_validation_alone():
+    rng = torch.Generator().manual_seed(0)
+    found = {}
+    for name, count in (("validation", 300), ("test", 200)):
+        found[f"{name}_logits"] = 3 * torch.randn(count, 4, generator=rng)
+        found[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
+    row = measure(found, EvaluationConfig(bins=6, bootstrap=20))
+    held_out = found["validation_logits"], found["validation_targets"]
+    for kind, fit in (("vector", fit_vector), ("isotonic", fit_isotonic)):
+        logits = fit(*held_out).apply(found["test_logits"])
+        expected = calibration_metrics(logits, found["test_targets"], bins=6)
+        assert row[kind] == expected.as_dict()
+        low, high = row["posthoc_intervals"][kind]["nll"]
+        assert low < row[kind]["nll"] < high
+    assert row["plain"]["nll"] > row["scaled"]["nll"]  # random logits are worth little
+
+
 def test_what_is_not_trained_is_named(measured, tmp_path):
     with pytest.raises(InputError, match=r"seed-7/model\.safetensors: is not there; train this"):
         load_classifier(measured, 7)
@@ -113,8 +353,7 @@ def test_what_is_not_trained_is_named(measured, tmp_path):
         load_classifier(tmp_path, 0)
 
 
-def test_weights_of_other_settings_are_named(measured, tmp_path):
-    run = Path(shutil.copytree(measured, tmp_path / "run"))
+def test_weights_of_other_settings_are_named(run):
     config = json.loads((run / "config.json").read_text())
     config["model"]["width"] = 3
     (run / "config.json").write_text(json.dumps(config))

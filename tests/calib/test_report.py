@@ -12,7 +12,14 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from calib.metrics import calibration_metrics
-from calib.report import Compared, print_table, summary_table, write_report
+from calib.report import (
+    Compared,
+    print_evaluation,
+    print_table,
+    summary_table,
+    write_report,
+)
+from calib.report.facets import facets
 from calib.report.headline import headlines
 from calib.report.methods import MEASURES, load_methods, mean_and_sd, paired
 from calib.report.noise import noise_rows
@@ -58,8 +65,8 @@ def make_run(folder: Path, name: str, values: list[dict[str, float]], head: bool
             plain = measures(**given)
             scaled = {**plain, "ece": plain["ece"] / 2}
             row = {"stage": stage, "seed": seed, "temperature": 1.5 + seed, "logits": logits}
-            rows.append({**row, "plain": plain, "scaled": scaled})
-    evaluation = {"schema": 1, "name": name, "digest": "d" * 64, "seconds": 65.0, "rows": rows}
+            rows.append({**row, "bins": 15, "plain": plain, "scaled": scaled})
+    evaluation = {"schema": 2, "name": name, "digest": "d" * 64, "seconds": 65.0, "rows": rows}
     evaluation["versions"] = {"torch": "2.15.0"}
     config = {"name": name, "mixed": {"weight": 1.0} if "CSM" in name else None, "epochs": 3}
     for file, content in (("evaluation", evaluation), ("config", config)):
@@ -138,10 +145,33 @@ class Page(HTMLParser):
         self.text += data
 
 
+SHIFT_CELL = {"accuracy": 0.7, "ece": 0.12, "scaled_ece": 0.08, "nll": 1.0, "brier": 0.4}
+SHIFT = {
+    "bins": 10,
+    "images": 1200,
+    "mean": SHIFT_CELL,
+    "corruptions": {"fog": {"1": SHIFT_CELL, "3": SHIFT_CELL, "mean": SHIFT_CELL}},
+}
+OOD_CELL = {"auroc": 0.91, "fpr95": 0.4, "entropy_auroc": 0.92, "entropy_fpr95": 0.38}
+
+
+LIMITS = {key: [0.1, 0.2] for key in ("accuracy", "ece", "adaptive_ece", "nll", "brier")}
+OOD = {NAUGHTY: {"images": 7, **OOD_CELL}, "mean": {**OOD_CELL, "fpr95": 0.45}}
+
+
+def change_rows(run: Path, **parts: object) -> None:
+    """Add parts to every row of a run's evaluation."""
+    path = run / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    evaluation["rows"] = [{**row, **parts} for row in evaluation["rows"]]
+    path.write_text(json.dumps(evaluation))
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     path, runs, mixed = folder / "report.html", make_runs(folder), make_mixed(folder)
+    change_rows(runs[0], vector=measures(ece=0.03), intervals=LIMITS, shift=SHIFT, ood=OOD)
     facts = {
         "seconds": {"build": 30.0},
         "splits": {"train": 7},
@@ -372,9 +402,49 @@ def test_run_that_is_not_evaluated(tmp_path: Path):
 
 
 def test_evaluation_of_another_schema(runs: list[Path]):
-    (runs[0] / "evaluation.json").write_text('{"schema": 2}')
-    with pytest.raises(InputError, match="schema 2 where 1 is read"):
+    (runs[0] / "evaluation.json").write_text('{"schema": 1}')
+    with pytest.raises(InputError, match="schema 1 where 2 is read"):
         summary_table(runs)
+
+
+def test_runs_of_other_bins_are_refused(runs: list[Path]):
+    change_rows(runs[1], bins=20)
+    text = r"bins = \[15, 20\]: errors of different bins cannot be compared.*evaluation\.bins=15"
+    with pytest.raises(InputError, match=text):
+        summary_table(runs)
+
+
+def test_what_else_was_measured_is_shown_where_it_was(source: str, runs: list[Path]):
+    assert facets(load_methods(runs)) == []
+    text = " ".join(Page(source).text.split())
+    assert "CE + vector scaling50.00 ± 0.003.00 ± 0.00" in text
+    assert "CE10.00 to 20.0010.00 to 20.00" in text
+    assert "Mean over 1 corruptions x 2 severities of 1,200 images, ECE of 10 bins" in text
+    assert "CE70.00 ± 0.0012.00 ± 0.008.00 ± 0.001.000 ± 0.0000.400 ± 0.000" in text
+    assert f"CE, {NAUGHTY}91.00 ± 0.0040.00" in text
+    assert "CE, mean over sets91.00 ± 0.0045.00" in text
+    assert "isotonic" not in text
+
+
+def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_path: Path):
+    run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}])
+    others = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
+    intervals = {"intervals": {"ece": [0.031, 0.049]}, "posthoc_intervals": {"vector": {}}}
+    change_rows(run, **others, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
+    console = Console(width=100, file=io.StringIO(), record=True)
+    print_evaluation(load_methods([run]), console)
+    lines = console.export_text().splitlines()
+    assert lines[0].strip() == "[red]CE[/red]"
+    shown = {line.split("  ")[0].strip(): line.split()[-6:] for line in lines if line.strip()}
+    half = ["50.00", "50.00", "0.500", "0.500"]  # AECE, CECE, NLL, Brier
+    assert shown["as trained"] == ["50.00", "4.00", *half]
+    assert shown["+ TS"] == ["50.00", "2.00", *half]
+    assert shown["+ vector"] == ["50.00", "3.00", *half]
+    assert shown["+ isotonic"] == ["50.00", "2.00", *half]
+    text = " ".join(" ".join(lines).split())
+    assert "[3.10, 4.90]" in text and "15 bins; 1 seed" in text
+    assert "[red]CE[/red] 70.00 12.00 8.00 1.000 0.400" in text
+    assert "mean over sets 91.00 40.00 92.00 38.00" in text
 
 
 def test_logits_that_are_gone(runs: list[Path]):

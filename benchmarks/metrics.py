@@ -1,0 +1,112 @@
+"""C8: our calibration measures against torchmetrics and the loops of the official definition."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from benchmarks.measure import Result, interleaved, ratio
+from calib.metrics import reliability_bins
+from calib.metrics.classwise_ece import classwise_error
+from calib.metrics.ece import expected_error
+from calib.metrics.inputs import as_given
+from calib.metrics.predictions import read_predictions
+from calib.metrics.summary import calibration_metrics
+
+SAMPLES, CLASSES = (10_000, 100_000), (10, 100, 1000)
+BINS = 15
+LOOPED = 10_000_000  # logits up to which the loop over classes runs; beyond, it takes minutes
+BAR = 5.0
+
+
+def run() -> Result:
+    result = Result(
+        "C8", f"ECE and classwise ECE of {BINS} bins, process CPU seconds of one thread"
+    )
+    torch.set_num_threads(1)
+    apart, rows = {"top-label": 0.0, "classwise": 0.0}, {}
+    for samples in SAMPLES:
+        for classes in CLASSES:
+            logits, targets = case(samples, classes)
+            name = f"{samples} x {classes}"
+            rows[name] = compared(logits, targets, apart)
+    for measure, difference in apart.items():
+        result.at_most(f"difference of {measure} ECE", difference, 1e-6)
+    for peer in ("torchmetrics", "official top-label", "official classwise"):
+        ratios = {name: row[peer]["ratio"] for name, row in rows.items() if peer in row}
+        result.at_least(f"least ratio to {peer}", min(ratios.values()), BAR)
+    result.figures["cases"] = rows
+    return result
+
+
+def case(samples: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Logits in float32 as a network gives them, right in about three of four cases."""
+    rng = torch.Generator().manual_seed(samples + classes)
+    logits = 2 * torch.randn(samples, classes, generator=rng)
+    targets = torch.randint(classes, (samples,), generator=rng)
+    likely = torch.rand(samples, generator=rng) < 0.75
+    # So much that none has confidence 1, for which torchmetrics has a bin of its own.
+    logits[torch.arange(samples)[likely], targets[likely]] += 5
+    return logits, targets
+
+
+def compared(logits: Tensor, targets: Tensor, apart: dict[str, float]) -> dict[str, Any]:
+    """Ratios to each peer; first, how far their values are apart, kept in `apart` if it is more."""
+    sides: dict[str, Any] = {
+        "top-label": lambda: top_label_ece(logits, targets),
+        "classwise": lambda: classwise_ece(logits, targets),
+        "all measures": lambda: calibration_metrics(logits, targets, BINS),
+        "torchmetrics": lambda: torchmetrics_ece(logits, targets),
+        "official top-label": lambda: official_ece(logits, targets),
+    }
+    peers = {"torchmetrics": "top-label", "official top-label": "top-label"}
+    if logits.numel() <= LOOPED:
+        sides["official classwise"] = lambda: official_classwise_ece(logits, targets)
+        peers["official classwise"] = "classwise"
+    for peer, ours in peers.items():
+        apart[ours] = max(apart[ours], abs(sides[peer]() - sides[ours]()))
+    seconds = interleaved(sides, repeats=5 if logits.numel() <= 10**6 else 3)
+    return {peer: ratio(seconds[peer], seconds[ours]) for peer, ours in peers.items()} | {
+        "cpu_seconds": seconds
+    }
+
+
+def top_label_ece(logits: Tensor, targets: Tensor) -> float:
+    return expected_error(reliability_bins(logits, targets, BINS))
+
+
+def classwise_ece(logits: Tensor, targets: Tensor) -> float:
+    return classwise_error(read_predictions(*as_given(logits, targets), BINS).classes)
+
+
+def torchmetrics_ece(logits: Tensor, targets: Tensor) -> float:
+    found = multiclass_calibration_error(
+        logits, targets, num_classes=logits.shape[1], n_bins=BINS, norm="l1"
+    )
+    return found.item()
+
+
+def official_ece(logits: Tensor, targets: Tensor) -> float:
+    """Guo et al. 2017 as their code goes about it: a mask and two means for each bin."""
+    confidence, predicted = logits.softmax(1).max(1)
+    return binned(confidence, predicted.eq(targets))
+
+
+def official_classwise_ece(logits: Tensor, targets: Tensor) -> float:
+    """The same for each class in turn."""
+    probabilities = logits.softmax(1)
+    errors = [binned(probabilities[:, k], targets.eq(k)) for k in range(logits.shape[1])]
+    return sum(errors) / len(errors)
+
+
+def binned(probability: Tensor, true: Tensor) -> float:
+    edges = torch.linspace(0, 1, BINS + 1)
+    error = torch.zeros(1)
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        inside = probability.gt(low) * probability.le(high)
+        share = inside.float().mean()
+        if share.item() > 0:
+            gap = probability[inside].mean() - true[inside].float().mean()
+            error += gap.abs() * share
+    return error.item()

@@ -1,0 +1,1 @@
+"""What is measured of a trained run: test images, shifted ones, foreign ones."""

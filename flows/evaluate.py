@@ -1,0 +1,53 @@
+"""Measure a trained run anew, under other settings of `evaluation` if wanted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calib.config import TrainConfig
+from calib.evaluation.checks import check_evaluation
+from calib.run_folder import CONFIG
+from data.errors import InputError
+from data.files import read_json, write_json
+from data.real import class_names
+from data.settings import load_settings
+
+
+def evaluate(
+    run: Path, *, overrides: Sequence[str] = (), device: str = "auto", fresh: bool = False
+) -> dict[str, Any]:
+    """Measure all seeds of a run; nothing is trained.
+
+    Args:
+        run: folder of a run whose seeds are trained.
+        overrides: as `evaluation.bins=20`; are kept in the run's config.json.
+        device: auto, cpu or cuda.
+        fresh: run the networks even where logits of the same weights are stored.
+    Returns:
+        What the run's evaluation.json now holds.
+    Raises:
+        InputError: no run, or settings that cannot be measured or that training decided.
+    """
+    if not (run / CONFIG).is_file():
+        raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
+    begun = load_settings(TrainConfig, read_json(run / CONFIG))
+    config = load_settings(TrainConfig, read_json(run / CONFIG), overrides)
+    _refuse_training_settings(begun, config, overrides)
+    names, size = class_names(config.real), config.real.image_size
+    check_evaluation(config.evaluation, names, image_size=size)
+    from calib.evaluate import evaluate_run  # torch costs seconds: not before it is needed
+    from pipeline.device import resolve_device
+
+    place = resolve_device(device)
+    if config != begun:
+        write_json(run / CONFIG, config.model_dump(mode="json"))
+    return evaluate_run(run, device=place, fresh=fresh)
+
+
+def _refuse_training_settings(
+    begun: TrainConfig, config: TrainConfig, overrides: Sequence[str]
+) -> None:
+    if config.model_copy(update={"evaluation": begun.evaluation}) != begun:
+        other = [text for text in overrides if not text.startswith("evaluation.")]
+        remedy = "was decided by training; only evaluation.* can be measured anew"
+        raise InputError("--set", ", ".join(other), remedy)

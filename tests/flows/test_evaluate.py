@@ -1,0 +1,76 @@
+"""`semix evaluate`: measures a trained run anew, and says what it cannot."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from calib.config import TrainConfig
+from calib.run_folder import claim_run
+from calib.train import train
+from data.errors import InputError
+from data.settings import load_settings
+from flows.cli import app
+from flows.evaluate import evaluate
+
+SETTINGS = {
+    "name": "quick",
+    "real": {"name": "digits", "image_size": 16, "train_per_class": 5, "validation_per_class": 5},
+    "model": {"name": "resnet8", "width": 2},
+    "epochs": 1,
+    "batch_size": 25,
+    "evaluation": {"bootstrap": 50},
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = claim_run(load_settings(TrainConfig, SETTINGS), tmp_path_factory.mktemp("run")).parent
+    train(run)
+    return run
+
+
+@pytest.fixture
+def run(measured: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(measured, tmp_path / "run"))
+
+
+def test_the_command_prints_a_table_and_keeps_the_settings(run: Path):
+    arguments = ["evaluate", str(run), "--set", "evaluation.bins=4", "--device", "cpu"]
+    shift = '{"corruptions": ["contrast"], "severities": [2], "bins": 5, "images": 40}'
+    result = CliRunner().invoke(app, [*arguments, "--set", f"evaluation.shift={shift}"])
+    assert result.exit_code == 0, result.output
+    found = json.loads((run / "evaluation.json").read_text())
+    (row,) = found["rows"]
+    assert (row["bins"], row["shift"]["bins"]) == (4, 5)
+    assert json.loads((run / "config.json").read_text())["evaluation"] == found["evaluation"]
+    lines = result.output.splitlines()
+    for label, kind in (("as trained", "plain"), ("+ isotonic", "isotonic")):
+        (line,) = [line for line in lines if line.strip().startswith(label)]
+        assert f"{100 * row[kind]['accuracy']:.2f}" in line
+    text = " ".join(result.output.split())
+    assert "4 bins; 1 seed" in text
+    assert "ECE of 5 bins" in text
+    assert lines[-1] == str(run / "evaluation.json")
+
+
+def test_json_is_the_evaluation(run: Path):
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert json.loads(result.output) == json.loads((run / "evaluation.json").read_text())
+
+
+def test_what_training_decided_is_refused(run: Path):
+    before = (run / "config.json").read_bytes()
+    text = r"^--set = epochs=2: was decided by training; only evaluation\.\* can be measured anew"
+    with pytest.raises(InputError, match=text):
+        evaluate(run, overrides=["evaluation.bins=3", "epochs=2"])
+    with pytest.raises(InputError, match=r"^evaluation\.shift\.corruptions = mist: choose from"):
+        evaluate(run, overrides=['evaluation.shift={"corruptions": ["mist"]}'])
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"^run = .*: holds no config\.json; name the folder"):
+        evaluate(tmp_path)
