@@ -5,9 +5,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from calib.batch_norms import adopt_policy
 from calib.batches import Normalise
 from calib.checkpoint import load_exactly
-from calib.config import TrainConfig
+from calib.config import PartConfig, TrainConfig
 from calib.heads import build_head
 from calib.methods import build_method
 from calib.models import build_model
@@ -28,6 +29,8 @@ class Network(nn.Module):
         self.normalise = Normalise()
         self.backbone = build_model(config.model.name, num_classes, **config.model.params)
         build_method(config.method.name, num_classes, **config.method.params).adapt(self.backbone)
+        if config.mixed is not None:
+            adopt_policy(self.backbone, config.mixed.batch_norm)
         self.num_features = self.backbone.num_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +70,7 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
     """
     config = load_settings(TrainConfig, read_json(_existing(run / CONFIG)))
     num_classes = len(read_json(_existing(run / DATA))["class_names"])
-    network = Network(config, num_classes)
+    network = Network(_without_weights(config), num_classes)
     load_exactly(network, _existing(seed_folder(run, seed) / MODEL))
     head = None
     if stage == "head":
@@ -76,6 +79,13 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
         head = build_head(config.head, network.num_features, num_classes)
         load_exactly(head, path)
     return Classifier(network, head).eval()
+
+
+def _without_weights(config: TrainConfig) -> TrainConfig:
+    """What was trained replaces pretrained weights, whose file may be gone by now."""
+    values = config.model.model_dump()
+    values.pop("weights", None)
+    return config.model_copy(update={"model": PartConfig.model_validate(values)})
 
 
 def _existing(path: Path) -> Path:

@@ -12,11 +12,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from calib.checkpoint import Checkpoint, save_checkpoint
+from calib.divergence import Diverged
+from calib.progress import Progress
+from calib.trackers import Tracking
 from data.files import write_atomically
 
 HISTORY = "history.jsonl"
 CHECKPOINT = "checkpoint"
-QUIET_S = 5.0  # between lines, so that short epochs do not print one each
 
 Figures = dict[str, float | None]
 
@@ -27,6 +29,10 @@ class Stage(Protocol):
     name: str
     epochs: int
     images: int  # real images an epoch, over all processes
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ends before its last epoch; part of its state, alike in every process."""
 
     def train_epoch(self, epoch: int) -> Figures: ...
 
@@ -53,6 +59,7 @@ class Walk:
         state: JSON values for every checkpoint, which say whose it is.
         every: epochs between checkpoints.
         stop: asked after every epoch, in every process.
+        tracking: gets the figures of every epoch, in the main process.
         position: epochs done over all stages.
         seconds: spent, with those before an interruption.
     """
@@ -63,6 +70,7 @@ class Walk:
     every: int
     accelerator: Accelerator
     stop: Callable[[], bool]
+    tracking: Tracking
     position: int = 0
     seconds: float = 0.0
 
@@ -77,6 +85,7 @@ class Walk:
             path = self.folder / HISTORY
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
             write_atomically(path, b"".join(lines[: self.position]))
+            self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint
 
     def run(self, stage: Stage, checkpoint: Checkpoint | None) -> None:
@@ -86,30 +95,43 @@ class Walk:
             checkpoint: of this stage, to go on from; None begins the stage.
         Raises:
             Interrupted: `stop` said so in some process.
+            Diverged: a loss or weight is NaN or infinite; nothing of that epoch is kept.
         """
         first = 0
         if checkpoint is not None:
             stage.load(checkpoint)
             first = checkpoint.state["epoch"]
-        progress = Progress(f"{self.label} {stage.name}", stage, first)
+        label = f"{self.label} {stage.name}"
+        progress = Progress(label, epochs=stage.epochs, images=stage.images, first=first)
         for epoch in range(first, stage.epochs):
-            started = time.perf_counter()
-            figures = stage.train_epoch(epoch)
-            seconds = time.perf_counter() - started
-            self.position += 1
-            self.seconds += seconds
+            if stage.finished:
+                break
+            figures = self._train(stage, epoch)
+            last = epoch + 1 == stage.epochs or stage.finished
             stopping = _any_process(self.stop(), self.accelerator)
             if self.accelerator.is_main_process:
-                self._note({"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures})
-                progress.show(epoch + 1, figures)
-                if stopping or (epoch + 1) % self.every == 0 or epoch + 1 == stage.epochs:
+                progress.show(epoch + 1, figures, last=last)
+                if stopping or last or (epoch + 1) % self.every == 0:
                     self._save(stage, epoch + 1)
             if stopping:
-                raise Interrupted(f"{self.label} {stage.name}: stopped after epoch {epoch + 1}")
+                raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _note(self, line: Mapping[str, Any]) -> None:
-        with (self.folder / HISTORY).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _train(self, stage: Stage, epoch: int) -> Figures:
+        """Train an epoch and note its figures."""
+        started = time.perf_counter()
+        try:
+            figures = stage.train_epoch(epoch)
+        except Diverged as error:
+            raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
+        seconds = time.perf_counter() - started
+        self.position += 1
+        self.seconds += seconds
+        if self.accelerator.is_main_process:
+            line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
+            with (self.folder / HISTORY).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            self.tracking.note(self.position, line)
+        return figures
 
     def _save(self, stage: Stage, epoch: int) -> None:
         place = {"stage": stage.name, "epoch": epoch, "position": self.position}
@@ -120,26 +142,6 @@ class Walk:
             objects=stage.objects(),
             state={**self.state, **place, "seconds": self.seconds},
         )
-
-
-class Progress:
-    """Lines with rate and remaining time, one an epoch but not too many."""
-
-    def __init__(self, label: str, stage: Stage, first: int) -> None:
-        self.label, self.stage, self.first = label, stage, first
-        self.started = self.shown = time.monotonic()
-
-    def show(self, done: int, figures: Mapping[str, float | None]) -> None:
-        now = time.monotonic()
-        if now - self.shown < QUIET_S and done < self.stage.epochs:
-            return
-        self.shown = now
-        epoch_s = (now - self.started) / (done - self.first)
-        left = round(epoch_s * (self.stage.epochs - done))
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
-        rate = f"{self.stage.images / epoch_s:,.0f} images/s"
-        times = f"{rate}  {left // 60}:{left % 60:02d} left"
-        print(f"{self.label} {done}/{self.stage.epochs}  {shown}  {times}", flush=True)
 
 
 def _any_process(flag: bool, accelerator: Accelerator) -> bool:

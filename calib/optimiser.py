@@ -12,10 +12,9 @@ from calib.config import OptimiserConfig
 def build_optimiser(
     config: OptimiserConfig, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    if config.name == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+    if config.name != "sgd":
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+        return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
     return torch.optim.SGD(
         parameters,
         lr=config.learning_rate,

@@ -5,9 +5,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
@@ -15,9 +17,11 @@ from calib.base_stage import BaseStage
 from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from calib.classifier import HEAD, MODEL, load_classifier
 from calib.config import TrainConfig, check
+from calib.divergence import Diverged
 from calib.epochs import CHECKPOINT, Interrupted, Stage, Walk
 from calib.evaluate import evaluate_seed, write_evaluation
 from calib.head_stage import HeadStage
+from calib.micro_batches import check_shares
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -28,12 +32,13 @@ from calib.run_folder import (
     seed_evaluation,
     seed_folder,
 )
+from calib.trackers import Tracking, require_trackers
 from calib.training_data import TrainingData, open_data
 from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 
-INPUT_ERROR, TERMINATED = 2, 128 + signal.SIGTERM
+INPUT_ERROR, DIVERGED, TERMINATED = 2, 3, 128 + signal.SIGTERM
 
 
 def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda: False) -> None:
@@ -45,12 +50,15 @@ def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda:
     Raises:
         InputError: settings or data that cannot be trained, or a folder of another run.
         Interrupted: `stop` said so.
+        Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
+    require_trackers(config.trackers)
     todo = unfinished_seeds(config, run, resume=resume)
-    data = open_data(config, pinned=pinned_index(run))
     accelerator = make_accelerator(config)
+    check_shares(config, accelerator.num_processes)
+    data = open_data(config, pinned=pinned_index(run))
     if accelerator.is_main_process:
         pin_data(data.record, run)
     for seed in config.seeds:
@@ -59,8 +67,8 @@ def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda:
         else:
             accelerator.print(f"{config.name} seed {seed}: done already")
     if accelerator.is_main_process:
-        write_evaluation(config, data, run)
-        print(f"{config.name}: measured in {run / EVALUATION}")
+        write_evaluation(config, data, run, device=accelerator.device)
+        print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
 
 
 def train_seed(
@@ -74,25 +82,36 @@ def train_seed(
 ) -> None:
     """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
     folder, digest = seed_folder(run, seed), run_digest(config, data.record)
+    label = f"{config.name} seed {seed}"
+    settings = config.model_dump(mode="json")
+    tracking = Tracking(config.trackers, folder, label=label, settings=settings)
     walk = Walk(
         folder=folder,
-        label=f"{config.name} seed {seed}",
+        label=label,
         state={"config": config.identity(), "digest": digest},
         every=config.checkpoint_every,
         accelerator=accelerator,
         stop=stop,
+        tracking=tracking,
     )
-    checkpoint = walk.go_on_from(latest_checkpoint(folder / CHECKPOINT))
-    if not is_exported(folder / MODEL, digest):
-        base = BaseStage(config, data, seed=seed, accelerator=accelerator)
-        finish(walk, base, checkpoint, folder / MODEL)
-    if config.head is not None and not is_exported(folder / HEAD, digest):
-        network = load_classifier(run, seed).network
-        head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
-        finish(walk, head, checkpoint, folder / HEAD)
-    if accelerator.is_main_process:
-        device, seconds = accelerator.device, walk.seconds
-        evaluate_seed(config, data, run, seed=seed, seconds=seconds, device=device)
+    with closing(tracking):
+        checkpoint = walk.go_on_from(latest_checkpoint(folder / CHECKPOINT))
+        if not is_exported(folder / MODEL, digest):
+            base = BaseStage(config, data, seed=seed, accelerator=accelerator)
+            finish(walk, base, checkpoint, folder / MODEL)
+        if config.head is not None and not is_exported(folder / HEAD, digest):
+            network = load_classifier(run, seed).network
+            head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
+            finish(walk, head, checkpoint, folder / HEAD)
+    evaluate_seed(
+        config,
+        data,
+        run,
+        seed=seed,
+        seconds=walk.seconds,
+        device=accelerator.device,
+        accelerator=accelerator,
+    )
     accelerator.wait_for_everyone()
 
 
@@ -138,7 +157,12 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     # process's before each forward pass, the default, would throw the others' away.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
     try:
-        return Accelerator(mixed_precision=config.mixed_precision, kwargs_handlers=[plain_buffers])
+        return Accelerator(
+            mixed_precision=config.mixed_precision,
+            # Processes without a GPU join only if told; else each trains alone, in one folder.
+            cpu=not torch.accelerator.is_available(),
+            kwargs_handlers=[plain_buffers],
+        )
     except ValueError as error:
         raise InputError("mixed_precision", config.mixed_precision, str(error)) from None
 
@@ -152,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
+    except Diverged as error:
+        print(f"diverged: {error}", file=sys.stderr)
+        return DIVERGED
     except Interrupted as stopped:
         print(f"{stopped}; go on with --resume", file=sys.stderr)
         return TERMINATED
@@ -163,7 +190,8 @@ def parser() -> argparse.ArgumentParser:
         prog="accelerate launch -m calib.train",
         description="Train every seed of a run through its stages, then measure it.",
         epilog="Seeds that are measured are skipped. SIGTERM ends the epoch, writes a checkpoint "
-        f"and exits {TERMINATED}; settings that cannot be trained exit {INPUT_ERROR}.",
+        f"and exits {TERMINATED}; settings that cannot be trained exit {INPUT_ERROR}; a loss or "
+        f"weight that is NaN or infinite exits {DIVERGED} and leaves the last checkpoint.",
     )
     found.add_argument(
         "--config",

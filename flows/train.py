@@ -41,6 +41,7 @@ def train(
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
     settings = load_settings(TrainConfig, source, overrides)
     check(settings)
+    check_launch(settings, num_processes)
     run = Path(run).absolute()
     if is_measured(settings, run):
         log.info("%s: measured already, nothing to do", run)
@@ -56,6 +57,25 @@ def train(
         command = launch_command(launcher, trainer, num_processes=num_processes)
         run_train(command, name=f"{settings.name} into {run.name}")
     return run
+
+
+def check_launch(settings: TrainConfig, num_processes: int) -> None:
+    """Find, before a process starts, what the processes would refuse one after the other.
+
+    Raises:
+        InputError: batches that the processes cannot share, more processes than GPUs, trackers
+            that are not installed.
+    """
+    from calib.micro_batches import check_shares  # these import torch
+    from calib.trackers import require_trackers
+    from flows.gpus import visible_gpus
+
+    check_shares(settings, num_processes)
+    require_trackers(settings.trackers)
+    gpus = visible_gpus()
+    if gpus and num_processes > len(gpus):
+        remedy = f"one a GPU, and {len(gpus)} are visible; choose fewer"
+        raise InputError("processes", num_processes, remedy)
 
 
 def _claim(settings: TrainConfig, run: Path) -> Path:

@@ -16,7 +16,7 @@ from flows.slot import RECORD
 from flows.supervise import supervise
 
 GRACE_S = 120.0  # after SIGTERM the trainer ends its epoch and writes a checkpoint
-REFUSAL = "error: "
+REFUSAL, DIVERGENCE = "error: ", "diverged: "  # how the trainer begins its last word
 
 log = logging.getLogger("semix.train")
 
@@ -48,9 +48,12 @@ def launch(command: list[str]) -> None:
     outcome = supervise(command, on_line=on_line, grace_s=GRACE_S)
     if outcome.returncode == 0:
         return
-    last = outcome.last_lines[-1] if outcome.last_lines else ""
-    if last.startswith(REFUSAL):  # accelerate turns every exit status of the trainer into 1
-        raise TrainFailed(last.removeprefix(REFUSAL), exit_status=2)
+    # accelerate turns every exit status into 1, and of several processes says so at length.
+    words = [line for line in outcome.last_lines if line.startswith((REFUSAL, DIVERGENCE))]
+    if words and words[-1].startswith(REFUSAL):
+        raise TrainFailed(words[-1].removeprefix(REFUSAL), exit_status=2)
+    if words:  # going on would come to the same end
+        raise TrainFailed(f"{words[-1]}; the last checkpoint stays")
     text = [f"training ended: {outcome}", *outcome.last_lines]
     raise TrainFailed("\n".join([*text, "checkpoints stay; go on with --resume"]))
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from calib.config import TrainConfig
 from calib.run_folder import claim_run
@@ -63,6 +65,7 @@ def make_config(mixed_url: str) -> Callable[..., TrainConfig]:
             "optimiser": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
             "head": {"epochs": 4, "batch_size": 20},
             "checkpoint_every": 1,
+            "evaluation": {"bootstrap": 50},
         }
         return load_settings(TrainConfig, values, overrides)
 
@@ -75,5 +78,28 @@ def make_run(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Callabl
 
     def make(name: str, *overrides: str) -> Path:
         return claim_run(make_config(*overrides), tmp_path / name).parent
+
+    return make
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    """One whose precision is that of the test alone."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def make_stage(
+    make_config: Callable[..., TrainConfig], accelerator: Accelerator
+) -> Callable[..., Any]:
+    """make_stage(*overrides, seed=0): stage one before its first epoch."""
+    from calib.base_stage import BaseStage
+    from calib.training_data import open_data
+
+    def make(*overrides: str, seed: int = 0) -> BaseStage:
+        config = make_config(*overrides)
+        return BaseStage(config, open_data(config), seed=seed, accelerator=accelerator)
 
     return make

@@ -1,4 +1,4 @@
-"""Training: the step by its definition; interrupted, resumed, shared out, and still the same."""
+"""Whole runs: interrupted, resumed, diverged, stopped early; and what each leaves behind."""
 
 import json
 import os
@@ -11,41 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
-from torch.nn import functional
 
-from calib.base_stage import BaseStage
 from calib.checkpoint import latest_checkpoint
-from calib.classifier import load_classifier
 from calib.epochs import Interrupted
-from calib.head_stage import HeadStage
+from calib.metrics import calibration_metrics
 from calib.run_folder import claim_run
 from calib.train import main, parser, train
-from calib.training_data import open_data
 from data.errors import InputError
-from data.fingerprint import derived_seed
-
-WEIGHTS = ("model.safetensors", "head.safetensors", "logits-base.safetensors")
-
-
-@pytest.fixture
-def accelerator():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield Accelerator()
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture
-def make_stage(make_config, accelerator):
-    """make_stage(*overrides, seed=0): stage one before its first epoch."""
-
-    def make(*overrides, seed=0):
-        config = make_config(*overrides)
-        return BaseStage(config, open_data(config), seed=seed, accelerator=accelerator)
-
-    return make
+from tests.calib.runs import WEIGHTS, assert_same_results, history, stop_after
 
 
 @pytest.fixture(scope="module")
@@ -54,79 +29,6 @@ def unbroken(make_config, tmp_path_factory):
     run = claim_run(make_config(), tmp_path_factory.mktemp("unbroken")).parent
     train(run)
     return run
-
-
-def history(run: Path, seed: int = 0) -> list[dict]:
-    text = (run / f"seed-{seed}" / "history.jsonl").read_text()
-    return [{**json.loads(line), "seconds": 0} for line in text.splitlines()]
-
-
-def assert_same_results(run: Path, other: Path, seed: int = 0) -> None:
-    for name in WEIGHTS:
-        found = [load_file(folder / f"seed-{seed}" / name) for folder in (run, other)]
-        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
-    assert history(run, seed) == history(other, seed)
-
-
-def stop_after(epochs: int):
-    calls = iter(range(1, 1000))
-    return lambda: next(calls) == epochs
-
-
-def test_a_step_follows_the_gradient_of_real_plus_weighted_mixed_loss(make_stage):
-    stage = make_stage(
-        "loss={name: ce}",
-        "epochs=1",
-        "batch_size=60",
-        "mixed.weight=0.5",
-        "optimiser={learning_rate: 0.1, momentum: 0, weight_decay: 0, clip_norm: null,"
-        " schedule: constant}",
-    )
-    generator = torch.Generator().manual_seed(derived_seed(0, "base", 0))
-    [batch] = stage.batches.epoch(generator)
-    network = stage.network.train()
-    before = {name: value.detach().clone() for name, value in network.named_parameters()}
-    real = functional.cross_entropy(network(batch.images)[0], batch.targets)
-    p = network(batch.mixed_images)[0].softmax(1)
-    mixed = sum(((p - batch.mixed_labels) ** 2).sum(1)) / 120
-    gradients = torch.autograd.grad(real + 0.5 * mixed, list(network.parameters()))
-    figures = stage.train_epoch(0)
-    for (name, value), gradient in zip(network.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(value.detach(), before[name] - 0.1 * gradient)
-    assert figures["loss"] == pytest.approx(real.item(), rel=1e-5)
-    assert figures["mixed_loss"] == pytest.approx(mixed.item(), rel=1e-5)
-
-
-def test_batch_norms_see_real_then_mixed_and_fedlas_real_alone(make_stage):
-    stage = make_stage()
-    stage.train_epoch(0)
-    assert stage.loss.norm_batches.item() == 3  # of 60 images by 20
-    [count, *_] = [value for name, value in stage.network.named_buffers() if "num_batches" in name]
-    assert count.item() == 6
-
-
-def test_a_seed_decides_the_first_weights(make_stage):
-    first, same, other = (
-        make_stage(seed=seed).network.state_dict()["backbone.classifier.weight"]
-        for seed in (0, 0, 1)
-    )
-    torch.testing.assert_close(first, same, rtol=0, atol=0)
-    assert (first - other).abs().max() > 0.01
-
-
-def test_clipping_leaves_the_gate_of_the_loss_alone(make_stage):
-    stage = make_stage(
-        "optimiser={learning_rate: 1.0, momentum: 0, weight_decay: 0, clip_norm: 1e-9,"
-        " schedule: constant}",
-        "loss.smoothing=0.5",
-    )
-    network = {name: p.detach().clone() for name, p in stage.network.named_parameters()}
-    gate = [p.detach().clone() for p in stage.loss.parameters()]
-    stage.train_epoch(0)
-    for name, parameter in stage.network.named_parameters():
-        torch.testing.assert_close(parameter.detach(), network[name], rtol=0, atol=1e-7)
-    moved = [(a - b).abs().max().item() for a, b in zip(stage.loss.parameters(), gate, strict=True)]
-    assert max(moved) > 1e-4
 
 
 def test_health_of_the_loss_is_in_the_history(unbroken):
@@ -172,21 +74,57 @@ def power_cut_after(epochs: int):
     return stop
 
 
-def test_best_accuracy_survives_a_resume_and_is_what_is_exported(make_run):
-    overrides = ("select=best_accuracy", "optimiser.learning_rate=0.05", "epochs=8")
+def test_the_chosen_epoch_and_the_early_stop_survive_a_resume(make_run):
+    overrides = (
+        "select=nll",
+        "early_stop={measure: accuracy, patience: 2}",
+        "optimiser.learning_rate=0.05",
+        "epochs=30",
+    )
     unbroken, broken = make_run("unbroken", *overrides), make_run("broken", *overrides)
     train(unbroken)
-    found = [line.get("validation_accuracy", 0) for line in history(unbroken)]
-    best = max(found)
-    after_best = found.index(best) + 1
-    assert after_best < 8, "the last epoch is the best: the test needs other settings"
+    base = [line for line in history(unbroken) if line["stage"] == "base"]
+    assert 3 <= len(base) < 30
+    assert [line["stage"] for line in history(unbroken)[len(base) :]] == ["head"] * 4
     with pytest.raises(Interrupted):
-        train(broken, stop=stop_after(after_best))
+        train(broken, stop=stop_after(len(base) - 1))
     train(broken, resume=True)
     assert_same_results(unbroken, broken)
     logits = load_file(unbroken / "seed-0" / "logits-base.safetensors")
-    right = logits["validation_logits"].argmax(1) == logits["validation_targets"]
-    assert right.float().mean().item() == pytest.approx(best)
+    measures = calibration_metrics(logits["validation_logits"], logits["validation_targets"])
+    assert measures.nll == pytest.approx(min(line["validation_nll"] for line in base), rel=1e-6)
+
+
+def test_a_loss_that_is_no_number_stops_at_once_and_leaves_the_last_checkpoint(make_run, capsys):
+    run = make_run(
+        "run",
+        "loss={name: ce}",
+        "mixed=null",
+        "head=null",
+        "model={name: lenet}",
+        "epochs=40",
+        "optimiser={learning_rate: 1, momentum: 0, weight_decay: 5, schedule: constant}",
+    )
+    assert main(["--config", str(run / "config.json")]) == 3
+    checkpoint = latest_checkpoint(run / "seed-0" / "checkpoint")
+    epochs = len(history(run))
+    assert checkpoint.state["epoch"] == epochs >= 2
+    assert all(value.isfinite().all() for value in checkpoint.tensors("network").values())
+    text = capsys.readouterr().err
+    assert text.startswith(f"diverged: all seed 0 base epoch {epochs + 1}: step ")
+    assert "the real loss is NaN or infinite; lower optimiser.learning_rate" in text
+    assert sorted(path.name for path in (run / "seed-0").iterdir()) == [
+        "checkpoint",
+        "history.jsonl",
+        "tensorboard",
+    ]
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused_before_data_is_read(make_run):
+    run = make_run("run", "accumulate=7")
+    with pytest.raises(InputError, match=r"^accumulate = 7: the 20 real images of a process"):
+        train(run)
+    assert [path.name for path in run.iterdir()] == ["config.json"]
 
 
 def test_a_seed_does_not_depend_on_the_others(unbroken, make_run):
@@ -237,28 +175,6 @@ def test_mixed_images_of_another_size_are_refused(make_run):
     with pytest.raises(InputError, match=r"^mixed\.url = .* 16x16 pixels, the real ones 24x24"):
         train(run)
     assert [path.name for path in run.iterdir()] == ["config.json"]
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_the_head_stage_leaves_network_and_batch_norms_alone(
-    unbroken, make_config, accelerator, shift
-):
-    config = make_config(f"augment.shift={shift}")
-    network = load_classifier(unbroken, 0).network
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    stage = HeadStage(config, open_data(config), network=network, seed=0, accelerator=accelerator)
-    images = stage.batches.images
-    for epoch in range(2):  # in the second, momentum pulls at weights that are masked now
-        stage.train_epoch(epoch)
-    for name, value in network.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
-    weight = stage.head.layer1.weight
-    assert (weight[~stage.head.mask1] == 0).all()
-    assert (weight[stage.head.mask1] != 0).any()
-    # Features are kept exactly where every epoch would compute the same ones.
-    assert (stage._cached is None) == (shift > 0)
-    if stage._cached is not None:
-        torch.testing.assert_close(stage._cached[:7], network.features(images[:7]))
 
 
 def test_bf16_trains_and_keeps_losses_in_float32(make_run):
@@ -312,50 +228,6 @@ def test_sigterm_writes_a_checkpoint_and_exits_143(make_run):
     assert "go on with --resume" in output
     checkpoint = latest_checkpoint(run / "seed-0" / "checkpoint")
     assert checkpoint.state["epoch"] == len(history(run)) >= 3
-
-
-TWO_PROCESSES = """
-import sys
-import torch
-from accelerate.utils import gather
-from calib.base_stage import BaseStage
-from calib.classifier import load_classifier
-from calib.config import TrainConfig
-from calib.train import make_accelerator, train
-from calib.head_stage import HeadStage
-from calib.training_data import open_data
-from data.settings import load_settings
-from pathlib import Path
-
-run = Path(sys.argv[1])
-train(run)
-config = load_settings(TrainConfig, run / "config.json")
-accelerator, data = make_accelerator(config), open_data(config)
-base = BaseStage(config, data, seed=0, accelerator=accelerator)
-network = load_classifier(run, 0).network
-head = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
-for stage, module in ((base, base.network), (base, base.loss), (head, head.head)):
-    stage.train_epoch(0)
-    for name, value in module.state_dict().items():
-        both = gather(value.float().flatten()[None].contiguous())
-        assert len(both) == 2 and torch.equal(both[0], both[1]), name
-print("processes agree", flush=True)
-"""
-
-
-def test_two_processes_train_one_model(make_run, tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    run = make_run("run", "epochs=2")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    found = subprocess.run(
-        [*command, str(script), str(run)], env=environment, capture_output=True, text=True
-    )
-    assert found.stdout.count("processes agree") == 2, found.stderr
-    assert [line["epoch"] for line in history(run)] == [0, 1, 0, 1, 2, 3]
-    assert json.loads((run / "evaluation.json").read_text())["rows"][0]["stage"] == "base"
 
 
 def test_the_command_line_says_what_is_wrong(make_run, capsys):

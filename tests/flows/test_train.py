@@ -42,6 +42,19 @@ def test_bad_settings_start_nothing(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "processes", "text"),
+    [
+        ([], 4, r"^batch_size = 150: 4 processes share it equally; choose a multiple of 4"),
+        (["accumulate=4"], 2, r"^accumulate = 4: the 75 real images of a process make no such"),
+    ],
+)
+def test_what_processes_cannot_share_starts_nothing(config, tmp_path, overrides, processes, text):
+    with pytest.raises(InputError, match=text):
+        train(config, tmp_path / "run", overrides=overrides, num_processes=processes)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
@@ -55,6 +68,8 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
     [
         ("print('epoch 1'); exit(1)", "training ended: exit status 1\nepoch 1\ncheckpoints", 1),
         ("print('error: run = x: unfinished'); exit(1)", "run = x: unfinished", 2),
+        ("print('error: a = b: c'); print('ChildFailedError'); exit(1)", "a = b: c", 2),
+        ("print('diverged: epoch 2'); exit(3)", "diverged: epoch 2; the last checkpoint stays", 1),
     ],
 )
 def test_a_failed_training_says_why(prefect_api, code, text, status):

@@ -1,0 +1,80 @@
+"""Which epoch's weights to keep, and when to stop, by measures of the validation images."""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from torch import Tensor, nn
+
+from calib.config import EarlyStopConfig
+from calib.config.train import Criterion
+from calib.feedback import Outputs
+from calib.metrics import calibration_metrics
+
+CRITERIA: tuple[str, ...] = get_args(Criterion)
+HIGHER_IS_BETTER = ("accuracy",)
+
+
+class Selection:
+    """Watches a stage; its state belongs to the checkpoint, `best` beside it.
+
+    Stopping early and keeping the best weights are separate settings: what stops early with
+    `select` last keeps the weights of its last epoch.
+
+    Attributes:
+        best: state of the network after the best epoch so far; empty where the last is kept.
+    """
+
+    def __init__(self, select: str, early_stop: EarlyStopConfig | None) -> None:
+        self.select, self.early_stop = select, early_stop
+        self.best: dict[str, Tensor] = {}
+        self._best_epoch: int | None = None
+        self._best_value: float | None = None
+        self._stop_value: float | None = None
+        self._waited = 0  # epochs since early_stop.measure was better than ever
+
+    @property
+    def watching(self) -> bool:
+        """Whether the validation images are wanted at all."""
+        return self.select != "last" or self.early_stop is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.early_stop is not None and self._waited >= self.early_stop.patience
+
+    def note(self, measures: Mapping[str, float], network: nn.Module, epoch: int) -> None:
+        """Take in the measures of an epoch, and the network's weights if they are the best."""
+        if self.select != "last" and is_better(self.select, measures, self._best_value):
+            self._best_value, self._best_epoch = measures[self.select], epoch
+            self.best = copy.deepcopy(network.state_dict())
+        if self.early_stop is not None:
+            self._waited += 1
+            if is_better(self.early_stop.measure, measures, self._stop_value):
+                self._stop_value, self._waited = measures[self.early_stop.measure], 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best_epoch": self._best_epoch,
+            "best_value": self._best_value,
+            "stop_value": self._stop_value,
+            "waited": self._waited,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], best: dict[str, Tensor]) -> None:
+        self._best_epoch, self._best_value = state["best_epoch"], state["best_value"]
+        self._stop_value, self._waited = state["stop_value"], state["waited"]
+        self.best = best
+
+
+def is_better(name: str, measures: Mapping[str, float], than: float | None) -> bool:
+    """Whether a measure is better than a former value of it; the first one always is."""
+    if than is None or math.isnan(than):
+        return True
+    return measures[name] > than if name in HIGHER_IS_BETTER else measures[name] < than
+
+
+def validation_measures(outputs: Outputs) -> dict[str, float]:
+    """All measures that can be chosen, of 15 bins whatever the evaluation uses."""
+    found = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
+    return {name: found[name] for name in CRITERIA}

@@ -1,0 +1,149 @@
+"""Experiment trackers: TensorBoard, MLflow, W&B get the figures of every epoch."""
+
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import (
+    GeneralTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    WandBTracker,
+)
+
+from data.errors import InputError
+from data.files import read_json, write_json
+
+TENSORBOARD = "tensorboard"  # folder in that of the seed
+SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs that they have
+SERVICES = ("mlflow", "wandb")
+PROJECT = "semix"
+
+Line = Mapping[str, Any]  # of history.jsonl
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Raises InputError for the first tracker whose package is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            remedy = f"is not installed; `pip install {name}`, or leave it out"
+            raise InputError("trackers", name, remedy)
+
+
+class Tracking:
+    """Sends the epochs of one seed to its trackers, in the main process.
+
+    `history.jsonl` is the record; trackers show it. Whatever a tracker raises is a warning, and
+    the tracker is left alone from then on: no service and no full disk ends a training. A
+    resumed seed goes on in the same place, each epoch there once: TensorBoard's events are
+    written anew from the history, services get what they have not got.
+
+    Args:
+        names: of trackers.
+        folder: of the seed.
+        label: of the run in a service.
+        settings: of the run, nested plain values.
+    """
+
+    def __init__(
+        self, names: Sequence[str], folder: Path, *, label: str, settings: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.label, self.settings = folder, label, _flat(settings)
+        self._makers = {name: getattr(self, f"_{name}") for name in names}
+        self._open: dict[str, GeneralTracker] = {}
+        self._state: dict[str, Any] = {}
+
+    def start(self, history: Sequence[Line]) -> None:
+        """Open the trackers and bring them up to the history."""
+        path = self.folder / SENT
+        self._state = {"sent": {}, **(read_json(path) if path.is_file() else {})}
+        for name, make in self._makers.items():
+            self._guarded(name, partial(self._begin, name, make))
+        for position, line in enumerate(history, 1):
+            self.note(position, line)
+
+    def note(self, position: int, line: Line) -> None:
+        """Send the figures of an epoch.
+
+        Args:
+            position: epochs done, this one included, over all stages.
+        """
+        stage = line["stage"]
+        figures = {
+            f"{stage}/{name}": value
+            for name, value in line.items()
+            if name not in ("stage", "epoch") and value is not None
+        }
+        for name in list(self._open):
+            self._guarded(name, partial(self._send, name, figures, position))
+
+    def close(self) -> None:
+        for name, tracker in list(self._open.items()):
+            self._guarded(name, tracker.finish)
+        self._open.clear()
+
+    def _begin(self, name: str, make: Callable[[], GeneralTracker]) -> None:
+        self._open[name] = make()
+
+    def _send(self, name: str, figures: Mapping[str, float], position: int) -> None:
+        sent: dict[str, int] = self._state["sent"]
+        if position > sent.get(name, 0):
+            self._open[name].log(dict(figures), step=position)
+            sent[name] = position
+            if name in SERVICES:
+                write_json(self.folder / SENT, self._state)
+
+    def _guarded(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # the libraries of services raise anything
+            self._open.pop(name, None)
+            text = f"warning: {self.label}: {name} failed ({error or type(error).__name__})"
+            print(f"{text}; training goes on, history.jsonl has all", file=sys.stderr, flush=True)
+
+    def _tensorboard(self) -> GeneralTracker:
+        if (self.folder / TENSORBOARD).is_dir():
+            shutil.rmtree(self.folder / TENSORBOARD)
+        self._state["sent"].pop(TENSORBOARD, None)
+        tracker = TensorBoardTracker(TENSORBOARD, self.folder)
+        tracker.start()
+        # Its own form of settings is a second run in a folder named after the clock.
+        tracker.log({"settings": _table(self.settings)})
+        return tracker
+
+    def _mlflow(self) -> GeneralTracker:
+        tracker = MLflowTracker(PROJECT, run_id=self._state.get("mlflow"), run_name=self.label)
+        tracker.start()
+        self._state["mlflow"] = tracker.tracker.info.run_id
+        tracker.store_init_configuration(self.settings)
+        return tracker
+
+    def _wandb(self) -> GeneralTracker:
+        own = self._state.setdefault("wandb", uuid.uuid4().hex)
+        tracker = WandBTracker(
+            PROJECT, id=own, resume="allow", name=self.label, dir=str(self.folder)
+        )
+        tracker.start()
+        tracker.store_init_configuration(self.settings)
+        return tracker
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = item if isinstance(item, bool | int | float) else str(item)
+    return flat
+
+
+def _table(settings: Mapping[str, Any]) -> str:
+    """Markdown, as TensorBoard shows text."""
+    rows = [f"| {name} | {value} |" for name, value in settings.items()]
+    return "\n".join(["| setting | value |", "|---|---|", *rows])

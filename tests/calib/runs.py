@@ -1,0 +1,29 @@
+"""What tests of whole runs share: their history, comparisons, ways to be interrupted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+WEIGHTS = ("model.safetensors", "head.safetensors", "logits-base.safetensors")
+
+
+def history(run: Path, seed: int = 0) -> list[dict[str, Any]]:
+    """Lines of history.jsonl without their times."""
+    text = (run / f"seed-{seed}" / "history.jsonl").read_text()
+    return [{**json.loads(line), "seconds": 0} for line in text.splitlines()]
+
+
+def assert_same_results(run: Path, other: Path, seed: int = 0) -> None:
+    for name in WEIGHTS:
+        found = [load_file(folder / f"seed-{seed}" / name) for folder in (run, other)]
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    assert history(run, seed) == history(other, seed)
+
+
+def stop_after(epochs: int) -> Callable[[], bool]:
+    calls = iter(range(1, 1000))
+    return lambda: next(calls) == epochs

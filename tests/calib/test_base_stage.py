@@ -1,0 +1,212 @@
+"""Stage one: the step by its definition, in parts, averaged, selected, stopped, resumed."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from calib.checkpoint import latest_checkpoint, save_checkpoint
+from calib.classifier import Classifier
+from calib.divergence import Diverged
+from calib.evaluate import predict
+from calib.metrics import calibration_metrics
+from calib.training_data import decode, open_data
+from data.errors import InputError
+from data.fingerprint import derived_seed
+
+PLAIN_SGD = (
+    "optimiser={learning_rate: 0.1, momentum: 0, weight_decay: 0, clip_norm: null,"
+    " schedule: constant}"
+)
+NO_NORMS = "model={name: lenet}"
+
+
+def test_a_step_follows_the_gradient_of_real_plus_weighted_mixed_loss(make_stage):
+    stage = make_stage(
+        "loss={name: ce}",
+        "epochs=1",
+        "batch_size=60",
+        "mixed.weight=0.5",
+        PLAIN_SGD,
+    )
+    generator = torch.Generator().manual_seed(derived_seed(0, "base", 0))
+    [batch] = stage.batches.epoch(generator)
+    network = stage.network.train()
+    before = {name: value.detach().clone() for name, value in network.named_parameters()}
+    real = functional.cross_entropy(network(batch.images)[0], batch.targets)
+    p = network(batch.mixed_images)[0].softmax(1)
+    mixed = sum(((p - batch.mixed_labels) ** 2).sum(1)) / 120
+    gradients = torch.autograd.grad(real + 0.5 * mixed, list(network.parameters()))
+    figures = stage.train_epoch(0)
+    for (name, value), gradient in zip(network.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(value.detach(), before[name] - 0.1 * gradient)
+    assert figures["loss"] == pytest.approx(real.item(), rel=1e-5)
+    assert figures["mixed_loss"] == pytest.approx(mixed.item(), rel=1e-5)
+
+
+def test_batch_norms_see_real_then_mixed_and_fedlas_real_alone(make_stage):
+    stage = make_stage()
+    stage.train_epoch(0)
+    assert stage.loss.norm_batches.item() == 3  # of 60 images by 20
+    [count, *_] = [value for name, value in stage.network.named_buffers() if "num_batches" in name]
+    assert count.item() == 6
+
+
+def test_a_seed_decides_the_first_weights(make_stage):
+    first, same, other = (
+        make_stage(seed=seed).network.state_dict()["backbone.classifier.weight"]
+        for seed in (0, 0, 1)
+    )
+    torch.testing.assert_close(first, same, rtol=0, atol=0)
+    assert (first - other).abs().max() > 0.01
+
+
+def test_clipping_leaves_the_gate_of_the_loss_alone(make_stage):
+    stage = make_stage(
+        "optimiser={learning_rate: 1.0, momentum: 0, weight_decay: 0, clip_norm: 1e-9,"
+        " schedule: constant}",
+        "loss.smoothing=0.5",
+    )
+    network = {name: p.detach().clone() for name, p in stage.network.named_parameters()}
+    gate = [p.detach().clone() for p in stage.loss.parameters()]
+    stage.train_epoch(0)
+    for name, parameter in stage.network.named_parameters():
+        torch.testing.assert_close(parameter.detach(), network[name], rtol=0, atol=1e-7)
+    moved = [(a - b).abs().max().item() for a, b in zip(stage.loss.parameters(), gate, strict=True)]
+    assert max(moved) > 1e-4
+
+
+@pytest.mark.parametrize("accumulate", [2, 5])
+def test_parts_of_a_batch_train_as_the_whole_does(make_stage, accumulate):
+    settings = ("loss={name: ce}", NO_NORMS, PLAIN_SGD, "mixed.per_real=1.5", "augment.shift=0")
+    whole, parts = make_stage(*settings), make_stage(*settings, f"accumulate={accumulate}")
+    for epoch in range(2):
+        expected, found = whole.train_epoch(epoch), parts.train_epoch(epoch)
+        assert found == pytest.approx(expected, rel=1e-5)
+    for name, value in whole.network.state_dict().items():
+        torch.testing.assert_close(parts.network.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_that_cannot_be_equal_are_refused(make_stage):
+    with pytest.raises(InputError, match=r"^accumulate = 3: the 20 real images of a process make"):
+        make_stage("accumulate=3")
+
+
+def snapshots(stage) -> list[dict]:
+    """States of the network after each step; filled while it trains."""
+    found: list[dict] = []
+
+    def note(*_) -> None:
+        found.append({name: v.clone() for name, v in stage.network.state_dict().items()})
+
+    stage.optimiser.optimizer.register_step_post_hook(note)
+    return found
+
+
+def test_averaged_weights_follow_every_step_and_are_what_is_measured_and_kept(make_stage, tmp_path):
+    stage = make_stage("ema=0.8", "select=nll")
+    states = snapshots(stage)
+    figures = [stage.train_epoch(epoch) for epoch in range(2)]
+    assert len(states) == 6
+    average = states[0]
+    for state in states[1:]:
+        average = {
+            name: 0.8 * average[name] + 0.2 * value if value.is_floating_point() else value
+            for name, value in state.items()
+        }
+    torch.testing.assert_close(dict(stage.average.network.state_dict()), average)
+    network = stage.network.state_dict()
+    assert (network["backbone.classifier.weight"] - average["backbone.classifier.weight"]).any()
+    data = open_data(stage.config).real.validation
+    logits = predict(
+        Classifier(stage.average.network).eval(), decode(data), device=torch.device("cpu")
+    )
+    measures = calibration_metrics(logits, torch.from_numpy(data.targets))
+    assert figures[1]["validation_nll"] == pytest.approx(measures.nll, rel=1e-6)
+    assert figures[1]["validation_nll"] < figures[0]["validation_nll"], "choose other settings"
+    stage.export(tmp_path / "model.safetensors", digest="d")
+    torch.testing.assert_close(load_file(tmp_path / "model.safetensors"), average)
+
+
+def test_validation_decides_when_it_ends_and_which_epoch_is_kept(make_stage, tmp_path):
+    stage = make_stage(
+        "loss={name: ce}",
+        "mixed=null",
+        NO_NORMS,
+        "optimiser={name: adamw, learning_rate: 0.02, schedule: constant}",
+        "epochs=40",
+        "select=nll",
+        "early_stop={measure: accuracy, patience: 3}",
+    )
+    found, states = [], []
+    while not stage.finished:
+        found.append(stage.train_epoch(len(found)))
+        states.append({name: v.clone() for name, v in stage.network.state_dict().items()})
+    accuracy = [figures["validation_accuracy"] for figures in found]
+    nll = [figures["validation_nll"] for figures in found]
+    assert accuracy.index(max(accuracy)) == len(found) - 4
+    best = nll.index(min(nll))
+    assert best < len(found) - 1, "the last epoch is the best: the test needs other settings"
+    stage.export(tmp_path / "model.safetensors", digest="d")
+    torch.testing.assert_close(load_file(tmp_path / "model.safetensors"), states[best])
+
+
+def test_validation_is_left_alone_where_no_setting_asks(make_stage):
+    assert not any(name.startswith("validation") for name in make_stage().train_epoch(0))
+
+
+RESUMED = {
+    "ce": ("loss={name: ce}", "mixed=null"),
+    "csm": ("loss={name: ce}",),
+    "fedlas_ls": (),
+    "fedlas_mbls": ("loss={name: fedlas_mbls}",),
+    "crl": ("loss={name: crl}", "mixed=null"),
+    "ada_focal": ("loss={name: ada_focal}", "mixed=null"),
+    "mixup": ("loss={name: ce}", "method={name: mixup}"),
+    "balcal": ("loss={name: ce}", "method={name: balcal}", "model.width=4"),
+    "plp": ("loss={name: ce}", "method={name: plp}"),
+    "separate norms": ("mixed.batch_norm=separate",),
+    "in parts": ("accumulate=2",),
+    "averaged": ("ema=0.9", "select=nll", "early_stop={measure: ece, patience: 9}"),
+    "sgd": ("optimiser={learning_rate: 0.1, milestones: [1]}", "select=brier"),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_is_unbroken_to_the_last_bit(make_stage, tmp_path, name):
+    unbroken, resumed = (make_stage(*RESUMED[name]) for _ in range(2))
+    unbroken.train_epoch(0)
+    save_checkpoint(
+        tmp_path, 1, tensors=unbroken.tensors(), objects=unbroken.objects(), state={"epoch": 1}
+    )
+    expected = unbroken.train_epoch(1)
+    resumed.load(latest_checkpoint(tmp_path))
+    assert resumed.train_epoch(1) == expected
+    states = [(dict(stage.tensors()), stage.objects()) for stage in (unbroken, resumed)]
+    torch.testing.assert_close(*[all_values(*state) for state in states], rtol=0, atol=0)
+
+
+def all_values(tensors, objects):
+    """State as nested plain dictionaries."""
+    moments = {str(k): v for k, v in objects["optimiser"]["state"].items()}
+    chosen = {k: -1.0 if v is None else v for k, v in objects["selection"].items()}
+    return {k: dict(v) for k, v in tensors.items()} | {"optimiser": moments, "chosen": chosen}
+
+
+def test_weights_that_are_no_numbers_any_more_end_the_training(make_stage):
+    stage = make_stage(
+        "mixed=null",
+        "batch_size=60",
+        "optimiser={learning_rate: 1e38, weight_decay: 1e3, schedule: constant}",
+    )
+    with pytest.raises(
+        Diverged, match=r"^after its last step backbone\..* is NaN or infinite; lower optimiser"
+    ):
+        stage.train_epoch(0)
+
+
+def test_a_checkpoint_of_another_model_or_class_count_is_refused(make_stage, tmp_path):
+    stage = make_stage()
+    save_checkpoint(tmp_path, 1, tensors=stage.tensors(), objects=stage.objects(), state={})
+    with pytest.raises(InputError, match=r"network\.safetensors: .* = .*: the model has"):
+        make_stage("model.width=3").load(latest_checkpoint(tmp_path))

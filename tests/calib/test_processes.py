@@ -1,0 +1,145 @@
+"""Two processes: one model, the loss curve of one process, and an end together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.calib.runs import history
+
+EPOCHS = 3
+# Without batch norms: theirs see a process's own images alone, so that with them the curve of
+# two processes is one of half the batch size.
+CURVES = {
+    "ce": ("loss={name: ce}", "mixed=null"),
+    "csm": ("loss={name: ce}",),
+    "fedlas_ls": ("loss={name: fedlas_ls}",),
+    "fedlas_mbls": ("loss={name: fedlas_mbls}",),
+    "crl": ("loss={name: crl}", "mixed=null"),
+    "ada_focal": ("loss={name: ada_focal}", "mixed=null"),
+    "in parts": ("loss={name: ce}", "accumulate=2"),
+    "averaged": ("loss={name: ce}", "ema=0.8", "select=nll", "real.validation_per_class=3"),
+    "plp": ("loss={name: ce}", "method={name: plp}"),
+}
+SMALL_STEPS = "optimiser={learning_rate: 0.02, schedule: constant}"
+
+SCRIPT = """
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from accelerate.utils import gather
+from safetensors.torch import save_file
+from calib.base_stage import BaseStage
+from calib.classifier import load_classifier
+from calib.config import TrainConfig
+from calib.divergence import Diverged
+from calib.train import make_accelerator, train
+from calib.head_stage import HeadStage
+from calib.split_outputs import SplitOutputs
+from calib.training_data import TrainingData, decode, open_data
+from data.settings import load_settings
+
+run, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+
+def agree(module):
+    for name, value in module.state_dict().items():
+        both = gather(value.float().flatten()[None].contiguous())
+        assert len(both) == 2 and torch.equal(both[0], both[1]), name
+
+train(run)
+config = load_settings(TrainConfig, run / "config.json")
+accelerator, data = make_accelerator(config), open_data(config)
+head = HeadStage(
+    config, data, network=load_classifier(run, 0).network, seed=0, accelerator=accelerator
+)
+head.train_epoch(0)
+agree(head.head)
+curves = {}
+for name, values in settings["curves"].items():
+    config = load_settings(TrainConfig, values)
+    stage = BaseStage(config, open_data(config), seed=0, accelerator=accelerator)
+    curves[name] = [stage.train_epoch(epoch) for epoch in range(settings["epochs"])]
+    agree(stage.network)
+    agree(stage.loss)
+    if accelerator.is_main_process:
+        state = {k: v.contiguous() for k, v in stage.loss.state_dict().items()}
+        save_file(state, run / f"{name}.safetensors")
+if accelerator.is_main_process:
+    (run / "curves.json").write_text(json.dumps(curves))
+real = data.real
+odd = replace(real, validation=replace(real.validation, targets=real.validation.targets[:29]))
+found = SplitOutputs(stage.network, TrainingData(odd, None), accelerator).outputs("validation")
+with torch.no_grad():
+    logits, features = stage.network.eval()(decode(odd.validation))
+torch.testing.assert_close((found.logits, found.features), (logits, features))
+assert found.targets.tolist() == odd.validation.targets.tolist()
+print("outputs of an odd number of images agree", flush=True)
+stage.step = lambda batch: torch.tensor([float("nan") if accelerator.process_index else 0, 0, 0])
+try:
+    stage.train_epoch(0)
+except Diverged as error:
+    print(f"ended: {error}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_processes(make_config, tmp_path_factory):
+    """The run folder that two processes have left, and what they printed."""
+    from calib.run_folder import claim_run
+
+    folder = tmp_path_factory.mktemp("two")
+    run = claim_run(make_config("epochs=2"), folder / "run").parent
+    (folder / "script.py").write_text(SCRIPT)
+    curves = {name: curve_config(make_config, name).model_dump(mode="json") for name in CURVES}
+    (folder / "settings.json").write_text(json.dumps({"curves": curves, "epochs": EPOCHS}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    found = subprocess.run(
+        [*command, str(folder / "script.py"), str(run), str(folder / "settings.json")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    return run, found.stdout
+
+
+def curve_config(make_config, name):
+    return make_config("model={name: lenet}", "head=null", SMALL_STEPS, *CURVES[name])
+
+
+def test_a_run_of_two_processes_is_whole(two_processes):
+    run, _ = two_processes
+    assert [line["epoch"] for line in history(run)] == [0, 1, 0, 1, 2, 3]
+    assert json.loads((run / "evaluation.json").read_text())["rows"][0]["stage"] == "base"
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_loss_curve_is_that_of_one_process(two_processes, make_stage, name):
+    run, _ = two_processes
+    stage = make_stage("model={name: lenet}", "head=null", SMALL_STEPS, *CURVES[name])
+    curve = json.loads((run / "curves.json").read_text())[name]
+    for epoch in range(EPOCHS):
+        assert curve[epoch] == pytest.approx(stage.train_epoch(epoch), rel=1e-4, abs=1e-6)
+    found = load_file(run / f"{name}.safetensors")
+    for key, value in stage.loss.state_dict().items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_both_processes_hold_the_outputs_of_a_whole_split(two_processes):
+    _, output = two_processes
+    assert output.count("outputs of an odd number of images agree") == 2
+
+
+def test_all_processes_end_when_the_loss_of_one_is_no_number(two_processes):
+    _, output = two_processes
+    text = "ended: step 1 of 3: the real loss is NaN or infinite; lower optimiser.learning_rate"
+    assert output.count(text) == 2

@@ -1,0 +1,60 @@
+"""Which epoch is kept and when it ends, on measures made up for it."""
+
+import pytest
+import torch
+from torch import nn
+
+from calib.config import EarlyStopConfig
+from calib.selection import Selection, is_better
+
+
+def note(selection: Selection, name: str, values: list[float]) -> list[bool]:
+    """Epochs whose weight is their number; returns whether it was finished after each."""
+    network, found = nn.Linear(1, 1), []
+    for epoch, value in enumerate(values):
+        nn.init.constant_(network.weight, epoch)
+        selection.note({name: value}, network, epoch)
+        found.append(selection.finished)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("accuracy", [0.1, 0.5, 0.5, 0.3], 1),
+        ("nll", [2.0, 1.0, 0.5, 0.5], 2),
+        ("ece", [0.3, 0.1, 0.2, 0.4], 1),
+        ("nll", [float("nan"), 2.0, 3.0, float("nan")], 1),
+    ],
+)
+def test_the_first_of_the_best_epochs_is_kept(name, values, best):
+    selection = Selection(name, None)
+    assert note(selection, name, values) == [False] * 4
+    torch.testing.assert_close(selection.best["weight"], torch.full((1, 1), float(best)))
+
+
+def test_it_ends_after_so_many_epochs_without_an_improvement():
+    selection = Selection("last", EarlyStopConfig(measure="nll", patience=2))
+    values = [3.0, 2.0, 2.5, 1.9, 1.9, 2.0]
+    assert note(selection, "nll", values) == [False] * 5 + [True]
+    assert selection.best == {}
+
+
+def test_it_goes_on_from_its_state():
+    early_stop = EarlyStopConfig(measure="nll", patience=2)
+    first, second = Selection("nll", early_stop), Selection("nll", early_stop)
+    note(first, "nll", [1.0, 1.5])
+    second.load_state_dict(first.state_dict(), first.best)
+    assert note(second, "nll", [1.2]) == [True]
+    torch.testing.assert_close(second.best["weight"], torch.zeros(1, 1))
+
+
+def test_nothing_is_watched_by_default():
+    assert not Selection("last", None).watching
+    assert Selection("brier", None).watching
+    assert Selection("last", EarlyStopConfig()).watching
+
+
+def test_only_accuracy_is_better_when_higher():
+    assert is_better("accuracy", {"accuracy": 0.6}, 0.5)
+    assert not is_better("brier", {"brier": 0.6}, 0.5)

@@ -1,0 +1,144 @@
+"""Trackers: every epoch once, also after a resume; their failures are warnings."""
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from calib.epochs import Interrupted
+from calib.trackers import Tracking, require_trackers
+from calib.train import train
+from data.errors import InputError
+from tests.calib.runs import history, stop_after
+
+LINES = [
+    {"stage": "base", "epoch": 0, "seconds": 1.5, "loss": 2.0, "smoothing": None},
+    {"stage": "base", "epoch": 1, "seconds": 1.5, "loss": 1.0, "smoothing": 0.5},
+    {"stage": "head", "epoch": 0, "seconds": 0.5, "loss": 3.0},
+]
+
+
+@pytest.fixture
+def tracking(tmp_path, accelerator):
+    """tracking(): TensorBoard of a seed, as a process that starts opens it."""
+
+    def make() -> Tracking:
+        settings = {"epochs": 2, "model": {"name": "lenet"}, "head": None}
+        return Tracking(["tensorboard"], tmp_path, label="all seed 0", settings=settings)
+
+    return make
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Of each figure all (step, value), in the order of the event files."""
+    events = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def test_figures_of_all_stages_are_in_tensorboard(tracking, tmp_path):
+    first = tracking()
+    first.start([])
+    for position, line in enumerate(LINES, 1):
+        first.note(position, line)
+    first.close()
+    expected = {
+        "base/seconds": [(1, 1.5), (2, 1.5)],
+        "base/loss": [(1, 2.0), (2, 1.0)],
+        "base/smoothing": [(2, 0.5)],
+        "head/seconds": [(3, 0.5)],
+        "head/loss": [(3, 3.0)],
+    }
+    assert scalars(tmp_path) == expected
+    again = tracking()  # after a cut that lost the last epoch
+    again.start(LINES[:2])
+    again.note(3, LINES[2])
+    again.close()
+    assert scalars(tmp_path) == expected
+
+
+def test_a_resumed_run_has_each_epoch_of_its_history_once(make_run):
+    run = make_run("run", "epochs=3", "checkpoint_every=2")
+    with pytest.raises(Interrupted):
+        train(run, stop=stop_after(4))
+    train(run, resume=True)
+    found = scalars(run / "seed-0")
+    lines = history(run)
+    assert len(lines) == 7
+    for stage in ("base", "head"):
+        expected = [(n, line["loss"]) for n, line in enumerate(lines, 1) if line["stage"] == stage]
+        assert found[f"{stage}/loss"] == [(n, pytest.approx(loss)) for n, loss in expected]
+
+
+def test_a_tracker_that_cannot_start_is_a_warning(make_run, capsys):
+    run = make_run("run", "epochs=1", "head=null")
+    (run / "seed-0").mkdir()
+    (run / "seed-0" / "tensorboard").write_text("in the way")
+    train(run)
+    assert (run / "evaluation.json").is_file()
+    warning = capsys.readouterr().err
+    assert "warning: all seed 0: tensorboard failed (" in warning
+    assert warning.rstrip().endswith("; training goes on, history.jsonl has all")
+
+
+# The writer's own thread dies of it, as it should.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_disk_that_is_full_later_is_one_warning(tracking, tmp_path, capsys):
+    own = tracking()
+    own.start([])
+    own.note(1, LINES[0])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))  # of any file, in bytes
+    try:
+        own.note(2, {"stage": "base", **{f"figure {n}": 1.0 for n in range(20_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    own.note(3, LINES[1])
+    own.close()
+    assert capsys.readouterr().err.count("warning: all seed 0: tensorboard failed (") == 1
+    assert scalars(tmp_path)["base/loss"] == [(1, 2.0)]
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_anything_starts(make_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run = make_run("run", "trackers=[tensorboard,wandb]")
+    with pytest.raises(
+        InputError, match=r"^trackers = wandb: is not installed; `pip install wandb`"
+    ):
+        train(run)
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+    require_trackers(["tensorboard"])
+
+
+def test_mlflow_has_each_epoch_once_after_a_resume(make_run, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = make_run("run", "trackers=[mlflow]", "epochs=3", "checkpoint_every=2", "head=null")
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(run, stop=power_cut)
+    train(run, resume=True)
+    [found] = mlflow.search_runs(experiment_names=["semix"], output_format="list")
+    client = mlflow.MlflowClient()
+    losses = client.get_metric_history(found.info.run_id, "base/loss")
+    assert [(m.step, m.value) for m in losses] == [
+        (n, line["loss"]) for n, line in enumerate(history(run), 1)
+    ]
+    assert found.data.params["model.name"] == "resnet8"
+    assert found.info.run_name == "all seed 0"
+
+
+def test_wandb_goes_on_in_one_run(make_run, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = make_run("run", "trackers=[wandb]", "epochs=3", "checkpoint_every=2", "head=null")
+    with pytest.raises(Interrupted):
+        train(run, stop=stop_after(1))
+    train(run, resume=True)
+    folders = list((run / "seed-0" / "wandb").glob("offline-run-*"))
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
+
+
+def power_cut() -> bool:
+    raise RuntimeError("power cut")
