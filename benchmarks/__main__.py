@@ -17,8 +17,11 @@ CPU = {
     "C4": "encoding",
     "C5": "reading",
     "C6": "draws",
+    "C7": "head",
+    "C8": "metrics",
     "C11": "noise_search",
     "C12": "overlap",
+    "C13": "training_step",
     "slopes": "slopes",
     "memory": "memory",
 }

@@ -106,7 +106,7 @@ class Batches:
 
     def _batch(self, chosen: Tensor, generator: torch.Generator) -> Batch:
         targets = self.targets[chosen]
-        changes = _draw_changes(len(chosen), self.augment, generator)[self._slice]
+        changes = draw_changes(len(chosen), self.augment, generator)[self._slice]
         own = chosen[self._slice].to(self.device)
         images = apply_changes(self.images[own], changes.to(self.device), self.augment)
         mixed_images, mixed_labels = self._mixed_images(targets, generator)
@@ -121,7 +121,7 @@ class Batches:
         group, position = self.mixed.choose(
             targets, rng=generator, class_matched=self.class_matched, count=self.count
         )
-        changes = _draw_changes(position.numel(), self.augment, generator)
+        changes = draw_changes(position.numel(), self.augment, generator)
         changes = changes.view(*position.shape, -1)[own].flatten(0, 1).to(self.device)
         # All processes choose for the whole step; each reads its own images alone.
         images, labels = self.mixed.read(group[own], position[own])
@@ -187,7 +187,8 @@ def apply_changes(images: Tensor, changes: Tensor, augment: AugmentConfig) -> Te
     return padded[every, rows[:, :, None], columns[:, None, :]]
 
 
-def _draw_changes(count: int, augment: AugmentConfig, generator: torch.Generator) -> Tensor:
+def draw_changes(count: int, augment: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Random changes of `count` images, int64 [B, 3], as `apply_changes` takes them."""
     shifts = torch.randint(2 * augment.shift + 1, (count, 2), generator=generator)
     mirrored = torch.randint(2, (count, 1), generator=generator) * int(augment.flip)
     return torch.cat([shifts, mirrored], dim=1)

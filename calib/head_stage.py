@@ -1,5 +1,6 @@
-"""Stage two: MaC-Cal's masked head on the frozen network, from real images alone."""
+"""Stage two: a new head on the frozen network, from features of real images alone."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,30 +8,41 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
-from calib.batches import Batch, Batches
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
-from calib.config import HeadConfig, TrainConfig
+from calib.config import TrainConfig
+from calib.divergence import Diverged, refuse_not_finite
 from calib.epochs import Figures
-from calib.evaluate import in_chunks
-from calib.heads import SparsityController, build_head, controller_params
 from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
+from calib.processes import share_gradients
+from calib.second_stage import build_objective
+from calib.second_stage.feedback import HeadFeedback, PlainFeatures
+from calib.second_stage.memory import check_memory
+from calib.second_stage.training_accuracy import batch_sums, means, measure
+from calib.second_stage.views import FeatureViews
+from calib.selection import Selection, validation_measures
 from calib.training_data import TrainingData
+from data.files import write_json
 from data.fingerprint import derived_seed
 
 
 class HeadStage:
-    """Trains a masked head with cross-entropy on features of a network in eval mode.
+    """Trains a head on features of a network in eval mode, which are made for a whole epoch.
 
-    Without augmentation the features are the same in every epoch and computed once.
+    What a kind of head does besides following the gradient of its loss is its objective's. The
+    loss's parameters are in the optimiser, outside the clipping. The features are made in the
+    accelerator's precision, the head is trained in float32.
 
     Args:
         network: of stage one; its weights and batch norms are left as they are.
+    Raises:
+        InputError: features that do not fit, or a batch that cannot be shared out equally.
     """
 
     name = "head"
+    finished = False
 
     def __init__(
         self,
@@ -42,107 +54,132 @@ class HeadStage:
         accelerator: Accelerator,
     ) -> None:
         assert config.head is not None
+        check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
         self.settings, self.seed, self.accelerator = config.head, seed, accelerator
         self.epochs = config.head.epochs
-        self.network = network.to(accelerator.device).eval().requires_grad_(False)
-        self.batches = _batches(config, config.head, data, accelerator)
-        self.images = len(self.batches) * self.batches.batch_size
-        features = in_chunks(self.network.features, self.batches.images)  # [N, D]
-        augmented = config.augment.shift > 0 or config.augment.flip
-        self._cached = None if augmented else features
-        torch.manual_seed(derived_seed(seed, "head weights"))
-        head = build_head(config.head, network.num_features, data.num_classes)
-        self.head = head.to(accelerator.device)
-        self.controller = SparsityController(
-            base_accuracy=self._base_accuracy(features),
-            seed=derived_seed(seed, "masks"),
-            **controller_params(config.head),
-        )
-        optimiser = build_optimiser(config.head.optimiser, self.head.parameters())
-        self.prepared, self.optimiser = accelerator.prepare(self.head, optimiser)
+        network = network.to(accelerator.device).to(memory_format=torch.channels_last)
+        self.network = network.eval().requires_grad_(False)
+        self.views = FeatureViews(config, data, network=network, seed=seed, accelerator=accelerator)
+        self.steps, self.images = self.views.steps, self.views.images
+        self.targets = data.train_targets.to(accelerator.device)
+        self.plain = PlainFeatures(network, data, self.views)
+        self.objective = build_objective(
+            config.head,
+            in_features=network.num_features,
+            num_classes=data.num_classes,
+            num_samples=len(self.targets),
+            base_accuracy=self._base_accuracy,
+            seed=seed,
+        ).to(accelerator.device)
+        self.head, self.loss = self.objective.head, self.objective.loss
+        self.selection = Selection(config.head.select, None)
+        self.history: list[dict[str, Any]] = []
+        # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
+        self.parameters = list(self.objective.parameters())
+        self.optimiser = build_optimiser(config.head.optimiser, self.parameters)
 
     def train_epoch(self, epoch: int) -> Figures:
-        generator = torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
-        self.head.train()
-        self.head.start_epoch(self.controller.p, self.controller.generator)
-        sums = torch.zeros(4, device=self.accelerator.device)
-        for step, batch in enumerate(self.batches.epoch(generator)):
-            self._set_learning_rate(epoch * len(self.batches) + step)
-            sums += self._step(batch)
-        loss, right, confidence, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-        figures: Figures = {"loss": loss / count, "accuracy": right / count}
-        figures |= {"confidence": confidence / count, "p": self.controller.p}
-        # Rounding may lift a mean of float32 confidences above 1 by a last digit.
-        confidence = min(confidence / count, 1.0)
-        self.controller.end_epoch(accuracy=right / count, confidence=confidence)
+        """Returns the figures of the epoch.
+
+        Raises:
+            Diverged: the loss or a weight is NaN or infinite.
+        """
+        features = self.views.of_epoch(epoch)
+        process = self.accelerator.process_index
+        torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
+        figures = self.objective.start_epoch()
+        self.objective.train()
+        sums = torch.zeros(3, device=self.accelerator.device)
+        for step, chosen in enumerate(self.views.order(epoch)):
+            self._set_learning_rate(epoch * self.steps + step)
+            sums += self._step(features[chosen], chosen)
+        loss, accuracy, confidence = means(sums, self.images, self.accelerator)
+        self._refuse_diverged(loss)
+        if self.objective.extra_pass:
+            accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
+        self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
+        figures |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
+        figures |= {**self.loss.pop_health(), **self._judge(epoch)}
+        self.history.append({"epoch": epoch, **figures})
         return figures
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {"head": self.head.state_dict()}
+        named = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
+        return {**named, "best": self.selection.best} if self.selection.best else named
 
     def objects(self) -> Mapping[str, Any]:
-        scaler = self.accelerator.scaler
         return {
             "optimiser": self.optimiser.state_dict(),
-            "scaler": scaler.state_dict() if scaler else {},
-            "controller": self.controller.state_dict(),
+            "objective": self.objective.objects(),
+            "selection": self.selection.state_dict(),
+            "history": self.history,
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
         checkpoint.load_module("head", self.head)
+        checkpoint.load_module("loss", self.loss)
         objects = checkpoint.objects()
         self.optimiser.load_state_dict(objects["optimiser"])
-        if self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(objects["scaler"])
-        self.controller.load_state_dict(objects["controller"])
+        self.objective.load_objects(objects["objective"])
+        best = checkpoint.tensors("best") if self.settings.select != "last" else {}
+        self.selection.load_state_dict(objects["selection"], best)
+        self.history = objects["history"]
 
     def export(self, path: Path, *, digest: str) -> None:
-        save_tensors(path, self.head.state_dict(), metadata={"digest": digest})
-
-    def _base_accuracy(self, features: Tensor) -> float:
-        """Stage one's accuracy on the training images as they are, agreed by all processes."""
-        found = in_chunks(self.network.backbone.classifier, features).argmax(1).cpu()
-        share = (found == self.batches.targets).float().mean().to(self.accelerator.device)
-        return self.accelerator.reduce(share, reduction="mean").item()
+        """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""
+        kept = self.selection.best or self.head.state_dict()
+        epoch = self.selection.state_dict()["best_epoch"]
+        record = {
+            "digest": digest,
+            "method": self.settings.method,
+            "select": self.settings.select,
+            "epoch": self.epochs - 1 if epoch is None else epoch,
+            **self.objective.describe(kept),
+            "history": self.history,
+        }
+        write_json(path.with_suffix(".json"), record)
+        save_tensors(path, kept, metadata={"digest": digest})  # last: it says that all is there
 
     def _set_learning_rate(self, step: int) -> None:
-        settings, steps = self.settings.optimiser, len(self.batches)
-        rate = learning_rate(settings, step, steps=steps, epochs=self.epochs)
+        settings = self.settings.optimiser
+        rate = learning_rate(settings, step, steps=self.steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
 
-    def _features(self, batch: Batch) -> Tensor:
-        if self._cached is not None:
-            return self._cached[batch.indices]
-        with torch.no_grad():
-            return self.network.features(batch.images)
-
-    def _step(self, batch: Batch) -> Tensor:
-        """One update; returns loss, right predictions, confidence and images, summed."""
-        logits = self.prepared(self._features(batch)).float()
-        loss = functional.cross_entropy(logits, batch.targets)
-        self.accelerator.backward(loss)
-        self.head.after_backward()
+    def _step(self, features: Tensor, chosen: Tensor) -> Tensor:
+        """One update; returns loss, right predictions and confidence, summed."""
+        targets = self.targets[chosen]
+        loss, logits = self.objective(features, targets, chosen)
+        loss.backward()
+        share_gradients(self.parameters, self.accelerator)
+        self.objective.after_backward()
         if self.settings.optimiser.clip_norm is not None:
-            limit = self.settings.optimiser.clip_norm
-            self.accelerator.clip_grad_norm_(self.head.parameters(), limit)
+            clip_grad_norm_(self.head.parameters(), self.settings.optimiser.clip_norm)
         self.optimiser.step()
-        self.optimiser.zero_grad()
-        self.head.after_step()
-        confidence, predicted = logits.detach().softmax(1).max(1)
-        count = len(batch.targets)
-        sums = [loss * count, (predicted == batch.targets).sum(), confidence.sum()]
-        return torch.stack([p.detach().float() for p in [*sums, torch.full_like(loss, count)]])
+        self.objective.zero_grad()
+        self.objective.after_step()
+        return batch_sums(loss, logits, targets)
 
+    def _refuse_diverged(self, loss: float) -> None:
+        try:
+            if not math.isfinite(loss):
+                raise Diverged("the loss is NaN or infinite")
+            refuse_not_finite(self.objective.state_dict())
+        except Diverged as error:
+            remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
+            raise Diverged(f"{error}; {remedy}") from None
 
-def _batches(
-    config: TrainConfig, head: HeadConfig, data: TrainingData, accelerator: Accelerator
-) -> Batches:
-    return Batches(
-        data.train_images,
-        data.train_targets,
-        batch_size=head.batch_size,
-        augment=config.augment,
-        device=accelerator.device,
-        process=accelerator.process_index,
-        processes=accelerator.num_processes,
-    )
+    def _judge(self, epoch: int) -> Figures:
+        """Let the loss learn from the epoch; measure validation where a setting asks for it."""
+        feedback = HeadFeedback(self.head, self.plain)
+        self.loss.end_epoch(feedback)
+        if not self.selection.watching:
+            return {}
+        measures = validation_measures(feedback.outputs("validation"))
+        self.selection.note(measures, self.head, epoch)
+        return {f"validation_{name}": value for name, value in measures.items()}
+
+    def _base_accuracy(self) -> float:
+        """Of stage one, on the training images as they are."""
+        classifier = self.network.backbone.classifier
+        features = self.plain.of("train")
+        return measure(classifier, features, self.targets, self.accelerator)[0]

@@ -32,6 +32,7 @@ from calib.run_folder import (
     seed_evaluation,
     seed_folder,
 )
+from calib.second_stage.memory import check_memory
 from calib.trackers import Tracking, require_trackers
 from calib.training_data import TrainingData, open_data
 from data.errors import InputError
@@ -59,6 +60,7 @@ def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda:
     accelerator = make_accelerator(config)
     check_shares(config, accelerator.num_processes)
     data = open_data(config, pinned=pinned_index(run))
+    check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
     if accelerator.is_main_process:
         pin_data(data.record, run)
     for seed in config.seeds:

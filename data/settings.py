@@ -3,10 +3,10 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
 from data.errors import InputError
 
@@ -37,7 +37,7 @@ def load_settings(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(kind, error) from None
+        raise _first_problem(kind, error, values) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -76,32 +76,76 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise InputError("--set", override, "the value is not YAML") from None
 
 
-def _first_problem(kind: type[Settings], error: ValidationError) -> InputError:
-    problem = error.errors()[0]
-    # A union adds the tag of the member it tried; those parts are not keys the user wrote.
-    keys = [str(part) for part in problem["loc"]]
-    path = ".".join(keys) or "config"
+def _first_problem(
+    kind: type[Settings], error: ValidationError, values: Mapping[str, Any]
+) -> InputError:
+    problems = error.errors()
+    # A misspelt key that is required is missing as well; its misspelling says more.
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    problem = (unknown or problems)[0]
+    keys = _written(problem["loc"], values)
+    path, given = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(kind, keys[:-1])
-        near = difflib.get_close_matches(keys[-1], known, n=1)
-        where = ".".join(keys[:-1] + near[:1])
-        remedy = f"did you mean {where}?" if near else f"known here: {', '.join(known)}"
-        return InputError(path, problem["input"], f"unknown setting; {remedy}")
+        return _unknown(keys, given, known=_known_keys(kind, problem["loc"][:-1]))
     if problem["type"] == "missing":
-        return InputError(path, "nothing", "this setting is required")
+        missing = ".".join([*keys, str(problem["loc"][-1])])
+        return InputError(missing, "nothing", "this setting is required")
+    if problem["type"] == "union_tag_invalid":
+        return _no_such_kind(keys, problem["ctx"])
+    if problem["type"] == "model_type":
+        return InputError(path, repr(given), "must hold `key: value` settings")
     message = problem["msg"].removeprefix("Value error, ")
     # A whole section does not fit together: what it holds would fill the screen.
-    given = "as given" if isinstance(problem["input"], Mapping) else repr(problem["input"])
-    return InputError(path, given, message[0].lower() + message[1:])
+    shown = "as given" if isinstance(given, Mapping) else repr(given)
+    return InputError(path, shown, message[0].lower() + message[1:])
 
 
-def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Field names of the model found by walking `path` down from `kind`."""
-    for key in path:
-        field = kind.model_fields.get(key)
-        options = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        inner = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
-        if not inner:
-            return []
-        kind = inner[0]
-    return sorted(kind.model_fields)
+def _written(location: Sequence[int | str], values: Any) -> list[str]:
+    """The parts of a location that are in the values; a union adds the name of a member."""
+    keys = []
+    for part in location:
+        inside = isinstance(values, Mapping) and part in values
+        if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
+            keys.append(str(part))
+            values = values[part]
+    return keys
+
+
+def _unknown(keys: Sequence[str], given: Any, *, known: Sequence[str]) -> InputError:
+    near = difflib.get_close_matches(keys[-1], known, n=1)
+    where = ".".join([*keys[:-1], *near])
+    remedy = f"did you mean {where}?" if near else f"known here: {', '.join(known)}"
+    return InputError(".".join(keys), given, f"unknown setting; {remedy}")
+
+
+def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
+    """The value that chooses among kinds of settings is none of them."""
+    # A field's name in quotes, or a function, which is named after the field that it reads.
+    field = context["discriminator"].strip("'").removesuffix("()")
+    known = context["expected_tags"].replace("'", "")
+    return InputError(".".join([*keys, field]), context["tag"], f"choose one of {known}")
+
+
+def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Field names of the model, or models, found by walking a location down from `kind`."""
+    models = {"": kind}
+    for part in location:
+        if part in models:  # what a union calls this member
+            models = {str(part): models[str(part)]}
+            continue
+        fields = [model.model_fields.get(str(part)) for model in models.values()]
+        inner = [_models(field.annotation) for field in fields if field is not None]
+        if inner:  # else a place in a list or dictionary of models
+            models = {name: model for found in inner for name, model in found.items()}
+    return sorted({name for model in models.values() for name in model.model_fields})
+
+
+def _models(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The models in an annotation, by the name that a union gives them in a location."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation.__name__: annotation}
+    parts = get_args(annotation)
+    tags = [part.tag for part in parts if isinstance(part, Tag)]
+    if get_origin(annotation) is Annotated and tags:
+        return {tag: model for model in _models(parts[0]).values() for tag in tags}
+    return {name: model for part in parts for name, model in _models(part).items()}

@@ -15,6 +15,8 @@ GPU = {
     "G6": "end_to_end:g6_end_to_end",
     "G7": "parts:g7_noise",
     "G8": "sampling:g8_fast_paths",
+    "G9": "training:g9_training",
+    "G10": "head:g10_head_stage",
     "G11": "sampling:g11_sdxl",
     "G12": "end_to_end:g12_determinism",
 }

@@ -19,11 +19,15 @@ def check(config: TrainConfig) -> None:
         InputError: an unknown loss, model or parameter; a value that a part refuses; a mixed
             dataset that is not there, not finished, or of other classes, or has no such labels.
     """
+    from calib.evaluation.checks import check_evaluation
+
     names = class_names(config.real)
     if config.augment.flip and config.real.name == "digits":
         raise InputError("augment.flip", True, "a mirrored digit is no digit; switch it off")
     if config.augment.shift >= config.real.image_size:
         raise InputError("augment.shift", config.augment.shift, "stay below real.image_size")
+    _check_views(config)
+    check_evaluation(config.evaluation, names, image_size=config.real.image_size)
     _check_parts(config, len(names))
     if config.mixed is not None:
         _check_mixed(config.mixed, names)
@@ -32,6 +36,7 @@ def check(config: TrainConfig) -> None:
 def _check_parts(config: TrainConfig, num_classes: int) -> None:
     import torch
 
+    from calib.batch_norms import adopt_policy
     from calib.heads import build_head
     from calib.losses import build_mixed_loss
     from calib.methods import build_method
@@ -42,8 +47,11 @@ def _check_parts(config: TrainConfig, num_classes: int) -> None:
     with torch.device("meta"):  # shapes only: even a large model costs nothing
         _check_losses(config, num_classes)
         model = build_model(config.model.name, num_classes, **config.model.params)
+        _check_image_size(config, model.image_size)
         method = build_method(config.method.name, num_classes, **config.method.params)
         method.adapt(model)
+        if config.mixed is not None:
+            adopt_policy(model, config.mixed.batch_norm)
         if config.head is not None:
             build_head(config.head, model.num_features, num_classes)
     if method.losses is not None and config.loss.name not in method.losses:
@@ -54,14 +62,30 @@ def _check_parts(config: TrainConfig, num_classes: int) -> None:
         raise InputError("method.name", config.method.name, remedy)
 
 
+def _check_views(config: TrainConfig) -> None:
+    views = None if config.head is None else config.head.views
+    if views is not None and not (config.augment.shift or config.augment.flip):
+        remedy = "nothing is augmented, so that all views are alike; leave it out"
+        raise InputError("head.views", views, remedy)
+
+
+def _check_image_size(config: TrainConfig, wanted: int | None) -> None:
+    if wanted not in (None, config.real.image_size):
+        remedy = f"the model takes {wanted} pixels; set real.image_size or model.image_size to fit"
+        raise InputError("real.image_size", config.real.image_size, remedy)
+
+
 def _check_losses(config: TrainConfig, num_classes: int) -> None:
     from calib.losses import build_training_loss
 
-    parts = [config.loss]
+    parts = {"": config.loss}
     if isinstance(config.head, MaCCalConfig):
-        parts.append(config.head.loss)
-    for part in parts:
-        build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
+        parts["head."] = config.head.loss
+    for place, part in parts.items():
+        try:
+            build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
+        except InputError as error:
+            raise InputError(f"{place}{error.field}", error.value, error.remedy) from None
 
 
 def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:

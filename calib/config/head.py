@@ -72,12 +72,17 @@ class TSTConfig(SecondStageConfig):
     )
 
 
-def _kind(value: Any) -> str:
-    method = value.get("method") if isinstance(value, dict) else getattr(value, "method", None)
-    return "tst" if method in ("tst", "vtst") else "mac_cal"
+def method(head: Any) -> str:
+    """Of which method settings are, whatever was written. Errors name the field after this."""
+    default = "mac_cal"
+    if isinstance(head, dict):
+        return str(head.get("method", default))
+    return str(getattr(head, "method", default))
 
 
 HeadConfig = Annotated[
-    Annotated[MaCCalConfig, Tag("mac_cal")] | Annotated[TSTConfig, Tag("tst")],
-    Discriminator(_kind),
+    Annotated[MaCCalConfig, Tag("mac_cal")]
+    | Annotated[TSTConfig, Tag("tst")]
+    | Annotated[TSTConfig, Tag("vtst")],
+    Discriminator(method),
 ]

@@ -1,4 +1,4 @@
-"""MaC-Cal: masks through training, inference, the sparsity rule and resuming."""
+"""MaC-Cal: masks, inference, the sparsity rule, resuming; TST and VTST by hand."""
 
 import copy
 import math
@@ -9,8 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calib.heads import MaskedBottleneckHead, SparsityController
+from calib.config import MaCCalConfig, TSTConfig
+from calib.heads import (
+    MaskedBottleneckHead,
+    SparsityController,
+    TSTHead,
+    VTSTHead,
+    build_head,
+)
+from calib.heads.vtst import divergence
+from calib.losses.cross_entropy import CrossEntropy
 from calib.models import build_model
+from calib.second_stage.variational import VariationalObjective
 from data.errors import InputError
 
 
@@ -334,3 +344,116 @@ def test_a_frozen_backbone_does_not_change():
         model.classifier.after_step()
     torch.testing.assert_close(dict(model.features.state_dict()), dict(before), rtol=0, atol=0)
     assert (model.classifier.layer1.weight != start * model.classifier.mask1).any()
+
+
+def set_linear(layer: nn.Module, weight: list, bias: list) -> None:
+    layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+
+
+def test_tst_by_hand():
+    module = TSTHead(2, 2, latent=1)  # 2 -> 3 -> 1 -> 2
+    set_linear(module.encoder[0], [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], [0.0, 0.5, 0.0])
+    set_linear(module.encoder[2], [[1.0, 2.0, 4.0]], [-10.0])
+    set_linear(module.classifier, [[1.0], [3.0]], [0.0, 1.0])
+    # Hidden units of (2, 1): 2, 1.5 and relu(-2) = 0. Latent 2 + 3 - 10 = -5, not rectified.
+    torch.testing.assert_close(module(torch.tensor([[2.0, 1.0]])), torch.tensor([[-5.0, -14.0]]))
+
+
+def test_heads_by_their_settings():
+    tst = build_head(TSTConfig(method="tst", latent=7), 640, 100)
+    shapes = [tuple(p.shape) for p in tst.parameters() if p.ndim == 2]
+    assert shapes == [(21, 640), (7, 21), (100, 7)]
+    vtst = build_head(TSTConfig(method="vtst", latent=7, samples=4), 640, 100)
+    shapes = [tuple(p.shape) for p in vtst.parameters() if p.ndim == 2]
+    assert shapes == [(21, 640), (7, 21), (21, 640), (7, 21), (100, 7)]
+    assert vtst.noise.shape == (4, 1, 7)
+    masked = build_head(MaCCalConfig(hidden=5, mask_mode="preserve", inference="expected"), 24, 4)
+    assert masked.layer1.weight.shape == (5, 24)
+    assert (masked.mask_mode, masked.inference) == ("preserve", "expected")
+
+
+def vtst(**params: int) -> VTSTHead:
+    torch.manual_seed(0)
+    return VTSTHead(24, 4, **params)
+
+
+def test_vtst_draws_by_hand():
+    module = VTSTHead(1, 2, latent=1, samples=2)
+    for part, bias in ((module.mean, 3.0), (module.log_variance, 0.0)):
+        for parameter in part.parameters():
+            nn.init.zeros_(parameter)
+        nn.init.constant_(part[2].bias, bias)
+    set_linear(module.classifier, [[1.0], [0.0]], [0.0, 0.0])
+    module.noise.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1))
+    # Log sigmoid of 0 is log 1/2: the deviation is sqrt 1/2, the latents are 3 + and - that.
+    deviation = math.sqrt(0.5)
+    p = [1 / (1 + math.exp(-(3 + sign * deviation))) for sign in (1, -1)]
+    expected = torch.tensor([[sum(p) / 2, 1 - sum(p) / 2]])
+    found = module.eval()(torch.ones(1, 1))
+    torch.testing.assert_close(found.exp(), expected)
+    torch.testing.assert_close(found.logsumexp(1), torch.zeros(1), rtol=0, atol=1e-6)
+    torch.manual_seed(5)
+    noise = torch.randn(1, 1)
+    torch.manual_seed(5)
+    drawn = module.train()(torch.ones(1, 1))
+    torch.testing.assert_close(drawn[0, 0], 3 + deviation * noise[0, 0])
+
+
+def test_vtst_predicts_a_sample_alike_in_any_company_and_draws_only_in_training():
+    module, (features, _) = vtst().eval(), features_and_targets()
+    state = torch.get_rng_state()
+    whole = module(features)
+    torch.testing.assert_close(module(features[5:8]), whole[5:8])
+    torch.testing.assert_close(module(features), whole, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    module.train()
+    assert (module(features) - module(features)).abs().max() > 0.01
+    again = VTSTHead(24, 4)  # other noise, until it is loaded
+    again.load_state_dict(module.state_dict())
+    torch.testing.assert_close(again.eval()(features), whole, rtol=0, atol=0)
+
+
+def test_vtst_variance_lies_below_one():
+    features = 50 * features_and_targets()[0]
+    _, log_variance = vtst().encode(features)
+    assert log_variance.max() <= 0
+    assert log_variance.shape == (64, 10)
+
+
+def test_divergence_from_a_standard_normal():
+    torch.testing.assert_close(divergence(torch.zeros(3, 2), torch.zeros(3, 2)), torch.tensor(0.0))
+    # A mean of (2, 0): 4 / 2 over two dimensions, in one of two samples.
+    mean = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(divergence(mean, torch.zeros(2, 2)), torch.tensor(0.5))
+    rng = torch.Generator().manual_seed(0)
+    mean, log_variance = torch.randn(5, 3, generator=rng), torch.randn(5, 3, generator=rng)
+    own = torch.distributions.Normal(mean, (log_variance / 2).exp())
+    expected = torch.distributions.kl_divergence(own, torch.distributions.Normal(0.0, 1.0))
+    torch.testing.assert_close(divergence(mean, log_variance), expected.sum(1).mean() / 3)
+
+
+def test_vtst_trains_by_one_draw_and_the_divergence():
+    module, (features, targets) = vtst(), features_and_targets()
+    objective = VariationalObjective(module, CrossEntropy(4)).train()
+    torch.manual_seed(3)
+    expected = module.train()(features)
+    torch.manual_seed(3)
+    loss, logits = objective(features, targets, torch.arange(64))
+    torch.testing.assert_close(logits, expected)
+    likelihood = functional.cross_entropy(logits, targets)
+    torch.testing.assert_close(loss, likelihood + divergence(*module.encode(features)))
+    loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "text"),
+    [
+        (TSTHead, {"latent": 0}, r"head\.latent = 0: give a whole number of at least 1"),
+        (VTSTHead, {"latent": 1.5}, r"head\.latent = 1\.5: give a whole number of at least 1"),
+        (VTSTHead, {"samples": 0}, r"head\.samples = 0: give a whole number of at least 1"),
+    ],
+)
+def test_bad_latent_settings_are_named(kind: type[nn.Module], params: dict, text: str):
+    with pytest.raises(InputError, match=text):
+        kind(24, 4, **params)

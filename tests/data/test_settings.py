@@ -1,5 +1,7 @@
+from typing import Annotated, Any, Literal
+
 import pytest
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from data.errors import InputError
 from data.settings import Settings, load_settings
@@ -9,8 +11,36 @@ class Inner(Settings):
     alphas: int = Field(8, ge=2, description="images a series")
 
 
+class Circle(Settings):
+    shape: Literal["circle"] = "circle"
+    radius: float = Field(1.0, gt=0)
+
+
+class Box(Settings):
+    shape: Literal["box", "cube"]
+    height: float = 1.0
+    inner: Inner = Inner()
+
+
+def shape(value: Any) -> str:
+    return value.get("shape", "circle") if isinstance(value, dict) else "circle"
+
+
+Shape = Annotated[
+    Annotated[Circle, Tag("circle")] | Annotated[Box, Tag("box")] | Annotated[Box, Tag("cube")],
+    Discriminator(shape),
+]
+ByField = Annotated[Circle | Box, Field(discriminator="shape")]
+
+
 class Outer(Settings):
     inner: Inner = Inner()
+    one: Shape | None = None
+    many: tuple[Shape, ...] = ()
+    named: dict[str, Inner] = Field({})
+    by_field: ByField = Circle()
+    either: Inner | Circle | None = None
+    length: Literal["short"] | tuple[int, ...] = "short"
     maybe: Inner | None = None
     rate: float = Field(1e-3, gt=0, description="step size")
 
@@ -32,11 +62,57 @@ def test_yaml_and_overrides(tmp_path):
             r"inner\.alphas = 1: input should be greater than or equal to 2",
         ),
         ({"rate": float("nan")}, r"rate = nan: "),
+        ({"inner": 3}, r"^inner = 3: must hold `key: value` settings$"),
+        ({"named": {"a": {"alfas": 3}}}, r"^named\.a\.alfas = 3: .* mean named\.a\.alphas\?$"),
     ],
 )
 def test_each_mistake_is_named(values, message):
     with pytest.raises(InputError, match=message):
         load_settings(Outer, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"one": {"radus": 2}}, r"^one\.radus = 2: unknown setting; did you mean one\.radius\?$"),
+        ({"one": {"radius": -1}}, r"^one\.radius = -1: input should be greater than 0$"),
+        (
+            {"one": {"shape": "cube", "hight": 2}},
+            r"^one\.hight = 2: .* did you mean one\.height\?$",
+        ),
+        (
+            {"one": {"shape": "cube", "xyz": 2}},
+            r"^one\.xyz = 2: unknown setting; known here: height, inner, shape$",
+        ),
+        (
+            {"one": {"shape": "box", "inner": {"alfas": 2}}},
+            r"^one\.inner\.alfas = 2: unknown setting; did you mean one\.inner\.alphas\?$",
+        ),
+        ({"one": {"shape": "foo"}}, r"^one\.shape = foo: choose one of circle, box, cube$"),
+        ({"one": 3}, r"^one = 3: must hold `key: value` settings$"),
+        ({"many": [{}, {"hight": 2}]}, r"^many\.1\.hight = 2: .* known here: radius, shape$"),
+        (
+            {"by_field": {"shape": "foo"}},
+            r"^by_field\.shape = foo: choose one of circle, box, cube$",
+        ),
+        ({"by_field": {"shape": "box", "height": "x"}}, r"^by_field\.height = 'x': "),
+        ({"either": {"radus": 2}}, r"^either\.radus = 2: "),
+        ({"length": [1, 2, "x"]}, r"^length = \[1, 2, 'x'\]: input should be 'short'$"),
+    ],
+)
+def test_a_mistake_among_kinds_of_settings_is_named_as_it_was_written(values, message):
+    with pytest.raises(InputError, match=message):
+        load_settings(Outer, values)
+
+
+def test_a_misspelt_required_setting_is_named_by_its_misspelling():
+    class Named(Settings):
+        name: str
+
+    with pytest.raises(InputError, match=r"^nme = x: unknown setting; did you mean name\?$"):
+        load_settings(Named, {"nme": "x"})
+    with pytest.raises(InputError, match=r"^name = nothing: this setting is required$"):
+        load_settings(Named, {})
 
 
 def test_files_that_hold_no_settings(tmp_path):

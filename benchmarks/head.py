@@ -1,0 +1,141 @@
+"""C7: a head on features made once, against the frozen network inside the loop of every epoch."""
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.measure import Result, interleaved, ratio
+from calib.batches import Batches
+from calib.classifier import Network
+from calib.config import TrainConfig
+from calib.config.head import MaCCalConfig
+from calib.head_stage import HeadStage
+from calib.heads import MaskedBottleneckHead, SparsityController, build_head, controller_params
+from calib.training_data import TrainingData, open_data
+from data.fingerprint import derived_seed
+from data.settings import load_settings
+
+EPOCHS, SEED = 20, 0
+
+
+def run() -> Result:
+    result = Result("C7", f"MaC-Cal's head, {EPOCHS} epochs, no augmentation, process CPU seconds")
+    settings = config(EPOCHS)
+    data = open_data(settings)
+    network = frozen(settings, data)
+    accelerator = Accelerator(cpu=True)
+    heads: dict[str, dict[str, Tensor]] = {}
+    base_accuracy = accuracy(network, data)  # stage one knows it
+
+    def cached() -> None:
+        stage = HeadStage(settings, data, network=network, seed=SEED, accelerator=accelerator)
+        for epoch in range(EPOCHS):
+            stage.train_epoch(epoch)
+        heads["cached"] = stage.head.state_dict()
+
+    def in_the_loop() -> None:
+        head = train_in_loop(settings, data, network, base_accuracy=base_accuracy, epochs=EPOCHS)
+        heads["in the loop"] = head.state_dict()
+
+    def one_pass() -> None:
+        with torch.no_grad():
+            for part in data.train_images.split(128):
+                network.features(part)
+
+    seconds = interleaved({"loop": in_the_loop, "cached": cached, "one pass": one_pass}, repeats=3)
+    found = ratio(seconds["loop"], seconds["cached"])
+    result.at_least("ratio to the network inside the loop", found["ratio"], 0.8 * EPOCHS)
+    result.at_most("largest difference of a weight", difference(heads), 1e-5)
+    limit = ratio(seconds["cached"], seconds["one pass"])["ratio"]
+    result.figures |= {
+        "images": len(data.train_images),
+        "ratio": found,
+        "cpu_seconds": seconds,
+        "cached over one pass through the network": limit,
+    }
+    return result
+
+
+def config(epochs: int) -> TrainConfig:
+    values = {
+        "name": "head",
+        "real": {"name": "digits", "train_per_class": 50, "validation_per_class": 10},
+        "model": {"name": "resnet32", "width": 16},
+        "augment": {"shift": 0},
+        "head": {"epochs": epochs, "batch_size": 125},
+    }
+    return load_settings(TrainConfig, values)
+
+
+def frozen(settings: TrainConfig, data: TrainingData) -> Network:
+    """A network with random weights whose batch norms know the images."""
+    torch.manual_seed(SEED)
+    network = Network(settings, data.num_classes)
+    network.normalise.fit(data.train_images)
+    with torch.no_grad():
+        network.train()(data.train_images[:500])
+    return network.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def accuracy(network: Network, data: TrainingData) -> float:
+    parts = [network(images)[0].argmax(1) for images in data.train_images.split(500)]
+    return (torch.cat(parts) == data.train_targets).float().mean().item()
+
+
+def train_in_loop(
+    settings: TrainConfig,
+    data: TrainingData,
+    network: Network,
+    *,
+    base_accuracy: float,
+    epochs: int,
+    device: str = "cpu",
+) -> MaskedBottleneckHead:
+    """The stage as one writes it down: each batch through the network, then a step of the head."""
+    assert isinstance(settings.head, MaCCalConfig)
+    torch.manual_seed(derived_seed(SEED, "head weights"))
+    head = build_head(settings.head, network.num_features, data.num_classes).train().to(device)
+    assert isinstance(head, MaskedBottleneckHead)
+    rule = SparsityController(
+        base_accuracy=base_accuracy,
+        seed=derived_seed(SEED, "masks"),
+        **controller_params(settings.head),
+    )
+    how = settings.head.optimiser
+    optimiser = torch.optim.SGD(
+        head.parameters(), lr=how.learning_rate, momentum=0.9, weight_decay=how.weight_decay
+    )
+    batches = Batches(
+        data.train_images,
+        data.train_targets,
+        batch_size=settings.head.batch_size,
+        augment=settings.augment,
+        device=torch.device(device),
+    )
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(derived_seed(SEED, "head", epoch))
+        head.start_epoch(rule.p, rule.generator)
+        sums = torch.zeros(2, device=device)
+        for batch in batches.epoch(generator):
+            with torch.no_grad():
+                features = network.features(batch.images)
+            logits = head(features)
+            functional.cross_entropy(logits, batch.targets).backward()
+            head.after_backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 2.0)
+            optimiser.step()
+            optimiser.zero_grad()
+            head.after_step()
+            confidence, predicted = logits.detach().softmax(1).max(1)
+            sums += torch.stack([(predicted == batch.targets).sum(), confidence.sum()])
+        right, sure = (sums / len(batches) / batches.batch_size).tolist()
+        rule.end_epoch(accuracy=right, confidence=sure)
+    return head
+
+
+def difference(heads: dict[str, dict[str, Tensor]]) -> float:
+    first, second = heads.values()
+    assert first.keys() == second.keys()
+    return max((first[name].float() - second[name].float()).abs().max().item() for name in first)

@@ -1,0 +1,404 @@
+"""The second stage: features, views, losses, which epoch is kept, and going on after a stop."""
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from calib.checkpoint import latest_checkpoint, save_checkpoint
+from calib.classifier import Classifier, Network
+from calib.config import TrainConfig, check
+from calib.divergence import Diverged
+from calib.evaluate import predict
+from calib.head_stage import HeadStage
+from calib.heads import SparsityController, build_head, controller_params
+from calib.losses import build_loss
+from calib.metrics import calibration_metrics
+from calib.second_stage import memory
+from calib.second_stage.feedback import HeadFeedback
+from calib.training_data import TrainingData, decode, open_data
+from data.errors import InputError
+from data.fingerprint import derived_seed
+
+EPOCHS = 4
+BATCH = 17  # of 60 training images: 9 are left over
+
+Make = Callable[..., HeadStage]
+
+
+@pytest.fixture
+def precision() -> str:
+    return "no"
+
+
+@pytest.fixture
+def accelerator(precision: str) -> Iterator[Accelerator]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator(mixed_precision=precision)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def configured(make_config: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+    """configured(*overrides): a head of 4 epochs and no mixed images."""
+
+    def make(*overrides: str) -> TrainConfig:
+        head = (f"head.epochs={EPOCHS}", f"head.batch_size={BATCH}")
+        return make_config("mixed=null", "loss.name=ce", *head, *overrides)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def data(configured: Callable[..., TrainConfig]) -> TrainingData:
+    return open_data(configured())
+
+
+@pytest.fixture
+def network(configured: Callable[..., TrainConfig], data: TrainingData) -> Network:
+    """Never trained, but in use: its batch norms have statistics of their own."""
+    torch.manual_seed(0)
+    found = Network(configured(), data.num_classes)
+    found.normalise.fit(data.train_images)
+    found.train()(data.train_images)
+    return found.eval()
+
+
+@pytest.fixture
+def make_stage(
+    configured: Callable[..., TrainConfig],
+    data: TrainingData,
+    network: Network,
+    accelerator: Accelerator,
+) -> Make:
+    """make_stage(*overrides): a stage before its first epoch."""
+
+    def make(*overrides: str) -> HeadStage:
+        config = configured(*overrides)
+        return HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
+
+    return make
+
+
+def trained(stage: HeadStage, epochs: range = range(EPOCHS)) -> HeadStage:
+    for epoch in epochs:
+        stage.train_epoch(epoch)
+    return stage
+
+
+def exported(stage: HeadStage, folder: Path) -> tuple[dict, dict[str, Tensor]]:
+    stage.export(folder / "head.safetensors", digest="d")
+    record = json.loads((folder / "head.json").read_text())
+    return record, load_file(folder / "head.safetensors")
+
+
+def assert_equal(first: HeadStage, second: HeadStage) -> None:
+    assert first.history == second.history
+    named = [stage.tensors() for stage in (first, second)]
+    assert named[0].keys() == named[1].keys()
+    for name, tensors in named[0].items():
+        torch.testing.assert_close(dict(tensors), dict(named[1][name]), rtol=0, atol=0)
+    states = [stage.objects() for stage in (first, second)]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("head.optimiser.name=adam", "head.optimiser.learning_rate=0.01"),
+        ("head.mask_mode=preserve", "head.inference=expected", "head.select=ece"),
+        ("head.mask_mode=preserve", "head.inference=last", "augment.shift=0"),
+        ("head.loss.name=fedlas_ls", "head.views=3", "head.extra_pass=true"),
+        ("head.loss.name=ada_focal",),  # learns from validation after each epoch
+        ("head.loss.name=crl", "augment.shift=0"),  # keeps a history of each image
+        ("head.method=tst",),
+        ("head.method=vtst", "head.views=2"),
+    ],
+    ids=["reset", "expected", "last", "fedlas and views", "ada_focal", "crl", "tst", "vtst"],
+)
+def test_a_stopped_stage_goes_on_bit_for_bit(make_stage: Make, tmp_path: Path, overrides: tuple):
+    unbroken, broken = trained(make_stage(*overrides)), trained(make_stage(*overrides), range(2))
+    parts = {"tensors": broken.tensors(), "objects": broken.objects()}
+    save_checkpoint(tmp_path, 2, **parts, state={})
+    again = make_stage(*overrides)
+    again.load(latest_checkpoint(tmp_path))
+    trained(again, range(2, EPOCHS))
+    assert_equal(unbroken, again)
+    assert exported(unbroken, tmp_path / "a")[0] == exported(again, tmp_path / "b")[0]
+
+
+def step_by_step(
+    config: TrainConfig, network: Network, stage: HeadStage
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The head trained with the network inside the loop; the features of the last epoch."""
+    torch.manual_seed(derived_seed(0, "head weights"))
+    head = build_head(config.head, network.num_features, 10)
+    images, targets = stage.views.batches.images, stage.targets
+    right = network(images)[0].argmax(1) == targets
+    rule = SparsityController(
+        base_accuracy=right.float().mean().item(),
+        seed=derived_seed(0, "masks"),
+        **controller_params(config.head),
+    )
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+    optimiser = torch.optim.SGD(head.parameters(), **settings)
+    for epoch in range(EPOCHS):
+        generator = torch.Generator().manual_seed(derived_seed(0, "head", epoch))
+        head.start_epoch(rule.p, rule.generator)
+        seen, features = [], []
+        for batch in stage.views.batches.epoch(generator):
+            with torch.no_grad():
+                features.append(network.features(batch.images))
+            logits = head.train()(features[-1])
+            functional.cross_entropy(logits, batch.targets).backward()
+            head.after_backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 2.0)
+            optimiser.step()
+            optimiser.zero_grad()
+            head.after_step()
+            confidence, predicted = logits.detach().softmax(1).max(1)
+            seen.append(torch.stack([(predicted == batch.targets).float(), confidence]))
+        accuracy, confidence = torch.cat(seen, 1).mean(1).tolist()
+        rule.end_epoch(accuracy=accuracy, confidence=confidence)
+    return head.state_dict(), features
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_head_is_that_of_a_network_inside_the_loop(
+    make_stage: Make, configured: Callable, network: Network, shift: int
+):
+    stage = make_stage(f"augment.shift={shift}")
+    expected, features = step_by_step(configured(f"augment.shift={shift}"), network, stage)
+    trained(stage)
+    torch.testing.assert_close(dict(stage.head.state_dict()), dict(expected), rtol=0, atol=1e-5)
+    order = stage.views.order(EPOCHS - 1)
+    assert order.shape == (3, BATCH)
+    found = stage.views.of_epoch(EPOCHS - 1)[order]
+    torch.testing.assert_close(found, torch.stack(features), rtol=0, atol=1e-5)
+
+
+def test_as_many_views_as_epochs_are_new_changes_every_epoch(make_stage: Make):
+    fresh, views = trained(make_stage()), trained(make_stage(f"head.views={EPOCHS}"))
+    assert_equal(fresh, views)
+
+
+def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
+    passes = []
+    two = make_stage("head.views=2").views
+    two.network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
+    kept = [two.of_epoch(epoch) for epoch in range(5)]
+    assert kept[0] is kept[2] is kept[4]
+    assert kept[1] is kept[3]
+    assert len(passes) == 2 * 2  # the batches of a view, then the rest that fills no batch
+    fresh = make_stage().views
+    found = [fresh.of_epoch(epoch) for epoch in range(3)]
+    for epoch in (0, 1):
+        torch.testing.assert_close(kept[epoch], found[epoch], rtol=0, atol=0)
+    assert (found[2] - found[0]).abs().max() > 0.01
+    former = weakref.ref(fresh.of_epoch(3))
+    fresh.of_epoch(4)
+    assert former() is None  # one view at a time is all the memory that new ones take
+    moved = (two.as_they_are() - found[0]).abs().amax(1) > 0.01
+    rest = torch.ones(60, dtype=torch.bool).index_fill(0, two.order(0).flatten(), False)
+    assert rest.sum() == 60 - 3 * BATCH
+    # A shift by 1 at most leaves one image in nine where it is.
+    assert moved[rest].float().mean() > 0.6
+    assert 0.6 < moved[~rest].float().mean() < 1
+
+
+def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, data: TrainingData):
+    views = make_stage("augment.shift=0").views
+    features = views.of_epoch(0)
+    assert features is views.of_epoch(3) is views.as_they_are()
+    expected = views.network.features(data.train_images)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_network_and_its_batch_norms_stay_as_they_are(
+    make_stage: Make, network: Network, shift: int
+):
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    stage = trained(make_stage(f"augment.shift={shift}"), range(2))
+    torch.testing.assert_close(dict(network.state_dict()), before, rtol=0, atol=0)
+    weight, mask = stage.head.layer1.weight, stage.head.mask1
+    # In the second epoch momentum pulls at weights that are masked now.
+    torch.testing.assert_close(weight[~mask], torch.zeros_like(weight[~mask]), rtol=0, atol=0)
+    assert (weight[mask] != 0).any()
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_features_are_made_in_the_chosen_precision_and_kept_in_float32(
+    make_stage: Make, network: Network
+):
+    stage = make_stage()
+    found = stage.views.as_they_are()
+    exact = network.features(stage.views.batches.images)
+    assert found.dtype == torch.float32
+    assert 1e-4 < (found - exact).abs().max() < 0.2
+    figures = stage.train_epoch(0)
+    assert figures["loss"] > 0
+    assert {parameter.dtype for parameter in stage.objective.parameters()} == {torch.float32}
+
+
+def test_features_that_do_not_fit_are_refused_before_any_is_made(
+    make_stage: Make, network: Network, monkeypatch: pytest.MonkeyPatch
+):
+    passes = []
+    network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
+    view = 60 * network.num_features * 4
+    monkeypatch.setattr(memory, "LIMIT", 3 * view)
+    make_stage("head.views=3")
+    make_stage("head.views=4", "head.epochs=3")  # the fourth is never made
+    passes.clear()
+    with pytest.raises(InputError, match=r"^head\.views = 4: .* of 60 images .* at most 3$"):
+        make_stage("head.views=4")
+    monkeypatch.setattr(memory, "LIMIT", view - 1)
+    with pytest.raises(InputError, match=r"^head\.views = None: .* smaller real\.train_per_class"):
+        make_stage()
+    assert passes == []
+
+
+def test_an_extra_pass_measures_the_head_as_it_is_used(make_stage: Make):
+    options = ("head.mask_mode=preserve", "head.inference=expected")
+    plain, extra = make_stage(*options), make_stage(*options, "head.extra_pass=true")
+    running, figures = plain.train_epoch(0), extra.train_epoch(0)
+    logits = extra.head.eval()(extra.views.of_epoch(0))
+    confidence, predicted = logits.softmax(1).max(1)
+    assert figures["accuracy"] == pytest.approx((predicted == extra.targets).float().mean().item())
+    assert figures["confidence"] == pytest.approx(confidence.mean().item(), rel=1e-6)
+    assert figures["loss"] == running["loss"]
+    assert abs(figures["confidence"] - running["confidence"]) > 1e-3
+    noted = extra.objective.controller.history[0]
+    assert (noted["accuracy"], noted["confidence"]) == (figures["accuracy"], figures["confidence"])
+
+
+@pytest.mark.parametrize(
+    ("method", "measure"), [("mac_cal", "ece"), ("tst", "nll"), ("vtst", "nll")]
+)
+def test_the_epoch_that_validation_likes_best_is_kept(
+    make_stage: Make, data: TrainingData, tmp_path: Path, method: str, measure: str
+):
+    options = (f"head.method={method}", f"head.select={measure}", "head.optimiser.name=sgd")
+    stage = trained(make_stage(*options, "head.optimiser.learning_rate=3"))  # it gets worse
+    record, tensors = exported(stage, tmp_path)
+    found = [line[f"validation_{measure}"] for line in record["history"]]
+    best = found.index(min(found))
+    assert record["epoch"] == best < EPOCHS - 1, "choose settings whose last epoch is not the best"
+    stage.head.load_state_dict(tensors)
+    classifier = Classifier(stage.network, stage.head).eval()
+    split = data.real.validation
+    logits = predict(classifier, decode(split), device=torch.device("cpu"))
+    measures = calibration_metrics(logits, torch.from_numpy(split.targets)).as_dict()
+    assert measures[measure] == pytest.approx(found[best], rel=1e-5)
+
+
+def test_the_record_beside_the_head_tells_masks_and_history(make_stage: Make, tmp_path: Path):
+    stage = trained(make_stage("head.p_start=0.7", "head.loss.name=fedlas_ls"))
+    record, tensors = exported(stage, tmp_path)
+    history = record["history"]
+    assert [line["epoch"] for line in history] == list(range(EPOCHS))
+    assert history[0]["p"] == 0.7
+    assert {"delta", "loss", "accuracy", "confidence", "smoothing"} <= history[1].keys()
+    for before, after in itertools.pairwise(history):
+        assert abs(after["p"] - before["p"]) <= before["delta"] + 1e-12
+    assert record["p"] == pytest.approx(history[-1]["p"])
+    assert record["epoch"] == EPOCHS - 1
+    assert record["kept_weights"] == {
+        name: pytest.approx(tensors[name].float().mean().item()) for name in ("mask1", "mask2")
+    }
+    assert (record["method"], record["select"], record["digest"]) == ("mac_cal", "last", "d")
+
+
+def test_the_loss_of_the_head_sees_the_features_and_learns_outside_the_clipping(make_stage: Make):
+    stage = make_stage(
+        "head.loss={name: fedlas_ls, momentum: 1, smoothing: 0.5}",
+        "head.optimiser={learning_rate: 1, momentum: 0, weight_decay: 0, clip_norm: 1e-9}",
+    )
+    head = [p.detach().clone() for p in stage.head.parameters()]
+    gate = [p.detach().clone() for p in stage.loss.parameters()]
+    stage.objective.controller.p = 1.0  # no weight is masked, which would move it
+    stage.train_epoch(0)
+    for now, before in zip(stage.head.parameters(), head, strict=True):
+        torch.testing.assert_close(now.detach(), before, rtol=0, atol=1e-7)
+    moved = [(a - b).abs().max().item() for a, b in zip(stage.loss.parameters(), gate, strict=True)]
+    assert max(moved) > 1e-4
+    # With momentum 1 the running norm is that of the last batch.
+    last = stage.views.of_epoch(0)[stage.views.order(0)[-1]]
+    torch.testing.assert_close(stage.loss.norm_mean, last.abs().sum(1).mean()[None])
+    assert stage.loss.norm_batches.item() == stage.steps == 3
+
+
+def test_a_loss_learns_from_validation_after_every_epoch(make_stage: Make):
+    stage = trained(make_stage("head.loss.name=ada_focal"), range(1))
+    expected = build_loss("ada_focal", 10)
+    before = expected.gammas.clone()
+    expected.end_epoch(HeadFeedback(stage.head, stage.plain))
+    torch.testing.assert_close(stage.loss.gammas, expected.gammas, rtol=0, atol=0)
+    assert (expected.gammas != before).any()
+
+
+def test_feedback_is_what_the_whole_classifier_says(make_stage: Make, data: TrainingData):
+    stage = trained(make_stage("head.method=vtst"), range(1))
+    stage.head.train()
+    feedback = HeadFeedback(stage.head, stage.plain)
+    classifier = Classifier(stage.network, stage.head)
+    for split in ("train", "validation"):
+        outputs = feedback.outputs(split)
+        assert stage.head.training
+        assert feedback.outputs(split) is outputs
+        images = decode(getattr(data.real, split))
+        expected = predict(classifier.eval(), images, device=torch.device("cpu"))
+        stage.head.train()
+        torch.testing.assert_close(outputs.logits, expected, rtol=0, atol=1e-5)
+        assert outputs.targets.tolist() == getattr(data.real, split).targets.tolist()
+
+
+def test_every_epoch_draws_latents_of_its_own(make_stage: Make):
+    stage, seeds = make_stage("head.method=vtst"), []
+    for epoch in (0, 1, 0):
+        stage.train_epoch(epoch)
+        seeds.append(torch.initial_seed())
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_a_diverged_head_is_refused(make_stage: Make):
+    stage = make_stage(
+        "head.optimiser={learning_rate: 1e30, clip_norm: null, momentum: 0, weight_decay: 0}"
+    )
+    with pytest.raises(Diverged, match=r"NaN or infinite; lower head\.optimiser\.learning_rate"):
+        trained(stage)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.hiden=3", r"^head\.hiden = 3: unknown setting; did you mean head\.hidden\?$"),
+        ("head.method=foo", r"^head\.method = foo: choose one of mac_cal, tst, vtst$"),
+        ("head={method: vtst, latnt: 3}", r"^head\.latnt = 3: .* did you mean head\.latent\?$"),
+        ("head={method: tst, gamma: 0.9}", r"^head\.gamma = 0\.9: unknown setting; known here: "),
+        ("head.loss.name=foo", r"^head\.loss\.name = foo: choose one of ce"),
+        ("head.loss={name: fedlas_ls, beta: -1}", r"^head\.loss\.beta = -1: must be 0 or more$"),
+        ("head.p_start=0.05", r"^head\.p_start = 0\.05: must lie in \[0\.1, 1\]$"),
+        ("head={views: 3, method: tst}", r"^head\.views = 3: nothing is augmented, so that all"),
+        ("head.inference=dense", r"^head\.inference = dense: reset weights are already sparse"),
+        (
+            "head={mask_mode: preserve, inference: dense}",
+            r"^head\.inference = dense: .* or set head\.allow_unscaled",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_named_before_anything_is_read(
+    configured: Callable, override: str, message: str
+):
+    with pytest.raises(InputError, match=message):
+        check(configured("augment.shift=0", override))
