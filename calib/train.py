@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from calib.epochs import CHECKPOINT, Interrupted, Stage, Walk
 from calib.evaluate import evaluate_seed, write_evaluation
 from calib.head_stage import HeadStage
 from calib.micro_batches import check_shares
+from calib.parameters import one_of
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -42,11 +43,19 @@ from data.settings import load_settings
 INPUT_ERROR, DIVERGED, TERMINATED = 2, 3, 128 + signal.SIGTERM
 
 
-def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda: False) -> None:
+def train(
+    run: Path,
+    *,
+    resume: bool = False,
+    only: Collection[int] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
     Args:
         resume: go on from the checkpoints of unfinished seeds instead of refusing them.
+        only: these seeds alone; other processes may train the rest beside, and whoever measures
+            the last one writes the run's `evaluation.json`.
         stop: asked after every epoch; True writes a checkpoint and raises Interrupted.
     Raises:
         InputError: settings or data that cannot be trained, or a folder of another run.
@@ -55,6 +64,8 @@ def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda:
     """
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
+    for seed in only:
+        one_of("--seeds", str(seed), [str(own) for own in config.seeds])
     require_trackers(config.trackers)
     todo = unfinished_seeds(config, run, resume=resume)
     accelerator = make_accelerator(config)
@@ -63,12 +74,13 @@ def train(run: Path, *, resume: bool = False, stop: Callable[[], bool] = lambda:
     check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
     if accelerator.is_main_process:
         pin_data(data.record, run)
-    for seed in config.seeds:
+    for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         else:
             accelerator.print(f"{config.name} seed {seed}: done already")
-    if accelerator.is_main_process:
+    measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
+    if accelerator.is_main_process and measured:
         write_evaluation(config, data, run, device=accelerator.device)
         print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
 
@@ -174,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     terminated = watch_for_termination()
     try:
-        train(options.config.parent, resume=options.resume, stop=terminated)
+        run, only = options.config.parent, options.seeds
+        train(run, resume=options.resume, only=only, stop=terminated)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
@@ -204,6 +217,13 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--resume", action="store_true", help="go on with seeds that were interrupted"
+    )
+    found.add_argument(
+        "--seeds",
+        type=lambda text: [int(seed) for seed in text.split(",")],
+        default=[],
+        metavar="0,2",
+        help="only these of the run's seeds; other processes may train the rest beside",
     )
     return found
 

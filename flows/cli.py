@@ -10,7 +10,16 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
-from flows.commands import auditing, building, exporting, looking, relabeling, repairing, training
+from flows.commands import (
+    auditing,
+    building,
+    exporting,
+    looking,
+    relabeling,
+    repairing,
+    studying,
+    training,
+)
 from flows.errors import RunFailed
 from flows.terminal import say, say_error, set_up_logging
 
@@ -35,6 +44,8 @@ for command in (
     looking.show,
     exporting.export,
     training.train,
+    training.evaluate,
+    studying.study,
     training.report,
 ):
     app.command()(command)

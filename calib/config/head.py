@@ -9,14 +9,31 @@ from calib.config.parts import PartConfig
 from data.settings import Settings
 
 
+class HeadOptimiserConfig(OptimiserConfig):
+    """As for the classifier, at one learning rate throughout."""
+
+    schedule: Literal["multistep", "cosine", "constant"] = Field(
+        "constant", description="of the learning rate; cosine falls to 0 with every step"
+    )
+
+
+class TSTOptimiserConfig(HeadOptimiserConfig):
+    """TST's own: Adam, with neither weight decay nor clipping."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("adam", description="optimiser")
+    learning_rate: float = Field(1e-4, gt=0, description="at its highest")
+    weight_decay: float = Field(0.0, ge=0, description="on all weights")
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of the head's gradient; none does not clip"
+    )
+
+
 class SecondStageConfig(Settings):
     """What every second stage has: a head trained on the frozen network, from real images alone."""
 
     epochs: int = Field(40, ge=1, description="passes over the real training images")
     batch_size: int = Field(128, ge=2, description="images a step, over all processes")
-    optimiser: OptimiserConfig = Field(
-        OptimiserConfig(schedule="constant"), description="of the head"
-    )
+    optimiser: HeadOptimiserConfig = Field(HeadOptimiserConfig(), description="of the head")
     views: int | None = Field(
         None,
         ge=1,
@@ -59,12 +76,7 @@ class TSTConfig(SecondStageConfig):
     """TST: a small network to a latent space and a linear layer, instead of the linear head."""
 
     method: Literal["tst", "vtst"] = Field("tst", description="vtst: a Gaussian latent space")
-    optimiser: OptimiserConfig = Field(
-        OptimiserConfig(
-            name="adam", learning_rate=1e-4, weight_decay=0, schedule="constant", clip_norm=None
-        ),
-        description="of the head",
-    )
+    optimiser: TSTOptimiserConfig = Field(TSTOptimiserConfig(), description="of the head")
     latent: int = Field(10, ge=1, description="width Z of the latent space")
     samples: int = Field(10, ge=1, description="vtst: latent draws averaged for a prediction")
     select: Literal["last", "nll"] = Field(

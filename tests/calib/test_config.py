@@ -110,3 +110,10 @@ def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
     assert pinned_index(tmp_path) == "index/1.json"
     with pytest.raises(InputError, match=r"data\.json mixed = .*choose a fresh run folder"):
         pin_data(record("index/2.json"), tmp_path)
+
+
+def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):
+    assert make_config("head.optimiser.learning_rate=0.01").head.optimiser.schedule == "constant"
+    head = "head={method: tst, optimiser: {learning_rate: 0.01}}"
+    optimiser = make_config(head).head.optimiser
+    assert (optimiser.name, optimiser.weight_decay, optimiser.clip_norm) == ("adam", 0, None)

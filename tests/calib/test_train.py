@@ -237,3 +237,15 @@ def test_the_command_line_says_what_is_wrong(make_run, capsys):
         with pytest.raises(SystemExit, match="2"):
             parser().parse_args(arguments)
     assert "settings.yaml: give the config.json of a run folder" in capsys.readouterr().err
+
+
+def test_seeds_that_are_trained_apart_are_one_run(make_run):
+    run = make_run("apart", "epochs=1", "head=null", "seeds=[0, 1]")
+    train(run, only=[1])
+    assert not (run / "evaluation.json").exists()
+    assert not (run / "seed-0").exists()
+    train(run, resume=True, only=[0])
+    rows = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert [row["seed"] for row in rows] == [0, 1]
+    with pytest.raises(InputError, match=r"^--seeds = 7: choose one of 0, 1"):
+        train(run, only=[7])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calib.config import TrainConfig
+from calib.config import TrainConfig, check
+from calib.study import StudyConfig, cells_of, check_cells
 from data.errors import InputError
 from data.settings import load_settings
 from pipeline.checks import check_generator
@@ -19,13 +20,49 @@ FROM_HUB = {
     "imagefolder-sdxl.yaml",
     "imagefolder-sdxl-turbo.yaml",
 }
+STUDIES = [name for name in FILES if name.startswith("study-")]
+CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def kind_of(name):
+    values = yaml.safe_load((CONFIGS / name).read_text())
+    if "methods" in values:
+        return StudyConfig
+    return BuildConfig if "generator" in values else TrainConfig
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_it_can_be_read(name):
-    values = yaml.safe_load((CONFIGS / name).read_text())
-    kind = BuildConfig if "generator" in values else TrainConfig
-    load_settings(kind, CONFIGS / name)
+    load_settings(kind_of(name), CONFIGS / name)
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """Its folders, which is all that settings are checked against."""
+    for split in ("train", "test"):
+        for label in CIFAR:
+            (tmp_path / split / label).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_cell_of_a_study_can_be_trained_once_its_data_is_there(name, cifar):
+    study = load_settings(StudyConfig, CONFIGS / name)
+    for cell in cells_of(study):
+        config = cell.config.model_copy(update={"mixed": None})
+        if config.real.name == "imagefolder":
+            with pytest.raises(InputError, match=r"^real\.path = nothing: imagefolder needs"):
+                check(config)
+            real = config.real.model_copy(update={"path": str(cifar)})
+            config = config.model_copy(update={"real": real})
+        check(config)
+
+
+def test_a_study_whose_mixed_images_are_not_named_says_so(cifar):
+    path = f"datasets.cifar10.overrides.real.path={cifar}"
+    study = load_settings(StudyConfig, CONFIGS / "study-cifar10-full.yaml", [path])
+    with pytest.raises(InputError, match=r"^cifar10/csm: mixed\.url = : "):
+        check_cells(cells_of(study))
 
 
 @pytest.mark.parametrize("name", sorted(FROM_HUB))
@@ -44,6 +81,7 @@ def test_a_model_from_the_hub_is_pinned_or_says_that_it_must_be(name):
 
 def test_all_ready_files_are_looked_at():
     assert {*FROM_HUB, "imagenet-dit.yaml", "quickstart/build.yaml"} <= set(FILES)
+    assert {"study-quickstart.yaml", "study-cifar10.yaml", "study-cifar10-full.yaml"} <= set(FILES)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "/" not in name])

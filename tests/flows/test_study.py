@@ -1,0 +1,105 @@
+"""A study on a real server with real trainers: stopped, continued, with a cell that fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.errors import InputError
+from flows.study import StudyFailed, failure_message, study
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = 30
+SETTINGS = {
+    "name": "quick",
+    "baseline": "ce",
+    "seeds": [3],
+    "base": {
+        "real": {"name": "digits", "train_per_class": 10, "validation_per_class": 5},
+        "model": {"name": "resnet8", "width": 2},
+        "epochs": EPOCHS,
+        "batch_size": 20,
+        "augment": {"shift": 0},
+        "checkpoint_every": 1,
+        "trackers": [],
+        "evaluation": {"bootstrap": 0},
+    },
+    "datasets": {"digits": {}},
+    "methods": {  # with one first stage, which the first trains; its head then diverges
+        "mac": {"overrides": {"head": {"batch_size": 20, "optimiser": {"learning_rate": 1e30}}}},
+        "ce": {"name": "CE"},
+    },
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps(SETTINGS))
+    return path
+
+
+def epochs_of(run):
+    lines = (run / "seed-3/history.jsonl").read_text().splitlines()
+    return [line["epoch"] for line in map(json.loads, lines) if line["stage"] == "base"]
+
+
+def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
+    prefect_api, config, tmp_path, until
+):
+    out = tmp_path / "out"
+    mac, ce = out / "digits" / "mac", out / "digits" / "ce"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "study", str(config), "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PREFECT_API_URL": prefect_api},
+    )
+    until(lambda: list(mac.glob("seed-3/checkpoint/0*")))
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 128 + signal.SIGTERM
+    assert 1 <= len(epochs_of(mac)) < EPOCHS
+    assert not (out / "study.json").exists()
+
+    with pytest.raises(StudyFailed) as caught:
+        study(config, out)
+    text = str(caught.value)
+    assert text.startswith("1 of 2 cells are not measured:\ndigits/mac: diverged: ")
+    assert "--only digits/mac these alone" in text
+    assert epochs_of(mac) == list(range(EPOCHS))
+    assert epochs_of(ce) == []  # its first stage is that of mac
+    record = json.loads((out / "study.json").read_text())
+    assert record["missing"]["digits/mac"].startswith("diverged: ")
+    (measured,) = json.loads((ce / "evaluation.json").read_text())["rows"]
+    (row,) = [row for row in record["test"]["digits"]["rows"] if row["method"] == "CE"]
+    assert row["seeds"]["3"] == measured["plain"]
+    assert row["summary"]["nll_scaled"]["mean"] == measured["scaled"]["nll"]
+
+    left = (ce / "evaluation.json").stat().st_mtime_ns
+    study(config, out, only=["*/ce"])  # measured: nothing is started
+    assert (ce / "evaluation.json").stat().st_mtime_ns == left
+
+
+def test_what_cannot_be_run_starts_nothing(config, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"^digits/mac: loss\.name = x: choose one of"):
+        study(config, out, overrides=["base.loss.name=x"])
+    with pytest.raises(InputError, match=r"^--slots = 201: choose 1 to 200"):
+        study(config, out, slots=201)
+    with pytest.raises(InputError, match=r"^--only = digits: no cell has this name"):
+        study(config, out, only=["digits"])
+    assert not out.exists()
+
+
+def test_a_failure_names_cells_reasons_and_the_way_on(tmp_path):
+    text = failure_message({"a/b": "it broke", "a/c": "not run"}, cells=5, out=tmp_path)
+    assert text.splitlines() == [
+        "2 of 5 cells are not measured:",
+        "a/b: it broke",
+        "a/c: not run",
+        f"{tmp_path / 'study.md'} shows the others; the same command goes on, with",
+        "--only a/b --only a/c these alone",
+    ]
