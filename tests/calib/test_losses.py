@@ -161,7 +161,7 @@ def test_labels_that_would_be_broadcast_are_refused(name: str):
         ("flsd53", {"gamma": 3}, r"loss\.gamma = 3: takes none"),
         ("dual_focal", {"gamma": math.nan}, r"loss\.gamma = nan: must be 0 or more"),
         ("ecp", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
-        ("ecp", {"variant": "sum"}, r"loss\.variant = sum: choose one of paper, code"),
+        ("ecp", {"variant": "sum"}, r"loss\.variant = sum: choose one of code, paper"),
         ("fedlas_mbls", {"weight": 0.6}, r"loss\.weight = 0\.6: must lie in \[0, 0\.5\]"),
         ("fedlas_mbls", {"margin": -1}, r"loss\.margin = -1: must be 0 or more"),
         ("fedlas_ls", {"smoothing": 0.6}, r"loss\.smoothing = 0\.6: must lie in \[0, 0\.5\]"),
