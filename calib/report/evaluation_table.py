@@ -62,7 +62,7 @@ def _table(title: str, note: str, columns: Sequence[str]) -> Table:
 
 def _cell(method: Method, measure: Measure, kind: str) -> str:
     mean, sd = mean_and_sd(list(method.values(measure, kind).values()))
-    text = measure.text(mean) + (f"±{measure.text(sd)}" if sd is not None else "")
+    text = measure.text(mean) + (f" ± {measure.text(sd)}" if sd is not None else "")
     limits = [_intervals(row, kind).get(measure.key) for row in method.rows]
     if not all(limits):
         return text
