@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calib.metrics.bins import equal_sizes, inner_edges
+from calib.metrics.bins import bin_of, equal_sizes, inner_edges
 from calib.metrics.inputs import as_given, check_bins
 from calib.metrics.predictions import Predictions, read_predictions
 
@@ -69,7 +69,7 @@ class _Sorted:
         confidence, order = found.confidence.sort(stable=True)
         correct = found.correct[order]
         rounded = confidence.to(found.precision)
-        place = torch.bucketize(rounded, inner_edges(bins, found.precision))
+        place = bin_of(rounded, inner_edges(bins, found.precision))
         gap = confidence - correct
         by_bin = functional.one_hot(place, bins) * gap[:, None]
         figures = torch.stack([correct, found.nll[order], found.brier[order]], 1)

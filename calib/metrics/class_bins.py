@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calib.metrics.bins import inner_edges
+from calib.metrics.bins import bin_of, inner_edges
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,4 @@ class ClassBinsSum:
         return ClassBins(self.samples, count, mass, positives)
 
     def _place(self, classes: Tensor, values: Tensor) -> Tensor:
-        return classes * self.shape[1] + torch.bucketize(values, self.edges)
+        return classes * self.shape[1] + bin_of(values, self.edges)
