@@ -130,7 +130,7 @@ class Batches:
 
 
 class Normalise(nn.Module):
-    """uint8 images [N, H, W, 3] to the float32 [N, 3, H, W] that networks are trained on.
+    """Images to the float32 [N, 3, H, W] that networks are trained on; uint8 or float in 0..255.
 
     One mean and deviation a channel for the whole dataset, found on the training split and
     saved with the model, so that no set is ever normalised otherwise.

@@ -1,4 +1,4 @@
-"""A trained classifier: uint8 images to logits, through the network alone or a masked head."""
+"""A trained classifier: images to logits, through the network alone or a head on top of it."""
 
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,7 @@ class Network(nn.Module):
         self.num_features = self.backbone.num_features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 [N, S, S, 3] to logits [N, K] and features [N, D]."""
+        """Images in 0..255, uint8 or float [N, S, S, 3], to logits [N, K], features [N, D]."""
         logits, features = self.backbone(self.normalise(images))
         return logits, features
 
@@ -64,7 +64,7 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
     """A classifier that a run has trained, on the CPU and in eval mode.
 
     Args:
-        stage: "base" for the network as stage one left it, "head" with the masked head on it.
+        stage: "base" for the network as stage one left it, "head" with stage two's head on it.
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """

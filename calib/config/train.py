@@ -1,8 +1,8 @@
 """TrainConfig: everything that decides what a training run does."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from calib.config.evaluation import EvaluationConfig
 from calib.config.head import HeadConfig
@@ -25,6 +25,17 @@ OUTSIDE_IDENTITY: dict[str, Any] = {
     "evaluation": True,
     "mixed": {"memory_gib": True, "cache_gib": True},
 }
+
+
+def _are_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) != len(seeds):
+        raise ValueError("give each seed once")
+    if min(seeds) < 0:
+        raise ValueError("seeds are 0 or more")
+    return seeds
+
+
+Seeds = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_are_seeds)]
 
 
 class EarlyStopConfig(Settings):
@@ -65,23 +76,12 @@ class TrainConfig(Settings):
         "no", description="of the network; losses are always float32"
     )
     head: HeadConfig | None = Field(None, description="stage two; none trains no second head")
-    seeds: tuple[int, ...] = Field(
-        (0,), min_length=1, description="each trains a model of its own, one after the other"
-    )
+    seeds: Seeds = Field((0,), description="each trains a model of its own, one after the other")
     checkpoint_every: int = Field(10, ge=1, description="epochs between checkpoints")
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
         ("tensorboard",), description="that get the figures of every epoch; history.jsonl always"
     )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="what is measured")
-
-    @field_validator("seeds")
-    @classmethod
-    def _are_different(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) != len(seeds):
-            raise ValueError("give each seed once")
-        if min(seeds) < 0:
-            raise ValueError("seeds are 0 or more")
-        return seeds
 
     def identity(self) -> dict[str, Any]:
         """What decides the result of a seed, as plain values."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from calib.config.train import Seeds
 from data.settings import Settings
 
 PostHoc = Literal["scaled", "vector", "isotonic"]
@@ -53,14 +54,7 @@ class StudyConfig(Settings):
         min_length=1, description="by key, which is also the folder"
     )
     baseline: str = Field(description="key of the method that the others are tested against")
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="of every cell")
-
-    @field_validator("seeds")
-    @classmethod
-    def _are_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise ValueError("give each seed once; seeds are 0 or more")
-        return seeds
+    seeds: Seeds = Field((0, 1, 2), description="of every cell")
 
     @field_validator("datasets", "methods")
     @classmethod
