@@ -4,38 +4,26 @@ Prefect shows, starts again and gives up; which shard is done is read from the s
 """
 
 import logging
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from data.label_sets import LabelSet
-from data.progress import Progress
 from data.ranges import parse_ranges
 from data.repair import refuse_other_prototypes
 from data.root import Root
+from flows.artifacts import progress_artifact
 from flows.build import BuildFailed, failure_message, say_left_out
-from flows.gpus import visible_gpus
 from flows.progress import shown
 from flows.selection import gaps, lacking_shards
-from flows.slot import RECORD, generate, worker_command
+from flows.slot import RECORD
+from flows.slots import SlotFuture, follow, start_workers
 from pipeline.fidelity import ensure_fidelity
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import plan_of
-
-ARTIFACT_EVERY_S = 5.0
-LOOK_EVERY_S = 1.0
-
-SlotFuture = PrefectConcurrentFuture[dict[str, Any]]
 
 log = logging.getLogger("semix.build")
 
@@ -98,72 +86,6 @@ def build_flow(url: str, slots: int, shards: str = "", allowed: int | None = Non
         stop.set()  # an interrupt passes here; the flow ends when its workers have
     refuse_gaps(root, futures, shards=shards, allowed=allowed)
     return index(url)
-
-
-def start_workers(
-    url: str, slots: int, *, shards: str = "", labels: str = "", stop: threading.Event
-) -> list[SlotFuture]:
-    """One task run a slot; its worker makes images, or the labels of one set."""
-    what = "label" if labels else "generate"
-    work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
-    gpus = visible_gpus()
-    # Together no more threads than cores: a few too many cost ten times, not a few per cent.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // slots))
-    quiet = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": threads}  # no bars as lines in a log
-    futures: list[Any] = [
-        work.submit(
-            slot,
-            worker_command(url, slot, slots, shards=shards, labels=labels),
-            environment=quiet | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}),
-            stop=stop,
-        )
-        for slot in range(slots)
-    ]
-    return futures
-
-
-def follow(
-    futures: Sequence[SlotFuture],
-    root: Root | LabelSet,
-    *,
-    listeners: Sequence[Callable[[Progress], None]],
-) -> None:
-    """Count commit records until every task is done, and tell the listeners."""
-    pending, pause = {future.wrapped_future for future in futures}, 0.0
-    while pending:
-        pending = wait(pending, timeout=pause).not_done
-        started = time.monotonic()
-        progress = root.progress()
-        # On a large root or a slow store, looking must not become the work.
-        pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
-        for listener in listeners:
-            listener(progress)
-
-
-@contextmanager
-def progress_artifact(*, key: str = "semix-build") -> Iterator[Callable[[Progress], None]]:
-    """One Prefect artifact for the run; yields a function that updates it now and then."""
-    artifact: Any = create_progress_artifact(0.0, key=key, description="shards")
-    latest, due = None, 0.0
-
-    def publish(progress: Progress) -> None:
-        nonlocal latest, due
-        latest = progress
-        if time.monotonic() >= due:
-            due = time.monotonic() + ARTIFACT_EVERY_S
-            _send(artifact, progress)
-
-    yield publish
-    if latest is not None:
-        _send(artifact, latest)
-
-
-def _send(artifact: Any, progress: Progress) -> None:
-    text = f"{progress.done} of {progress.shards} shards, {progress.failed} failed"
-    try:
-        update_progress_artifact(artifact, 100 * progress.done / progress.shards, text)
-    except Exception as error:  # the picture in Prefect is not worth the run
-        log.warning("Prefect took no progress: %s", error)
 
 
 def refuse_gaps(

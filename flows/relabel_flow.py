@@ -13,10 +13,11 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.label_sets import LabelSet
 from data.root import Root
-from flows.build_flow import follow, progress_artifact, start_workers
+from flows.artifacts import progress_artifact
 from flows.progress import shown
 from flows.relabel import refuse_gaps
 from flows.slot import RECORD
+from flows.slots import follow, start_workers
 from pipeline.relabel.prototypes import ensure_set_prototypes
 
 log = logging.getLogger("semix.relabel")
