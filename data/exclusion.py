@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from data.errors import InputError
-from data.fingerprint import fingerprint
 from data.flags import flagged_groups, newest_flags
+from data.indices import open_index
 from data.root import Root
-from data.schemas import read_index
 from data.settings import Settings
 
 if TYPE_CHECKING:  # torch costs seconds
@@ -122,7 +121,7 @@ def _unlike_their_class(
 ) -> list[bool]:
     from data.end_points import strayed_groups
 
-    strayed = strayed_groups(root, read_index(root.store.get(index))["shards"], records)
+    strayed = strayed_groups(root, list(open_index(root.store, index).shards()), records)
     return [record["group"] in strayed for record in records]
 
 
@@ -146,8 +145,7 @@ def _flagged(
     records: Sequence[Record], wanted: Sequence[Any], *, root: Root, index: str
 ) -> list[bool]:
     flags = newest_flags(root, index)
-    digest = fingerprint(read_index(root.store.get(index)))
-    if flags is None or flags.digest != digest:
+    if flags is None or flags.digest != open_index(root.store, index).digest:
         remedy = f"{index} was not audited; run `semix audit {root.url} --index {index}`"
         raise InputError("exclude.flagged", ", ".join(wanted), remedy)
     groups = flagged_groups(flags, wanted)

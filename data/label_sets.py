@@ -1,16 +1,20 @@
 """Further labels over a root's images: which shards a set covers, and what it says of them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from data.errors import InputError
-from data.failures import Failures
+from data.failures import FailedShards, Failures
 from data.label_records import Record, read_set_record, read_shard_labels, write_record
+from data.labelled_folder import LabelledFolder
 from data.progress import Progress
 from data.root import Root, spec_digest
+from data.schemas import PER_FOLDER
+from data.shard_numbers import ShardNumbers
 from data.shards import shard_name
 from data.store import Store
+from data.tombstones import numbered_folders
 
 SETS = "labels"
 SHORTEST = 6  # digits that may stand for a digest
@@ -36,21 +40,39 @@ class LabelSet:
         self.digest = _resolved(root, digest)
         self.folder = f"{SETS}/{self.digest}"
         self.plan: Record = _read_plan(root, self.digest)
-        self._heads: dict[int, Record] = {}  # labels do not change while their images do not
+        self._seen: dict[int, LabelledFolder] = {}
         self._failures = Failures(Store(f"{root.url}/{self.folder}"))
 
     def images(self) -> dict[int, Record]:
         """Commit records of the images, by shard: what there is to label."""
         return self.root.committed()
 
-    def committed(self) -> dict[int, Record]:
-        """By shard what its labels say but the labels: images, number of groups, features."""
-        return self._look()[1]
+    def folders(self) -> Iterator[tuple[dict[int, Record], dict[int, Record]]]:
+        """A thousand shards at a time: commit records of the images, and heads of labels that
+        are of just these."""
+        for images in self.root.folders():
+            yield images, self._of_images(images)
 
-    def missing(self) -> list[int]:
+    def heads(self, number: int) -> dict[int, Record]:
+        """As in `committed`, of the shards from 1000 x `number` on."""
+        return self._of_images(self.root.folder(number))
+
+    def committed(self) -> dict[int, Record]:
+        """By shard what its labels say but the labels: images, number of groups, features.
+
+        Takes a kilobyte a shard.
+        """
+        return {s: head for _, heads in self.folders() for s, head in heads.items()}
+
+    def done(self) -> ShardNumbers:
+        """Shards whose images are committed and labelled."""
+        self._look()
+        return ShardNumbers.joined(self._seen[number].numbers() for number in sorted(self._seen))
+
+    def missing(self) -> ShardNumbers:
         """Shards whose images are committed and have no labels of this set."""
-        images, done = self._look()
-        return [shard for shard in images if shard not in done]
+        done = self.done()
+        return self.root.done() - done
 
     def is_committed(self, shard: int, images: str) -> bool:
         """Whether the tar with this sha256 is labelled."""
@@ -109,20 +131,19 @@ class LabelSet:
         """Write `failed/...N.json` of this set for the next free attempt number N."""
         self._failures.add(shard, error)
 
-    def failures(self) -> dict[int, list[Record]]:
-        """Attempt records of shards that are still not labelled."""
-        return self._failures.of_missing(self.committed())
+    def failures(self) -> FailedShards:
+        """Attempts that failed, of shards that are still not labelled."""
+        return self._failures.of_missing(self._unlabelled())
 
     def progress(self) -> Progress:
         """How many of the shards that have images are labelled."""
-        images, done = self._look()
-        series = self.root.plan["images_per_group"]
-        groups = sum(record["groups"] for record in images.values())
-        groups_done = sum(head["groups"] for head in done.values())
+        failed = self._failures.of_missing(self._unlabelled())
+        images, series = self.root.sums(), self.root.plan["images_per_group"]
+        groups, groups_done = images.groups, sum(seen.groups for seen in self._seen.values())
         return Progress(
-            shards=len(images),
-            done=len(done),
-            failed=len(self._failures.of_missing(done)),
+            shards=images.shards,
+            done=sum(seen.shards for seen in self._seen.values()),
+            failed=len(failed),
             groups=groups,
             groups_done=groups_done,
             images=groups * series,
@@ -153,23 +174,48 @@ class LabelSet:
     def stem(self, shard: int) -> str:
         return shard_name(shard).replace("shards", self.folder, 1)
 
-    def _look(self) -> tuple[dict[int, Record], dict[int, Record]]:
-        """Commit records of the images, and heads of the labels that are of just these."""
-        images = self.images()
-        there = set(self.store.list(self.folder))
-        named = {shard: name for shard in images if (name := self.name(shard)) in there}
-        heads = {
-            shard: self._heads[shard]
-            for shard in named
-            if shard in self._heads and self._heads[shard]["images"] == images[shard]["sha256"]
-        }
-        unknown = [shard for shard in named if shard not in heads]
-        for start in range(0, len(unknown), AT_ONCE):
-            for shard, record in self._read_some(unknown[start : start + AT_ONCE]).items():
+    def _unlabelled(self) -> ShardNumbers:
+        return ShardNumbers.spans([(0, self.root.plan["num_shards"])]) - self.done()
+
+    def _look(self) -> None:
+        """Bring what is remembered up to date: folders with images or labels that are new."""
+        images = self.root.seen()
+        for number in self._seen.keys() - images.keys():
+            del self._seen[number]
+        there = numbered_folders(self.store, self.folder)
+        for number, (digest, count) in images.items():
+            digest = f"{digest} {count}"
+            seen = self._seen.get(number)
+            if number not in there:
+                self._seen.pop(number, None)
+            elif seen is None or not seen.is_complete(digest):
+                self._update(number, digest, count)
+
+    def _update(self, number: int, digest: str, count: int) -> None:
+        """Read labels of one folder that are new, or not of the images that are there now."""
+        seen = self._seen.setdefault(number, LabelledFolder(number))
+        facts = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
+        shards = range(number * PER_FOLDER, (number + 1) * PER_FOLDER)
+        listed = {s: facts[self.name(s)] for s in shards if self.name(s) in facts}
+        if seen.is_as_before(digest, listed):
+            return
+        unsettled = seen.reopen(digest, listed)
+        images = {s: e["sha256"] for s, e in self.root.folder(number, only=unsettled).items()}
+        unread = [shard for shard in images if not seen.knows(shard, images[shard])]
+        for start in range(0, len(unread), AT_ONCE):
+            for shard, record in self._read_some(unread[start : start + AT_ONCE]).items():
+                seen.learn(shard, record["images"], len(record["groups"]))
+        labelled = [shard for shard in images if seen.knows(shard, images[shard])]
+        seen.settle(digest, listed, labelled, of=count)
+
+    def _of_images(self, images: Mapping[int, Record]) -> dict[int, Record]:
+        found: dict[int, Record] = {}
+        shards = list(images)
+        for start in range(0, len(shards), AT_ONCE):
+            for shard, record in self._read_some(shards[start : start + AT_ONCE]).items():
                 if record["images"] == images[shard]["sha256"]:
-                    heads[shard] = _head(record)
-        self._heads = heads
-        return images, dict(sorted(heads.items()))
+                    found[shard] = _head(record)
+        return found
 
     def _read_some(self, shards: Iterable[int]) -> dict[int, Record]:
         """Labels that can be read and lie in their place; damaged ones count as missing."""
@@ -191,10 +237,8 @@ class LabelSet:
 
 def label_sets(root: Root) -> list[str]:
     """Digests of the root's label sets, sorted."""
-    found = (
-        re.fullmatch(rf"{SETS}/([0-9a-f]{{64}})/set\.json", name) for name in root.store.list(SETS)
-    )
-    return sorted(match[1] for match in found if match)
+    found = (re.fullmatch(rf"{SETS}/([0-9a-f]{{64}})", name) for name in root.store.scan(SETS)[1])
+    return sorted(m[1] for m in found if m and root.store.exists(f"{m[0]}/set.json"))
 
 
 def create_set(root: Root, record: Record) -> LabelSet:

@@ -1,9 +1,10 @@
 """How far a root is, summed over its commit records."""
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from data.sums import MICRO, Sums
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,18 @@ class Progress:
     tflop: float | None
 
 
-def summed(
-    plan: Mapping[str, Any], records: Collection[Mapping[str, Any]], *, failed: int
-) -> Progress:
-    """The progress of a plan of which these shards are committed and so many failed."""
+def progress_of(plan: Mapping[str, Any], sums: Sums, *, failed: int) -> Progress:
+    """The progress of a plan whose committed shards add up to this, and so many failed."""
     images = plan["images_per_group"]
-    groups_done = sum(record["groups"] for record in records)
-    stages: dict[str, float] = defaultdict(float)
-    for record in records:
-        for stage, seconds in record["seconds"].items():
-            stages[stage] += seconds
-    tflop: list[Any] = [record.get("tflop") for record in records]
     return Progress(
         shards=plan["num_shards"],
-        done=len(records),
+        done=sums.shards,
         failed=failed,
         groups=plan["num_groups"],
-        groups_done=groups_done,
+        groups_done=sums.groups,
         images=plan["num_groups"] * images,
-        images_done=groups_done * images,
-        seconds=sum(record["wall_seconds"] for record in records),
-        stages=dict(stages),
-        tflop=None if None in tflop else sum(tflop),
+        images_done=sums.groups * images,
+        seconds=sums.wall / MICRO,
+        stages=sums.seconds(),
+        tflop=None if sums.untold else sums.tflop / MICRO,
     )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 
 from data.errors import InputError
+from data.indices import PARTS
 from data.leases import claim, release
 from data.root import PROTOTYPES, Root
 from data.verification import Problem
@@ -14,8 +15,9 @@ REMEDY = "bring back the file that was there, or build into a new place"
 def put_aside(root: Root, problems: Iterable[Problem]) -> int:
     """Discard damaged shards and prototypes; how many.
 
-    A shard that a living process works on is left to it. Other problems (an index, a folder in a
-    record's place) are no one's to repair but a person's, and are passed over.
+    A shard that a living process works on is left to it. Damaged parts of indices go too: the
+    next index is written with them anew where the records still say the same. Other problems (an
+    index, a folder in a record's place) are a person's to repair, and are passed over.
     """
     return sum(_put_aside(root, problem) for problem in problems)
 
@@ -23,10 +25,17 @@ def put_aside(root: Root, problems: Iterable[Problem]) -> int:
 def refuse_other_prototypes(root: Root) -> None:
     """Raises InputError if committed shards were labelled with other prototypes than are there."""
     ours = root.prototypes_sha256
-    others = [s for s, r in root.committed().items() if r.get("prototypes", ours) != ours]
-    if others:
-        text = f"are not those that {len(others)} shards, {others[0]} on, were labelled with"
+    named = root.sums().prototypes
+    if count := named.total() - named[""] - named[ours]:
+        text = f"are not those that {count} shards, {_first_of_others(root)} on, were labelled with"
         raise InputError(f"{root.url}/{PROTOTYPES}", ours[:12], f"{text}; {REMEDY}")
+
+
+def _first_of_others(root: Root) -> int:
+    """The first shard that was labelled with other prototypes than are there."""
+    ours = root.prototypes_sha256
+    labelled = (entry for found in root.folders() for entry in found.values())
+    return next(e["shard"] for e in labelled if e.get("prototypes", ours) != ours)
 
 
 def _put_aside(root: Root, problem: Problem) -> bool:
@@ -39,7 +48,7 @@ def _put_aside(root: Root, problem: Problem) -> bool:
             _discard(root, problem.shard, problem)
         finally:
             release(root.store, problem.shard)
-    elif problem.kind == "labels":
+    elif problem.kind == "labels" or _is_part(problem):
         _remove(root, problem.files)
     else:
         return False
@@ -48,6 +57,10 @@ def _put_aside(root: Root, problem: Problem) -> bool:
 
 def _is_discardable(problem: Problem) -> bool:
     return problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
+
+
+def _is_part(problem: Problem) -> bool:
+    return problem.kind == "index" and any(name.startswith(PARTS) for name in problem.files)
 
 
 def _discard(root: Root, shard: int, problem: Problem) -> None:

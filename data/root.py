@@ -1,27 +1,26 @@
 """A mixed dataset's root: its plan, commit records, failures and index; what is done."""
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from hashlib import sha256
 
 from data import verification
+from data.commit_records import Record, record_name, spec_digest
 from data.errors import InputError
 from data.extension import Extension, Layout, layout_of, read_extensions
-from data.failures import Failures
-from data.fingerprint import canonical_json
-from data.progress import Progress, summed
-from data.records import (
-    Record,
-    Records,
-    discards,
-    index_names,
-    record_name,
-    spec_digest,
-)
+from data.failures import FailedShards, Failures
+from data.index_writer import write_index
+from data.indices import index_names
+from data.progress import Progress, progress_of
+from data.records import Records
 from data.schemas import SCHEMA, read_plan
+from data.shard_numbers import ShardNumbers
 from data.shards import shard_name
 from data.store import Store
+from data.sums import Sums
+from data.tombstones import discards_of
 from data.verification import Problem
 from data.verification.prototypes import PROTOTYPES
 
@@ -50,7 +49,8 @@ class Root:
         if self.extensions:
             self.plan["num_groups"] = self.layout.num_groups
             self.plan["num_shards"] = self.layout.num_shards
-        self._records = Records(self.store, self.plan["digest"])
+        digest, shards = self.plan["digest"], self.plan["num_shards"]
+        self._records = Records(self.store, digest, shards=shards)
         self._failures = Failures(self.store)
 
     @cached_property
@@ -58,10 +58,20 @@ class Root:
         """Which groups are in which shard."""
         return layout_of(self._written, self.extensions)
 
-    def committed(self) -> dict[int, Record]:
-        """What is kept of this plan's commit records, by shard; all else counts as missing."""
+    def folders(self) -> Iterator[dict[int, Record]]:
+        """What is kept of this plan's commit records, by shard: a thousand shards at a time."""
         last = self.plan["num_shards"]
-        return {s: record for s, record in self._records.committed().items() if s < last}
+        for _, found in self._records.folders():
+            yield {shard: record for shard, record in found.items() if shard < last}
+
+    def committed(self) -> dict[int, Record]:
+        """All of `folders` at once, which takes kilobytes a shard; all else counts as missing."""
+        return {shard: record for found in self.folders() for shard, record in found.items()}
+
+    def folder(self, number: int, *, only: Iterable[int] | None = None) -> dict[int, Record]:
+        """Of `folders` the one with shards from 1000 x `number` on, read now; or `only` some."""
+        found = self._records.read_folder(number, only=only)[0]
+        return {s: record for s, record in found.items() if s < self.plan["num_shards"]}
 
     def is_committed(self, shard: int) -> bool:
         return self._records.find(shard) is not None
@@ -70,26 +80,47 @@ class Root:
         """The whole commit record of a shard; None if it is missing."""
         return self._records.find(shard)
 
-    def missing(self) -> list[int]:
-        done = self.committed()
-        return [shard for shard in range(self.plan["num_shards"]) if shard not in done]
+    def done(self) -> ShardNumbers:
+        """Shards that are committed; all others are missing."""
+        self._records.look()
+        return self._records.done()
 
-    def failures(self) -> dict[int, list[Record]]:
-        """Attempt records of shards that are still missing."""
-        return self._failures.of_missing(self.committed())
+    def missing(self, start: int = 0, stop: int | None = None) -> ShardNumbers:
+        """Shards that are not committed, ascending; from `start` up to, not including, `stop`.
+
+        Only the folders that these are in are looked at.
+        """
+        self._records.look(start, stop)
+        return self._records.missing(start, stop)
+
+    def failures(self) -> FailedShards:
+        """Attempts that failed, of shards that are still missing; read when they are asked for."""
+        return self._failures.of_missing(self.missing())
+
+    def sums(self) -> Sums:
+        """Over the committed shards."""
+        self._records.look()
+        return self._records.sums()
+
+    def seen(self) -> dict[int, tuple[str, int]]:
+        """By folder a digest of what is listed, which says when to read it again, and how many
+        shards are committed there."""
+        self._records.look()
+        return self._records.seen()
 
     def attempts(self, shard: int) -> int:
         """How many attempts at a shard failed."""
         return self._failures.attempts(shard)
 
     def progress(self) -> Progress:
-        done = self.committed()
-        return summed(self.plan, done.values(), failed=len(self._failures.of_missing(done)))
+        sums = self.sums()
+        failed = self._failures.of_missing(self._records.missing())
+        return progress_of(self.plan, sums, failed=len(failed))
 
     def commit(self, record: Record) -> bool:
         """Publish a commit record, last; False if the shard is committed already."""
         shard = record["shard"]
-        name, count = record_name(shard), discards(self.store, shard).get(shard, 0)
+        name, count = record_name(shard), discards_of(self.store, shard)
         if count:
             record = {**record, "discards": count}
         content = json.dumps(record, indent=1, sort_keys=True).encode()
@@ -118,23 +149,15 @@ class Root:
         said = content.decode("utf-8", errors="replace")
         note = {"shard": shard, "why": why, "record": said}
         stem, number = shard_name(shard).replace("shards", "discarded", 1), 1
-        number += discards(self.store, shard).get(shard, 0)
+        number += discards_of(self.store, shard)
         while not self.store.create(f"{stem}.{number}.json", json.dumps(note, indent=1).encode()):
             number += 1
         self.store.delete(name)
-        self._records.forget(shard)
 
     def write_index(self) -> str:
         """Pin the committed shards as `index/N.json`; the newest one if nothing changed."""
-        shards = list(self.committed().values())
-        content = canonical_json({"plan": self.plan["digest"], "shards": shards}).encode()
-        indices = self.indices()
-        if indices and self.store.get(indices[-1]) == content:
-            return indices[-1]
-        number = len(indices)
-        while not self.store.create(f"index/{number}.json", content):
-            number += 1
-        return f"index/{number}.json"
+        digest, shards = self.plan["digest"], self.plan["num_shards"]
+        return write_index(self.store, self._records, plan=digest, shards=shards)
 
     def indices(self) -> list[str]:
         """Names of the indices, oldest first."""
@@ -165,5 +188,9 @@ def _read_plan(store: Store) -> Record:
         remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
         raise InputError(place, "damaged", remedy) from None
     if plan["schema"] != SCHEMA:
-        raise InputError(f"{place} schema", plan["schema"], f"this semix reads {SCHEMA}")
+        raise InputError(
+            f"{place} schema",
+            plan["schema"],
+            f"another version of semix wrote it, this one reads {SCHEMA}; use that version",
+        )
     return plan

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from data.errors import InputError
 from data.root import Root
 from data.shards import GroupSample, read_shard
@@ -9,15 +11,17 @@ from data.shards import GroupSample, read_shard
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
     """Group numbers spread evenly over what is committed, not chosen by look."""
-    groups = [
-        group
-        for record in root.committed().values()
-        for group in range(record["first"], record["first"] + record["groups"])
-    ]
-    if not groups:
+    shards = root.done()
+    if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
-    step = max(1, len(groups) // count)
-    return groups[step // 2 :: step][:count]
+    ends = np.cumsum([len(root.layout.groups_of(shard)) for shard in shards])
+    step = max(1, int(ends[-1]) // count)
+    found = []
+    for place in range(step // 2, int(ends[-1]), step)[:count]:
+        at = int(np.searchsorted(ends, place, side="right"))
+        groups = root.layout.groups_of(shards[at])
+        found.append(groups[place - int(ends[at]) + len(groups)])
+    return found
 
 
 def shard_of(root: Root, group: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
+from data.config_file import read_config_file
 from data.errors import InputError
 
 
@@ -26,30 +27,19 @@ def load_settings(
     """Read settings from a YAML file or a mapping.
 
     Args:
+        source: a local path, or a URL of the kinds that a store takes; or the values themselves.
         overrides: texts like `mixing.seed=7`; the value is read as YAML.
     Raises:
-        InputError: no such file, not YAML, an unknown key (with the nearest known one) or a
-            value out of range, each by its dotted path.
+        InputError: no such file or no permission, not YAML, an unknown key (with the nearest known
+            one) or a value out of range, each by its dotted path.
     """
-    values = _read_yaml(Path(source)) if isinstance(source, str | Path) else _copy(source)
+    values = read_config_file(source) if isinstance(source, str | Path) else _copy(source)
     for override in overrides:
         _apply(values, override)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise _first_problem(kind, error, values) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError("config", path, "there is no such file; give the path of a YAML file")
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError("config", path, f"is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise InputError("config", path, "must hold `key: value` lines")
-    return values
 
 
 def _copy(value: Any) -> Any:
@@ -115,7 +105,8 @@ def _unknown(keys: Sequence[str], given: Any, *, known: Sequence[str]) -> InputE
     near = difflib.get_close_matches(keys[-1], known, n=1)
     where = ".".join([*keys[:-1], *near])
     remedy = f"did you mean {where}?" if near else f"known here: {', '.join(known)}"
-    return InputError(".".join(keys), given, f"unknown setting; {remedy}")
+    newer = "" if near else "; a newer semix may know it"
+    return InputError(".".join(keys), given, f"unknown setting; {remedy}{newer}")
 
 
 def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from data.errors import InputError
 from data.ranges import format_ranges
 from data.root import Root
+from data.shard_numbers import ShardNumbers
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Selection:
     """What is asked of a run.
 
     Attributes:
-        shards: only these; all if empty.
+        shards: only these, of which parse_ranges makes many cheaply; all if empty.
         retry_failed: only what failed before and is still missing.
         skip_failed: leave that out instead, and end well without it if it is at most this many
             shards, as `5`, or this share of all, as `1%`; empty to leave nothing out.
@@ -23,7 +24,7 @@ class Selection:
         InputError: both at once, or a limit that is neither.
     """
 
-    shards: frozenset[int] = frozenset()
+    shards: Collection[int] = frozenset()
     retry_failed: bool = False
     skip_failed: str = ""
 
@@ -38,13 +39,13 @@ class Selection:
         """How many shards of this root may fail; None if it shall be complete."""
         return most_failed(self.skip_failed, root.plan["num_shards"]) if self.skip_failed else None
 
-    def wanted(self, root: Root) -> list[int]:
+    def wanted(self, root: Root) -> ShardNumbers:
         """The missing shards that this run shall try."""
         lacking = lacking_shards(root, self.shards)
         if not (self.retry_failed or self.skip_failed):
             return lacking
-        failed = root.failures()
-        return [shard for shard in lacking if (shard in failed) == self.retry_failed]
+        failed = root.failures().shards
+        return lacking & failed if self.retry_failed else lacking - failed
 
 
 def most_failed(limit: str, total: int) -> int:
@@ -55,18 +56,20 @@ def most_failed(limit: str, total: int) -> int:
     return math.floor(float(match[1]) * total / 100) if match[2] else int(match[1])
 
 
-def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
+def lacking_shards(root: Root, shards: Collection[int] = ()) -> ShardNumbers:
     """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
-    outside = sorted(set(shards) - set(range(root.plan["num_shards"])))
+    total = root.plan["num_shards"]
+    if not shards:
+        return root.missing()
+    outside = ShardNumbers(shards) - range(total)
     if outside:
-        last = root.plan["num_shards"] - 1
-        raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {last}")
-    return [shard for shard in root.missing() if not shards or shard in shards]
+        raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {total - 1}")
+    return root.missing() & shards
 
 
 def gaps(
     root: Root, shards: Collection[int], *, allowed: int | None
-) -> tuple[list[int], list[int]]:
+) -> tuple[ShardNumbers, ShardNumbers]:
     """What is wrongly missing after a run, and what may be.
 
     Args:
@@ -77,8 +80,8 @@ def gaps(
     """
     lacking = lacking_shards(root, shards)
     if allowed is None:
-        return lacking, []
-    failed = list(root.failures())
-    if len(failed) <= allowed and set(failed) >= set(lacking):
-        return [], failed
-    return sorted({*lacking, *failed}), []
+        return lacking, ShardNumbers()
+    failed = root.failures().shards
+    if len(failed) <= allowed and not lacking - failed:
+        return ShardNumbers(), failed
+    return lacking | failed, ShardNumbers()

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def encoder_content(identity: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@cache  # packages' files are read for it, as long as a small shard takes
 def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 

@@ -55,7 +55,11 @@ def checked_plan(config: BuildConfig) -> BuildPlan:
 
 def plan_of(root: Root) -> BuildPlan:
     """The BuildPlan of a root, from its plan.json alone."""
-    config = load_settings(BuildConfig, root.plan["config"])
+    try:
+        config = load_settings(BuildConfig, root.plan["config"])
+    except InputError as error:
+        remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
+        raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
     names = tuple(root.plan["class_names"])
     similar = read_pairs(root.store.get(PAIRS)) if root.store.exists(PAIRS) else None
     plan = BuildPlan(

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from data.errors import InputError
 from data.image_header import check_header
 from data.images import MOST_PIXELS, decode_image, encode_image
+from data.indices import open_index
 from data.label_records import with_labels
 from data.label_sets import LabelSet
-from data.records import open_index
 from data.root import Root
 from data.shards import GroupSample, read_shard
 
@@ -132,15 +132,15 @@ def open_source(
     name = index or _newest(root)
     if not root.store.exists(name):
         raise InputError("--index", name, f"is not in {root.url}")
-    pinned = open_index(root.store, name, plan_digest=root.plan["digest"])
+    shards = list(open_index(root.store, name, plan_digest=root.plan["digest"]).shards())
     label_set = LabelSet(root, labels) if labels else None
     if label_set is not None:
-        _refuse_gaps(label_set, pinned["shards"])
+        _refuse_gaps(label_set, shards)
     classes = root.plan["config"].get("mixing", {}).get("classes", 2)
     if scale is not None and classes > 2:
         remedy = f"{root.url} mixes {classes} classes, whose labels stay as they are"
         raise InputError("--scale", scale, remedy)
-    return Source(root, name, pinned["shards"], label_set, scale, image_format)
+    return Source(root, name, shards, label_set, scale, image_format)
 
 
 def label_json(row: ImageRow) -> str:

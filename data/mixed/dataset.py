@@ -77,13 +77,14 @@ class MixedDataset(Dataset[dict[str, Any]]):
         self.url = root.url
         self.shared = root.store.shared
         self.class_names: tuple[str, ...] = tuple(root.plan["class_names"])
-        self.index_name, pinned = pinned_index(root, index)
-        self.digest = fingerprint(pinned)
-        label_set = None if labels is None else open_label_set(root, labels, pinned["shards"])
+        pinned = pinned_index(root, index)
+        self.index_name, self.digest = pinned.name, pinned.digest
+        shards = list(pinned.shards())
+        label_set = None if labels is None else open_label_set(root, labels, shards)
         self.exclude = exclude
         self.label_digest = label_set.digest if label_set else None
         copies = None if root.store.local else ShardCache(cache, limit=cache_limit)
-        files = ShardFiles(root.store, pinned["shards"], cache=copies)
+        files = ShardFiles(root.store, shards, cache=copies)
         threads = threads or min(len(os.sched_getaffinity(0)), MOST_THREADS)
         found = read_groups(
             root,

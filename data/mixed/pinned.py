@@ -9,13 +9,13 @@ import torch
 
 from data.errors import InputError
 from data.exclusion import Exclusion, kept
+from data.indices import PinnedIndex, open_index
 from data.label_sets import LabelSet
 from data.mixed.contents import Record, ShardContents
 from data.mixed.set_labels import relabelled, set_labels
 from data.mixed.shard_files import ShardFiles
 from data.mixed.soft_labels import SoftLabels, joined, sparse_arrays
 from data.root import Root
-from data.schemas import read_index
 from data.threads import mapped
 
 
@@ -34,11 +34,12 @@ class Groups:
     labels: SoftLabels
 
 
-def pinned_index(root: Root, name: str | None) -> tuple[str, Record]:
-    """Name and content of an index, the newest one where none is named.
+def pinned_index(root: Root, name: str | None) -> PinnedIndex:
+    """An index, the newest one where none is named.
 
     Raises:
         InputError: the root has none yet, not this one, or one of another plan.
+        ValueError: it is damaged.
     """
     if name is None:
         indices = root.indices()
@@ -47,15 +48,12 @@ def pinned_index(root: Root, name: str | None) -> tuple[str, Record]:
         name = indices[-1]
     if not root.store.exists(name):
         raise InputError("mixed.index", name, f"is not in {root.url}")
-    try:
-        found = read_index(root.store.get(name))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    if found["plan"] != root.plan["digest"]:
+    found = open_index(root.store, name)
+    if found.plan != root.plan["digest"]:
         raise InputError("mixed.index", name, f"is of another plan than {root.url}")
-    if not found["shards"]:
+    if not found.parts:
         raise InputError("mixed.index", name, "lists no shard; run `semix resume` first")
-    return name, found
+    return found
 
 
 def read_groups(

@@ -34,6 +34,7 @@ class Store:
         url: as it may be shown and stored.
         local: whether it is a folder of this machine.
         shared: whether other processes see it.
+        parallel: how many requests it answers at a time.
     Raises:
         InputError: another protocol, a chained URL, credentials or a query in it, a package that
             is not installed; later, with the first request, credentials or a bucket that do not
@@ -48,6 +49,7 @@ class Store:
         self.url = self._backend.url
         self.local = self._backend.local
         self.shared = self._backend.shared
+        self.parallel = self._backend.parallel
 
     def __reduce__(self) -> tuple[type["Store"], tuple[str]]:
         return type(self), (self.url,)
@@ -72,6 +74,11 @@ class Store:
 
     def size(self, name: str) -> int:
         return self._backend.fact(check_name(name)).bytes
+
+    def scan(self, folder: str, *, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+        """Facts of the files directly in `folder` that end so, and its sub-folders, by name."""
+        files, folders = self._backend.scan(check_folder(folder), suffix)
+        return dict(sorted(files.items())), sorted(folders)
 
     def list(self, folder: str) -> list[str]:
         """Names of all published files below `folder`, sorted; none if it is not there."""

@@ -36,8 +36,9 @@ class Backend(Protocol):
 
     def fact(self, name: str) -> Fact: ...
 
-    def scan(self, folder: str) -> tuple[dict[str, Fact], Sequence[str]]:
-        """Files directly in a folder, and its sub-folders; nothing if it is not there."""
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], Sequence[str]]:
+        """Files directly in a folder that end so, and its sub-folders; nothing if it is not
+        there."""
         ...
 
     def names(self, folder: str) -> tuple[dict[str, None], Sequence[str]]:

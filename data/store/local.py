@@ -37,11 +37,11 @@ class LocalFiles:
     def fact(self, name: str) -> Fact:
         return _fact((self._base / name).stat())
 
-    def scan(self, folder: str) -> tuple[dict[str, Fact], list[str]]:
-        return self._scan(folder, lambda entry: _fact(entry.stat()))
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+        return self._scan(folder, suffix, lambda entry: _fact(entry.stat()))
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
-        return self._scan(folder, lambda entry: None)
+        return self._scan(folder, "", lambda entry: None)
 
     def delete(self, name: str) -> None:
         (self._base / name).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class LocalFiles:
                     yield path, fact
 
     def _scan(
-        self, folder: str, value: Callable[[os.DirEntry[str]], T]
+        self, folder: str, suffix: str, value: Callable[[os.DirEntry[str]], T]
     ) -> tuple[dict[str, T], list[str]]:
         start = f"{folder}/" if folder else ""
         files: dict[str, T] = {}
@@ -117,7 +117,7 @@ class LocalFiles:
             for entry in es:
                 if entry.is_dir():
                     folders.append(start + entry.name)
-                elif not entry.name.endswith(PARTIAL):
+                elif entry.name.endswith(suffix) and not entry.name.endswith(PARTIAL):
                     with suppress(FileNotFoundError):  # deleted a moment ago
                         files[start + entry.name] = value(entry)
         return files, folders

@@ -68,7 +68,7 @@ class Objects:
             raise IsADirectoryError(name)
         return self._fact(info)
 
-    def scan(self, folder: str) -> tuple[dict[str, Fact], list[str]]:
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
         try:
             infos = self._ask(folder, lambda fs: fs.ls(self._path(folder), detail=True))
         except FileNotFoundError:
@@ -79,7 +79,9 @@ class Objects:
             name = info["name"].lstrip("/").removeprefix(base).strip("/")
             if info["type"] == "directory":
                 folders.append(name)
-            elif name != folder and not name.endswith(PARTIAL):  # some tools put folder markers
+            elif not name.endswith(suffix) or name.endswith(PARTIAL):
+                continue
+            elif name != folder:  # some tools put folder markers
                 files[name] = self._fact(info)
         return files, folders
 

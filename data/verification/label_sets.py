@@ -1,12 +1,15 @@
 """Label sets of a root: what each stored set says of images that are there."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from data.verification.problem import Problem
 
 if TYPE_CHECKING:
+    from data.label_sets import LabelSet
     from data.root import Root
+
+Record = dict[str, Any]
 
 
 def label_problems(root: "Root", *, full: bool) -> Iterator[Problem]:
@@ -14,7 +17,6 @@ def label_problems(root: "Root", *, full: bool) -> Iterator[Problem]:
     from data.label_sets import LabelSet, label_sets  # it builds on roots, which verify themselves
 
     for digest in label_sets(root):
-        where = f"labels/{digest[:12]}"
         try:
             labels = LabelSet(root, digest)
         except ValueError as error:
@@ -22,13 +24,18 @@ def label_problems(root: "Root", *, full: bool) -> Iterator[Problem]:
             continue
         if not full:
             continue
-        there = set(root.store.list(labels.folder))
-        counting = labels.committed()
-        for shard in labels.images():
-            name = labels.name(shard)
-            if name in there and shard not in counting:
-                yield Problem(shard, f"{where}: damaged, or of other images", "labels", (name,))
-            elif shard in counting:
-                wanted = set(root.layout.groups_of(shard))
-                if set(labels.labels(shard)) != wanted:
-                    yield Problem(shard, f"{where}: other groups than the shard's", "labels")
+        for images, counting in labels.folders():
+            yield from _folder_problems(root, labels, images, counting)
+
+
+def _folder_problems(
+    root: "Root", labels: "LabelSet", images: Mapping[int, Record], counting: Mapping[int, Record]
+) -> Iterator[Problem]:
+    where = f"labels/{labels.digest[:12]}"
+    for shard in images:
+        name = labels.name(shard)
+        if shard in counting:
+            if set(labels.labels(shard)) != set(root.layout.groups_of(shard)):
+                yield Problem(shard, f"{where}: other groups than the shard's", "labels")
+        elif root.store.exists(name):
+            yield Problem(shard, f"{where}: damaged, or of other images", "labels", (name,))

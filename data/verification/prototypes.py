@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,20 +20,23 @@ SEAL = "semix"  # the entry of the metadata that holds facts and the hash of all
 Record = dict[str, Any]
 
 
-def prototypes_problems(root: "Root", records: Mapping[int, Record]) -> Iterator[Problem]:
-    """Whether they can be read, and are those that the shards were labelled with."""
+def prototypes_problems(root: "Root", named: Counter[str]) -> Iterator[Problem]:
+    """Whether they can be read, and are those that the shards were labelled with.
+
+    Args:
+        named: how many shards name which, by SHA-256; empty where they name none.
+    """
     try:
         content = root.store.get(PROTOTYPES)
     except FileNotFoundError:
-        if records:
+        if named:
             yield Problem(None, f"{PROTOTYPES} is missing", "prototypes")
         return
     if reason := unusable(content, root.plan):
         yield Problem(None, f"{PROTOTYPES} {reason}", "prototypes", (PROTOTYPES,))
         return
     ours = hashlib.sha256(content).hexdigest()
-    others = Counter(record.get("prototypes") or ours for record in records.values())
-    if count := sum(others.values()) - others[ours]:
+    if count := named.total() - named[""] - named[ours]:
         text = f"{PROTOTYPES} is not what {count} shards were labelled with"
         yield Problem(None, text, "prototypes")
 

@@ -38,7 +38,7 @@ def verify(
         emit(f"{damaged} problems; `{again}` makes what is damaged again")
     else:
         orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
-        emit(f"{len(root.committed())} shards as recorded{orphans}")
+        emit(f"{len(root.done())} shards as recorded{orphans}")
     raise typer.Exit(1 if damaged else 0)
 
 
@@ -46,7 +46,7 @@ def failures(url: Url, json: Json = False) -> None:
     """Why shards that are still missing failed."""
     from data.root import Root
 
-    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
+    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().read()}
     if json:
         emit_json(found)
         return

@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from data.errors import InputError
-from data.fingerprint import fingerprint
+from data.indices import open_index
 from data.label_records import with_labels
 from data.label_sets import LabelSet
 from data.root import PROTOTYPES, Root
-from data.schemas import read_index
 from data.shards import GroupSample, read_shard
 from data.stored_features import of_unit_length, read_features, read_vectors
 
@@ -35,9 +34,9 @@ class Source:
         if not self.store.exists(self.index):
             there = ", ".join(root.indices()) or "none"
             raise InputError("index", self.index, f"is not in {root.url}, which has: {there}")
-        pinned = read_index(self.store.get(self.index))
-        self.digest = fingerprint(pinned)
-        self.shards: list[Record] = pinned["shards"]
+        pinned = open_index(self.store, self.index)
+        self.digest = pinned.digest
+        self.shards: list[Record] = list(pinned.shards())
         self.set = None if labels is None else _finished(LabelSet(root, labels))
 
     @cached_property

@@ -28,7 +28,11 @@ class Relabelling:
     def plan(self) -> BuildPlan:
         return plan_of(self.labels.root)
 
-    def missing(self) -> list[int]:
+    @property
+    def num_shards(self) -> int:
+        return int(self.labels.root.plan["num_shards"])
+
+    def missing(self) -> Sequence[int]:
         return self.labels.missing()
 
     def is_done(self, shard: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.garbage import garbage, remove
+from data.indices import open_index
 from data.label_sets import create_set
 from data.leases import claim
 from data.root import Root
@@ -79,8 +80,43 @@ def test_files_from_the_future_stay(root):
 def test_what_an_index_pins_stays_when_its_record_is_gone(root):
     root.discard(1)
     assert names(root) == []
+    (part,) = root.store.list("index/parts")
     root.store.delete("index/0.json")
-    assert len(names(Root(root.url))) == 2
+    found = names(Root(root.url))
+    assert (len(found), found[-1]) == (3, part)
+
+
+def test_parts_stay_while_any_index_names_them(root):
+    (first,) = root.store.list("index/parts")
+    root.discard(1)
+    root.write_index()
+    aged(Path(root.url))
+    assert names(root) == []
+    root.store.delete("index/0.json")
+    found = garbage(root)
+    assert (found[-1].name, found[-1].why) == (first, "no index names it")
+    assert remove(root, found) == found
+    assert len(list(open_index(root.store, "index/1.json").shards())) == 2
+
+
+def test_a_part_that_is_written_again_meanwhile_stays(root):
+    (part,) = root.store.list("index/parts")
+    content = root.store.get(part)
+    root.store.delete("index/0.json")
+    found = garbage(root)
+    assert [item.name for item in found] == [part]
+    root.store.put(part, content)  # by one who is about to write its index
+    assert remove(root, found) == []
+    assert Root(root.url).write_index() == "index/0.json"
+    aged(Path(root.url))
+    assert remove(root, found) == []
+
+
+def test_an_index_without_one_of_its_parts_is_damaged(root):
+    orphan(root)
+    (part,) = root.store.list("index/parts")
+    root.store.delete(part)
+    assert [(g.name, part in g.why) for g in garbage(root)] == [("index/0.json", True)]
 
 
 def test_with_a_damaged_index_nothing_that_it_may_pin_goes(root):
@@ -116,6 +152,8 @@ def test_a_builder_that_starts_between_looking_and_removing_loses_nothing(root):
 
 def test_a_tar_that_was_committed_between_looking_and_removing_stays(root):
     root.store.delete("index/0.json")
+    for part in root.store.list("index/parts"):
+        root.store.delete(part)
     entry = root.record(2)
     root.store.delete(f"{shard_name(2)}.json")
     found = garbage(Root(root.url))

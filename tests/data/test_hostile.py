@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from data.errors import InputError
 from data.images import decode_image
+from data.indices import make_part, open_index, part_name
 from data.mixed import MixedDataset
 from data.root import Root
 from data.shards import read_shard, shard_name
@@ -236,12 +237,17 @@ def test_records_that_point_elsewhere_do_not_count(name, tmp_path):
     root = make_root(tmp_path / "root")
     stored = json.loads(root.store.get("shards/0000/0000000.json"))
     root.store.put("shards/0000/0000000.json", json.dumps(stored | {"tar": name}).encode())
-    pinned = json.loads(root.store.get("index/0.json"))
-    pinned["shards"][0]["tar"] = name
-    root.store.put("index/0.json", json.dumps(pinned).encode())
+    shards = list(open_index(root.store, "index/0.json").shards())
+    shards[0]["tar"] = name
+    index = {"plan": root.plan["digest"]}
+    root.store.put("index/0.json", json.dumps(index | {"shards": shards}).encode())
+    part, content = make_part(root.plan["digest"], 0, shards)
+    root.store.put(part_name(part), content)
+    root.store.put("index/1.json", json.dumps(index | {"parts": [part]}).encode())
     assert Root(root.url).missing() == [0]
-    with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
-        MixedDataset(root.url)
+    for index in root.indices():
+        with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
+            MixedDataset(root.url, index=index)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"schema":' * 99_999])

@@ -13,3 +13,9 @@ def test_ranges_round_trip():
 def test_nonsense_is_refused(text):
     with pytest.raises(InputError, match="write numbers and ranges such as 3,7-9"):
         parse_ranges(text)
+
+
+@pytest.mark.parametrize("text", ["0-10000000", "5,99999999999", "0-9999999999999999"])
+def test_more_shards_than_any_root_has_are_refused(text):
+    with pytest.raises(InputError, match="names too many, or too large ones; at most 10,000,000"):
+        parse_ranges(text)

@@ -33,7 +33,9 @@ def test_a_damaged_plan_is_named(tmp_path, content):
 
 def test_a_plan_of_another_version_is_named(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(make_plan(3, 6, schema=9)))
-    with pytest.raises(InputError, match=r"plan\.json schema = 9: this semix reads 2"):
+    with pytest.raises(
+        InputError, match=r"plan\.json schema = 9: another version of semix wrote it"
+    ):
         Root(str(tmp_path))
 
 

@@ -66,6 +66,7 @@ class Counting:
 
     def __init__(self, store: Store) -> None:
         self.store, self.calls = store, Counter[str]()
+        self.parallel = store.parallel
 
     def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
         names = list(names)

@@ -16,10 +16,10 @@ from calib.train import train
 from data.end_points import strayed_groups
 from data.errors import InputError
 from data.exclusion import Exclusion, kept
+from data.indices import open_index
 from data.mixed import MixedDataset
 from data.quality import weight_curve
 from data.root import Root
-from data.schemas import read_index
 from data.settings import load_settings
 from flows.audit import audit
 from flows.cli import app
@@ -95,7 +95,7 @@ def test_flags_are_stored_where_readers_exclude_by_them(root, found):
     excluded = set(found["flags"]["not_monotone"])
     keep = kept(Exclusion(monotone=True), records, root=root, index=found["index"])
     assert [r["group"] not in excluded for r in records] == keep
-    shards = read_index(root.store.get(found["index"]))["shards"]
+    shards = list(open_index(root.store, found["index"]).shards())
     assert strayed_groups(root, shards, records) == set(found["flags"]["end_points"]) != set()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from data.errors import InputError
 from data.garbage import garbage
+from data.indices import open_index
 from data.root import Root
 from data.shards import shard_name
 from flows.build import BuildFailed, build, extend, resume
@@ -60,7 +61,7 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
     assert longer.verify(full=True) == []
     assert {name: root.store.get(name) for name in before} == before
     assert longer.indices() == ["index/0.json", "index/1.json"]
-    shards = json.loads(root.store.get("index/1.json"))["shards"]
+    shards = open_index(root.store, "index/1.json").shards()
     assert [shard["shard"] for shard in shards] == list(range(16))
     assert garbage(longer, older_than_s=0) == []
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):

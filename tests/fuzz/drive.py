@@ -21,7 +21,8 @@ from pathlib import Path
 from tests.fuzz.mutations import mutate
 from tests.fuzz.targets import Target, attempt, targets
 
-SHARES = {"shard": 8, "image": 5, "group": 3, "commit": 1, "failure": 1, "index": 1, "plan": 1}
+SHARES = {"shard": 7, "image": 4, "group": 3, "commit": 1, "failure": 1, "plan": 1}
+SHARES |= {"index": 1, "inline": 1, "part": 1}
 
 
 def main() -> int:

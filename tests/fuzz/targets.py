@@ -16,6 +16,7 @@ from data.schemas import (
     read_failure,
     read_group_record,
     read_index,
+    read_part,
     read_plan,
 )
 from data.shards import read_tar, scan_tar
@@ -38,6 +39,12 @@ SHARD = {
     "first": 192,
 }
 COMMIT = SHARD | {"spec": HASH, "seconds": {"generate": 1.5}, "wall_seconds": 2.5, "tflop": None}
+ROWS = {"plan": HASH, "folder": 0, "shards": [SHARD]}
+SUMS = {"groups": 64, "wall_seconds": 2.5, "tflop": 0.0, "untold": 1, "seconds": {"write": 0.5}}
+PARTS = [
+    {"folder": 0, "sha256": HASH, "bytes": 7, "shards": 1, "records": HASH, "files": HASH}
+    | {"sums": SUMS | {"prototypes": {"": 1}}}
+]
 FAILURE = {"shard": 3, "attempt": 1, "error": "E", "message": "m", "traceback": [""], "time": 1.5}
 LABELS = {"agreement": {"weights": [0.5, 1.0], "difference": [0.0, 0.5]}}
 SIMPLEX = {"mixture": [[0.5, 0.5], [1, 0]], "coordinates": [[0.5, 0.5], [1.5, -0.5]]}
@@ -125,7 +132,9 @@ def targets() -> dict[str, Target]:
         "group": (read_group_record, "^record of a series: .", groups),
         "commit": (read_commit_record, "^commit record: .", _records(COMMIT)),
         "failure": (read_failure, "^failure record: .", _records(FAILURE)),
-        "index": (read_index, "^index: .", _records({"plan": HASH, "shards": [SHARD]})),
+        "index": (read_index, "^index: .", _records({"plan": HASH, "parts": PARTS})),
+        "inline": (read_index, "^index: .", _records({"plan": HASH, "shards": [SHARD]})),
+        "part": (read_part, "^part of an index: .", _records(ROWS)),
         "plan": (read_plan, r"^plan\.json: .", _records(make_plan(3, 6))),
     }
     return {

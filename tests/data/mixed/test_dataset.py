@@ -10,6 +10,7 @@ import torch
 from data.errors import InputError
 from data.exclusion import Exclusion
 from data.images import encode_image
+from data.indices import make_part, open_index, part_name
 from data.label_sets import create_set
 from data.mixed import MixedDataset
 from data.root import Root
@@ -245,8 +246,23 @@ def test_hostile_shards_are_refused_by_name(tmp_path):
 
 def test_an_index_cannot_lead_out_of_its_root(tmp_path):
     root = handmade.make_root(tmp_path / "root", 1, 1)
-    index = json.loads(root.store.get("index/0.json"))
-    index["shards"][0]["tar"] = "../../etc/passwd"
-    root.store.put("index/1.json", json.dumps(index).encode())
+    index, plan = open_index(root.store, "index/0.json"), root.plan["digest"]
+    shards = [{**index.folder(0)[0], "tar": "../../etc/passwd"}]
+    root.store.put("index/1.json", json.dumps({"plan": plan, "shards": shards}).encode())
     with pytest.raises(ValueError, match=r"index/1\.json: index: .*tar is not shards/0000"):
+        MixedDataset(root.url)
+    part, content = make_part(plan, 0, shards)
+    root.store.put(part_name(part), content)
+    root.store.put("index/2.json", json.dumps({"plan": plan, "parts": [part]}).encode())
+    with pytest.raises(
+        ValueError, match=rf"index/2\.json: its part {part_name(part)} .*tar is not"
+    ):
+        MixedDataset(root.url)
+
+
+def test_a_part_that_is_gone_is_named(tmp_path):
+    root = handmade.make_root(tmp_path / "root", 1, 1)
+    (part,) = root.store.list("index/parts")
+    root.store.delete(part)
+    with pytest.raises(ValueError, match=rf"index/0\.json: its part {part} is missing; `semix res"):
         MixedDataset(root.url)

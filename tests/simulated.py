@@ -1,0 +1,164 @@
+"""A store of which every byte is computed from shard numbers: a million shards, no disk."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import data.store
+from data.commit_records import kept, spec_digest
+from data.fingerprint import canonical_json
+from data.indices import make_part, part_name
+from data.root import Root
+from data.shards import shard_name
+from data.store import Fact
+from tests.handmade import PLAN_DIGEST, make_plan
+
+PAGE = 1000  # names that one request of a listing gives, as of S3
+RECORD_BYTES, GROUPS = 1200, 2
+STAGES = ("condition", "noise", "generate", "encode", "features", "labels", "write")
+
+
+class SimulatedShards:
+    """The first `done` of `shards` shards, as an object store would list and give them.
+
+    Attributes:
+        requests: by kind; a listing is one a thousand names.
+        index: what index/0.json holds; none by default.
+        written: what was put.
+    """
+
+    url, local, shared, parallel = "memory://simulated", False, False, 16
+
+    def __init__(self, shards: int, done: int, *, index: bytes | None = None) -> None:
+        self.shards, self.done, self.index = shards, done, index
+        self.requests: Counter[str] = Counter()
+        self.written: dict[str, bytes] = {}
+        self._plan = json.dumps(make_plan(shards, shards * GROUPS)).encode()
+
+    def get(self, name: str) -> bytes:
+        self.requests["get"] += 1
+        if name == "plan.json":
+            return self._plan
+        if name == "index/0.json" and self.index:
+            return self.index
+        if name.startswith("index/parts/") and name not in self.written and self.index:
+            return part_of(int(name[12:16]), int(name[12:16]) * 1000, self._indexed(name))[1]
+        if name.startswith("shards/") and name.endswith(".json"):
+            return record_bytes(int(name[-12:-5]))
+        try:
+            return self.written[name]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def exists(self, name: str) -> bool:
+        self.requests["head"] += 1
+        return name in self.written
+
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+        files: dict[str, Fact] = {}
+        folders: list[str] = []
+        if folder == "shards":
+            folders = [f"shards/{number:04d}" for number in range(-(-self.done // PAGE))]
+        elif folder.startswith("shards/"):
+            files = self._files(int(folder[-4:]))
+        elif folder == "index" and self.index:
+            files, folders = {"index/0.json": Fact(len(self.index), 1.0)}, ["index/parts"]
+        elif folder == "index/parts" and self.index:
+            files = {part_name(p): Fact(p["bytes"], 1.0) for p in json.loads(self.index)["parts"]}
+        files |= {
+            name: Fact(len(content), 2.0)
+            for name, content in self.written.items()
+            if name.rpartition("/")[0] == folder
+        }
+        self.requests["list"] += max(1, -(-(len(files) + len(folders)) // PAGE))
+        return {n: fact for n, fact in files.items() if n.endswith(suffix)}, folders
+
+    def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
+        files, folders = self.scan(folder)
+        return dict.fromkeys(files), folders
+
+    def put(self, name: str, content: bytes) -> None:
+        self.requests["put"] += 1
+        self.written[name] = content
+
+    def create(self, name: str, content: bytes) -> bool:
+        self.requests["put"] += 1
+        return self.written.setdefault(name, content) is content
+
+    def _files(self, number: int) -> dict[str, Fact]:
+        found = {}
+        for shard in range(number * PAGE, min((number + 1) * PAGE, self.done)):
+            stem, (tar, features) = shard_name(shard), _digests(shard)
+            found[f"{stem}-{tar[:8]}.tar"] = Fact(100_000 + shard, 1.0)
+            found[f"{stem}-{features[:8]}.features.safetensors"] = Fact(4096, 1.0)
+            found[f"{stem}.json"] = Fact(RECORD_BYTES, 1.0)
+        return found
+
+    def _indexed(self, name: str) -> int:
+        parts = json.loads(self.index or b"")["parts"]
+        number = int(name[12:16])
+        return next(p["shards"] for p in parts if p["folder"] == number)
+
+
+@contextmanager
+def simulated(shards: SimulatedShards) -> Iterator[Root]:
+    """The root over such a store, while every store of this process is that one."""
+    before = data.store._backend
+    data.store._backend = lambda place, *, patience: shards  # type: ignore[assignment,return-value]
+    try:
+        yield Root(shards.url)
+    finally:
+        data.store._backend = before
+
+
+def record_of(shard: int) -> dict[str, Any]:
+    tar, features = _digests(shard)
+    stem = shard_name(shard)
+    return {
+        "spec": spec_digest(PLAN_DIGEST, shard),
+        "shard": shard,
+        "tar": f"{stem}-{tar[:8]}.tar",
+        "sha256": tar,
+        "bytes": 100_000 + shard,
+        "features": {
+            "name": f"{stem}-{features[:8]}.features.safetensors",
+            "sha256": features,
+            "bytes": 4096,
+        },
+        "groups": GROUPS,
+        "first": shard * GROUPS,
+        "seconds": dict.fromkeys(STAGES, 1.25),
+        "wall_seconds": 8.75,
+        "tflop": 12.5,
+        "attempt": 1,
+        "prototypes": "ab" * 32,
+        "worker": "host:1",
+    }
+
+
+def record_bytes(shard: int) -> bytes:
+    """A commit record, filled up with blanks so that a listing need not write it first."""
+    return json.dumps(record_of(shard)).encode().ljust(RECORD_BYTES)
+
+
+def part_of(number: int, start: int, count: int) -> tuple[Mapping[str, Any], bytes]:
+    entries = [kept(record_of(shard), RECORD_BYTES) for shard in range(start, start + count)]
+    return make_part(PLAN_DIGEST, number, entries)
+
+
+def index_of(shards: int) -> bytes:
+    """The index of the first `shards` shards, as `Root.write_index` writes it."""
+    starts = range(0, shards, PAGE)
+    parts = [part_of(s // PAGE, s, min(PAGE, shards - s))[0] for s in starts]
+    return canonical_json({"plan": PLAN_DIGEST, "parts": parts}).encode()
+
+
+@lru_cache(PAGE)
+def _digests(shard: int) -> tuple[str, str]:
+    """SHA-256 of a shard's tar and features."""
+    both = hashlib.sha512(b"%d" % shard).hexdigest()
+    return both[:64], both[64:]
