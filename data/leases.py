@@ -8,9 +8,12 @@ from data.store import Fact, Store, process_alive
 from data.strict_json import read_object
 
 FOLDER = "leases"
-# Seconds without renewal after which a lease counts as forgotten.
 MOST_LEASE = 4096  # bytes
-TIME_TO_LIVE = 3600.0
+# Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
+# minute, and a worker that is silent for so long is ended by whoever supervises it.
+TIME_TO_LIVE = 900.0
+
+Holder = tuple[str, int]  # host and process
 
 
 def claim(store: Store, work: int | str) -> bool:
@@ -22,9 +25,10 @@ def claim(store: Store, work: int | str) -> bool:
     name = lease_name(work)
     if store.create(name, _note()):
         return True
-    if not _is_ours(store, name):
+    holder = _holder(store, name)
+    if holder not in (None, _us()):
         fact = store.facts(FOLDER).get(name)
-        if fact is not None and _held(store, name, fact):
+        if fact is not None and _lives(store, holder, fact):
             return False
     store.put(name, _note())
     return True
@@ -62,17 +66,24 @@ def _note() -> bytes:
 
 
 def _is_ours(store: Store, name: str) -> bool:
-    return _holder(store, name) == (socket.gethostname(), os.getpid())
+    return _holder(store, name) == _us()
+
+
+def _us() -> Holder:
+    return socket.gethostname(), os.getpid()
 
 
 def _held(store: Store, name: str, fact: Fact) -> bool:
-    """Whether its holder lives, as far as this machine can tell.
+    return _lives(store, _holder(store, name), fact)
+
+
+def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
+    """Whether a holder lives, as far as this machine can tell.
 
     A process of this machine lives or does not. Of another machine's only the time of its last
     renewal is known, by the clock of the store, which is the only one that both see. A lease from
     the store's future means that this clock was set back; it is believed no longer than others.
     """
-    holder = _holder(store, name)
     if holder is None:
         return False
     if holder[0] == socket.gethostname() and not process_alive(holder[1]):
@@ -80,7 +91,7 @@ def _held(store: Store, name: str, fact: Fact) -> bool:
     return abs(store.now() - fact.modified) < TIME_TO_LIVE
 
 
-def _holder(store: Store, name: str) -> tuple[str, int] | None:
+def _holder(store: Store, name: str) -> Holder | None:
     """Host and process; None where no lease is, or none that can be read."""
     try:
         note = read_object(store.get(name), what=name, most=MOST_LEASE)

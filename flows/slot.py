@@ -1,22 +1,25 @@
-"""One slot: a Prefect task that sees one worker process through to its end."""
+"""One slot: a Prefect task that sees one worker process after another through to the end."""
 
 import logging
 import tempfile
-import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, runtime, task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.tasks import Task
 
+from data.leases import TIME_TO_LIVE
 from flows.child import python_module
-from flows.supervise import Heartbeat, Outcome, supervise
+from flows.slot_log import SlotLog, slot_log
+from flows.slot_settings import SlotSettings
+from flows.supervise import Heartbeat, Outcome, Stop, supervise
 
-RETRIES = 3
-RETRY_DELAY_S = 3.0
-SILENCE_S = 900.0  # of a worker's heartbeat; one forward batch takes seconds to minutes
+WORKER = "pipeline.worker"  # the module of a worker process
+RETRIES = 3  # losses in a row without a shard between them, after which a slot is given up
+PAUSE_S = 3.0  # before a lost worker is started again
+SILENCE_S = TIME_TO_LIVE  # of a heartbeat; one forward batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
 
 # Results are small records that nobody needs afterwards; the store says what is done.
@@ -30,76 +33,91 @@ log = logging.getLogger("semix.build")
 
 
 class WorkerLost(RuntimeError):
-    """A worker was killed, hung, or asked for a new process: starting one again may help."""
+    """A slot's workers were killed, hung, or asked for a new process, again and again."""
 
 
 class WorkerFailed(RuntimeError):
     """A worker ended with an error that a new process would meet again, or was stopped."""
 
 
-def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), WorkerLost)
-
-
-def worker_command(
-    url: str, slot: int, slots: int, *, shards: str = "", labels: str = ""
+def worker_arguments(
+    url: str, slot: int, slots: int, *, settings: SlotSettings, labels: str = ""
 ) -> list[str]:
-    """The command of a worker that makes images, or the labels of one set."""
-    only = ("--shards", shards) if shards else ()
-    what = ("--labels", labels) if labels else ()
-    share = (f"--slot={slot}", f"--slots={slots}")
-    return python_module("pipeline.worker", url, *share, *only, *what)
+    """Arguments of a worker that makes images, or the labels of one set."""
+    share = [f"--slot={slot}", f"--slots={slots}", f"--device={settings.device}"]
+    part = [f"--range={settings.range}"] if settings.range else []
+    what = [f"--labels={labels}"] if labels else []
+    return [url, *share, *part, *what]
 
 
-@task(
-    task_run_name="generate slot {slot}",
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAY_S,
-    retry_condition_fn=worth_a_restart,
-    **RECORD,
-)
+@task(task_run_name="generate slot {slot}", **RECORD)
 def generate(
     slot: int,
-    command: list[str],
+    arguments: list[str],
     *,
-    environment: dict[str, str],
-    stop: threading.Event,
+    environment: Mapping[str, str],
+    stop: Stop,
+    shards: str = "",
+    module: str = "",
     silence_s: float = SILENCE_S,
+    pause_s: float = PAUSE_S,
 ) -> dict[str, Any]:
-    """Run one worker process to its end; `stop` ends it early.
+    """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
 
+    A slot may work for weeks: only losses in a row count, those without a shard made between.
+
+    Args:
+        environment: changes to that of the process this runs in.
+        shards: only these, as in `3,7-9`; empty for all.
+        module: of the process; WORKER by default.
     Raises:
-        WorkerLost: retried by Prefect, at most RETRIES times.
-        WorkerFailed: not retried.
+        WorkerLost: more than RETRIES losses in a row.
+        WorkerFailed: at once.
     """
-    run_log = get_run_logger()
+    # Composed where it runs: another machine has its Python elsewhere.
+    command, losses = python_module(module or WORKER, *arguments), 0
+    with slot_log(get_run_logger().info) as lines:
+        while True:
+            made = lines.made
+            outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)
+            if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
+                return {"slot": slot, "status": outcome.returncode, "made": lines.made}
+            reason = f"slot {slot}: its worker ended: {outcome}"
+            text = "\n".join([reason, *outcome.last_lines[-8:]])
+            if stop.is_set() or not _is_lost(outcome):
+                raise WorkerFailed(text)
+            losses = 1 if lines.made > made else losses + 1
+            if losses > RETRIES:
+                raise WorkerLost(text)
+            then = f"restart {losses} of {RETRIES}"
+            get_run_logger().warning(f"{text}\n{then}")
+            log.warning("%s; %s", reason, then, extra={"told_prefect": True})
+            time.sleep(pause_s)
 
-    def on_line(line: str) -> None:
-        run_log.info(line)
-        log.debug("slot %d: %s", slot, line)
 
+def _live(
+    command: list[str],
+    lines: SlotLog,
+    environment: Mapping[str, str],
+    stop: Stop,
+    *,
+    shards: str,
+    silence_s: float,
+) -> Outcome:
+    """One worker process, from its start to its end."""
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
-        outcome = supervise(
-            [*command, "--heartbeat", str(heartbeat.path)],
-            on_line=on_line,
-            environment=environment,
-            stop=stop,
-            heartbeat=heartbeat,
+        arguments = [*command, "--heartbeat", str(heartbeat.path)]
+        if shards:  # too many for a command line, where every second one is missing
+            (Path(folder) / "shards").write_text(shards)
+            arguments += ["--shards-file", str(Path(folder) / "shards")]
+        return supervise(
+            arguments, on_line=lines, environment=environment, stop=stop, heartbeat=heartbeat
         )
-    return _judge(slot, outcome, stopped=stop.is_set(), attempt=runtime.task_run.run_count)
 
 
-def _judge(slot: int, outcome: Outcome, *, stopped: bool, attempt: int) -> dict[str, Any]:
-    """The task's small record, or the exception that decides about a retry."""
+def _is_lost(outcome: Outcome) -> bool:
+    """Whether a new process may fare better."""
     status = outcome.returncode
-    if status in (0, SOME_FAILED) and not outcome.hung:
-        return {"slot": slot, "status": status}
-    reason = f"slot {slot}: its worker ended: {outcome}"
     # 128 + n is how a process that handles signal n says that it ended by it.
-    lost = outcome.hung or status == RESTART or status < 0 or status > 128
-    if lost and not stopped:
-        then = f"restart {attempt} of {RETRIES}" if attempt <= RETRIES else "giving it up"
-        log.warning("%s; %s", reason, then)
-    kind = WorkerLost if lost and not stopped else WorkerFailed
-    raise kind("\n".join([reason, *outcome.last_lines[-8:]]))
+    return outcome.hung or status == RESTART or status < 0 or status > 128

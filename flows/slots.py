@@ -1,45 +1,83 @@
 """A flow's slots: one task run each, followed by counting commit records."""
 
-import os
-import threading
+import logging
+import queue
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-
-from prefect.futures import PrefectConcurrentFuture
 
 from data.label_sets import LabelSet
 from data.progress import Progress
 from data.root import Root
-from flows.gpus import visible_gpus
-from flows.slot import generate, worker_command
+from flows.runners.local import local_slots
+from flows.runners.place import Place, SlotFuture
+from flows.slot import generate, worker_arguments
+from flows.slot_settings import SlotSettings, check_slots
 
 LOOK_EVERY_S = 1.0
+END_S = 30.0  # until slots elsewhere have noticed that they must end
 
-SlotFuture = PrefectConcurrentFuture[dict[str, Any]]
+log = logging.getLogger("semix.build")
 
 
-def start_workers(
-    url: str, slots: int, *, shards: str = "", labels: str = "", stop: threading.Event
+@contextmanager
+def slots_running(
+    url: str, settings: SlotSettings, *, shards: str = "", labels: str = ""
+) -> Iterator[list[SlotFuture]]:
+    """Start one task run a slot; none lives on when the block is left, however it is left.
+
+    Args:
+        shards: only these, as in `3,7-9`; empty for all.
+        labels: make the labels of this set, not images.
+    Raises:
+        InputError: as of `check_slots`; a cluster that cannot be reached.
+    """
+    check_slots(settings)
+    with _place(url, settings) as place:
+        futures = _submit(place, url, settings, shards=shards, labels=labels)
+        try:
+            yield futures
+        finally:
+            place.end()  # an interrupt passes here; the flow ends when its workers have
+            deadline = time.monotonic() + END_S
+            for future in futures:
+                future.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
+    # Dask and Ray are extras, and take seconds to import.
+    if settings.runner == "dask":
+        from flows.runners.dask import dask_slots
+
+        return dask_slots(settings, url)
+    if settings.runner == "ray":
+        from flows.runners.ray import ray_slots
+
+        return ray_slots(settings, url)
+    return local_slots(settings)
+
+
+def _submit(
+    place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str
 ) -> list[SlotFuture]:
-    """One task run a slot; its worker makes images, or the labels of one set."""
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
-    gpus = visible_gpus()
-    # Together no more threads than cores: a few too many cost ten times, not a few per cent.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // slots))
-    quiet = {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": threads}  # no bars as lines in a log
-    futures: list[Any] = [
-        work.submit(
-            slot,
-            worker_command(url, slot, slots, shards=shards, labels=labels),
-            environment=quiet | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}),
-            stop=stop,
+    return [
+        place.submit(
+            work,
+            {
+                "slot": slot,
+                "arguments": worker_arguments(
+                    url, slot, place.count, settings=settings, labels=labels
+                ),
+                "environment": place.environment(slot),
+                "stop": place.stop,
+                "shards": shards,
+            },
         )
-        for slot in range(slots)
+        for slot in range(place.count)
     ]
-    return futures
 
 
 def follow(
@@ -47,14 +85,48 @@ def follow(
     root: Root | LabelSet,
     *,
     listeners: Sequence[Callable[[Progress], None]],
-) -> None:
-    """Count commit records until every task is done, and tell the listeners."""
-    pending, pause = {future.wrapped_future for future in futures}, 0.0
-    while pending:
-        pending = wait(pending, timeout=pause).not_done
+) -> list[str]:
+    """Count commit records until every slot has ended, and tell the listeners.
+
+    Returns:
+        What the slots said that ended with an error, one text each.
+    """
+    ended: queue.SimpleQueue[SlotFuture] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(ended.put)
+    errors, left, pause = [], len(futures), 0.0
+    while left:
+        for future in _take(ended, left, pause):
+            left -= 1
+            errors += _complaint(future)
         started = time.monotonic()
         progress = root.progress()
         # On a large root or a slow store, looking must not become the work.
         pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
         for listener in listeners:
             listener(progress)
+    return errors
+
+
+def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> Iterator[SlotFuture]:
+    """Futures as they end, for `pause` seconds or until so many have."""
+    deadline = time.monotonic() + pause
+    for _ in range(most):
+        try:
+            yield ended.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return
+
+
+def _complaint(future: SlotFuture) -> list[str]:
+    """The error a slot ended with, if it did."""
+    result: Any
+    try:
+        result = future.result(raise_on_failure=False)
+    except Exception as error:  # of the cluster: the process that supervised the worker is gone
+        result = error
+    if not isinstance(result, Exception):
+        return []
+    text = str(result) or type(result).__name__
+    log.warning("%s", text.splitlines()[0])
+    return [text]

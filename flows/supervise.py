@@ -9,11 +9,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from flows import child
 
 POLL_S = 0.2
 LAST_LINES = 20
+
+
+class Stop(Protocol):
+    """Says when a child must end early; a `threading.Event` is one. Asked five times a second."""
+
+    def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def supervise(
     *,
     on_line: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
     heartbeat: Heartbeat | None = None,
     grace_s: float = child.GRACE_S,
 ) -> Outcome:
@@ -104,7 +111,7 @@ def supervise(
     finally:
         child.end(process, grace_s=grace_s)
         reader.join(grace_s)
-    report(0)
+        report(0)  # its last words, also where we are interrupted
     return Outcome(process.returncode, hung and process.returncode != 0, tuple(last))
 
 

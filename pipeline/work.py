@@ -22,7 +22,12 @@ class Work(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def missing(self) -> list[int]: ...
+    @property
+    def num_shards(self) -> int:
+        """Of the whole plan."""
+
+    def missing(self) -> Sequence[int]:
+        """Shard numbers, ascending; there may be a million."""
 
     def is_done(self, shard: int) -> bool: ...
 
@@ -53,7 +58,11 @@ class Building:
     def plan(self) -> BuildPlan:
         return plan_of(self.root)
 
-    def missing(self) -> list[int]:
+    @property
+    def num_shards(self) -> int:
+        return int(self.root.plan["num_shards"])
+
+    def missing(self) -> Sequence[int]:
         return self.root.missing()
 
     def is_done(self, shard: int) -> bool:

@@ -1,6 +1,7 @@
 """A worker process: holds the models and walks the missing shards of one root.
 
     python -m pipeline.worker URL --slot 0 --slots 2
+    python -m pipeline.worker URL --slot 0 --slots 8 --range 1/4
     python -m pipeline.worker URL --labels DIGEST
 
 makes images, or labels of images that are there. Exit status: 0 nothing is left to do, 1 some
@@ -13,19 +14,21 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from data.errors import InputError
 from data.leases import claim, release, renew
+from data.part import WHOLE, Part, parse_part
 from data.ranges import parse_ranges
 from data.root import Root
+from pipeline.walk import Share, Walk
 from pipeline.work import Beat, Building, Work, failure_note
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
-WAIT = 0.5  # seconds between looks at shards that another worker holds
-RENEW_EVERY_S = 60.0  # of a lease, which other machines believe for an hour
+RENEW_EVERY_S = 60.0  # of a lease; see data.leases.TIME_TO_LIVE
 
 
 class DeviceError(RuntimeError):
@@ -38,49 +41,48 @@ class Worker:
 
     Attributes:
         only: the shards to make; all by default.
+        part: which part of the plan to begin with.
         beat: called whenever work went on.
-        before: attempts that had failed when this worker started, by shard.
     """
 
     work: Work
     slot: int
     slots: int
     device: str
-    only: frozenset[int] | None = None
+    only: Container[int] | None = None
+    part: Part = WHOLE
     beat: Beat = lambda: None
-    before: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> int:
         self.work.store.sweep()
-        # Attempts are counted: clocks of several machines, or one that is set back, would lie.
-        self.before = {shard: len(tries) for shard, tries in self.work.failures().items()}
-        if self.todo():
+        walk = Walk(self.work, Share(self.slot, self.slots, self.part, self.only))
+        if walk.look():
             self.work.load(device=self.device, beat=self.beat)
-        while todo := self.todo():
-            if not sum(self.make(shard) for shard in todo):
-                time.sleep(WAIT)  # living workers hold what is left; take over if one dies
+        while walk.look():
+            if self.try_all(walk):
+                walk.went_on()
+            else:  # living workers hold what is left; take over if one dies
+                walk.wait()
                 self.beat()
-        return SOME_FAILED if self.failed_now() else OK
+        return SOME_FAILED if walk.failed else OK
 
-    def todo(self) -> list[int]:
-        """Missing shards that did not fail in this run: our share, then the others' backwards."""
-        failed = self.failed_now()
-        missing = [shard for shard in self.work.missing() if shard not in failed]
-        if self.only is not None:
-            missing = [shard for shard in missing if shard in self.only]
-        ours = [shard for shard in missing if shard % self.slots == self.slot]
-        return ours + [s for s in reversed(missing) if s % self.slots != self.slot]
+    def try_all(self, walk: Walk) -> int:
+        """Try what was missing at the last look, until that is too long ago; how many we tried."""
+        tried = 0
+        for shard in walk:
+            lease = self.work.lease(shard)
+            if not claim(self.work.store, lease):
+                walk.held.add(shard)
+                continue
+            walk.held.remove(shard)
+            if self.make(shard, lease):
+                tried += 1
+            elif walk.is_stale():
+                break
+        return tried
 
-    def failed_now(self) -> set[int]:
-        """Shards that some worker failed to make since this one started."""
-        failures = self.work.failures().items()
-        return {shard for shard, tries in failures if len(tries) > self.before.get(shard, 0)}
-
-    def make(self, shard: int) -> bool:
-        """Try one shard; False if it was done or held by someone else."""
-        lease = self.work.lease(shard)
-        if not claim(self.work.store, lease):
-            return False
+    def make(self, shard: int, lease: int | str) -> bool:
+        """Try one shard under our lease, and let it go; False if it was done."""
         try:
             if self.work.is_done(shard):  # finished between our look and our claim
                 return False
@@ -123,7 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
             options.slot,
             options.slots,
             device=options.device,
-            only=parse_ranges(options.shards) if options.shards else None,
+            only=_chosen(options),
+            part=parse_part(options.range),
             beat=options.heartbeat.touch if options.heartbeat else lambda: None,
         )
         return worker.run()
@@ -148,6 +151,11 @@ def work_of(root: Root, *, labels: str | None) -> Work:
     return Relabelling(LabelSet(root, labels))
 
 
+def _chosen(options: argparse.Namespace) -> Container[int] | None:
+    text = options.shards_file.read_text() if options.shards_file else options.shards
+    return parse_ranges(text) if text else None
+
+
 def _is_device_error(error: Exception) -> bool:
     import torch
 
@@ -167,7 +175,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--labels", help="make labels of this set, not images")
     parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
+    parser.add_argument("--range", default="", help="begin with this part, for example 1/4")
     parser.add_argument("--shards", help="only these, for example 3,7-9")
+    parser.add_argument("--shards-file", type=Path, help="a file that says so")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--heartbeat", type=Path, help="file to touch whenever work went on")
     return parser.parse_args(arguments)

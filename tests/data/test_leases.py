@@ -59,7 +59,7 @@ def test_work_by_name(store):
     assert store.list("leases") == ["leases/noise-run.json"]
 
 
-def test_a_lease_of_another_machine_is_believed_for_an_hour(store):
+def test_a_lease_of_another_machine_is_believed_until_its_worker_counts_as_hung(store):
     store.create(NAME, ELSEWHERE)
     assert not claim(store, 1)
     aged(store, TIME_TO_LIVE - 60)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ import torch
 
 from data.errors import InputError
 from data.leases import claim
+from data.part import Part, parse_part
 from data.store import Store
-from pipeline.worker import DeviceError, Worker
+from pipeline.held import Held
+from pipeline.walk import Share
+from pipeline.worker import DeviceError, Worker, _chosen, _parse
 from pipeline.worker import main as worker
 
 CHECKOUT = Path(__file__).parents[2]
@@ -32,6 +37,10 @@ class Numbers:
         self.count, self.errors = count, errors or {}
         self.tried: list[int] = []
         self.loads = 0
+
+    @property
+    def num_shards(self) -> int:
+        return self.count
 
     def missing(self) -> list[int]:
         return [shard for shard in range(self.count) if not self.is_done(shard)]
@@ -226,3 +235,81 @@ class Slow(Numbers):
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1])), 0, 1, device="cpu").run()
 """
+
+
+def test_a_part_comes_first_then_the_next_ones_backwards(tmp_path):
+    work = Numbers(tmp_path, count=9)
+    assert run(work, slot=1, slots=2, part=Part(1, 3)) == 0
+    assert work.tried == [3, 5, 4, 8, 7, 6, 2, 1, 0]
+
+
+def test_shards_and_part_may_be_named_on_the_command_line(tmp_path):
+    file = tmp_path / "shards"
+    file.write_text("0,2-3")
+    options = _parse(["/root", "--range", "1/4", "--shards-file", str(file)])
+    assert parse_part(options.range) == Part(1, 4)
+    assert list(_chosen(options)) == [0, 2, 3]
+    assert _chosen(_parse(["/root"])) is None
+
+
+def test_a_part_that_is_none_is_told_by_the_exit_status(tmp_path, capsys, root):
+    assert worker([root.url, "--range", "4/4"]) == 78
+    assert "range = 4/4: write i/n" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_is_told_by_the_exit_status(capsys, root):
+    root.discard(3)
+    assert worker([root.url, "--device", "cuda"]) == 78
+    assert "device = cuda: this machine has no CUDA device" in capsys.readouterr().err
+
+
+def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.walk.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("pipeline.walk.LOOKS_SHARE", 0)
+    work = Numbers(tmp_path, count=100)
+    asked = []
+    make, is_done = work.make, work.is_done
+
+    def make_one_and_others_the_rest(shard: int, *, beat) -> str:
+        for other in range(1, work.count):
+            work.store.create(f"done/{other}", b"")
+        return make(shard, beat=beat)
+
+    work.make = make_one_and_others_the_rest  # type: ignore[method-assign]
+    work.missing = lambda: [s for s in range(work.count) if not is_done(s)]  # type: ignore
+    work.is_done = lambda shard: asked.append(shard) or is_done(shard)  # type: ignore
+    assert run(work) == 0
+    assert work.tried == [0]
+    assert asked == [0, 1]  # one that was done was enough to look again
+
+
+def test_a_million_shards_are_walked_without_a_copy_of_them():
+    share = Share(1, 8, Part(3, 10))
+    total = 10**6
+    tracemalloc.start()
+    try:
+        walked = sum(1 for _ in share.in_order(range(total), total))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert walked == total
+    assert peak < 10_000  # bytes
+    first = list(islice(share.in_order(range(total), total), 3))
+    assert first == [300_001, 300_009, 300_017]
+
+
+def test_the_longer_a_shard_is_held_the_less_often_it_is_asked_for(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    held, asked = Held(), []
+    for _ in range(20_000):
+        if held.due(7):
+            asked.append(now[0] - 100)
+            held.add(7)
+        now[0] += 0.05
+    gaps = [b - a for a, b in pairwise(asked)]
+    assert gaps[0] < 0.3
+    assert 29.9 < gaps[-1] < 30.1
+    assert len(asked) < 50
+    held.remove(7)
+    assert held.due(7)

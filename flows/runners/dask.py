@@ -1,0 +1,69 @@
+"""Slots as tasks of a Dask cluster: an existing one, or one of this machine for the run."""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect_dask import DaskTaskRunner
+
+from data.errors import InputError
+from flows.run_lease import run_lease
+from flows.runners.place import Place, quiet, shared_threads
+from flows.slot_settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+
+CONNECT_S = 30
+
+
+@contextmanager
+def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+    """By default one a worker of an existing cluster; else as many as local slots.
+
+    A Dask worker's own environment says which GPU is its own, as dask-cuda sets it.
+
+    Raises:
+        InputError: no cluster answers, or it has no workers.
+    """
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the run's own lines say enough
+    with (
+        tempfile.TemporaryDirectory(prefix="semix-dask-") as folder,
+        run_lease(url) as lease,
+        _runner(settings, folder) as runner,
+    ):
+        workers = _workers(runner, settings)
+        count = settings.count or min(workers, MOST_SLOTS)
+        common = quiet() | ({} if settings.cluster else shared_threads(count))
+        yield Place(runner.submit, count, lambda slot: common, lease.stop, lease.end)
+
+
+def _runner(settings: SlotSettings, folder: str) -> DaskTaskRunner:
+    if settings.cluster:
+        return DaskTaskRunner(address=settings.cluster, client_kwargs={"timeout": CONNECT_S})
+    own = {
+        "n_workers": slots_here(settings),
+        "threads_per_worker": 1,  # a slot each
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "security": True,  # TLS with keys of this run alone: any client may run code
+        "memory_limit": 0,  # that of the process which supervises; ours is its child
+        "local_directory": folder,
+        "silence_logs": logging.CRITICAL,
+    }
+    return DaskTaskRunner(cluster_kwargs=own)
+
+
+def _workers(runner: DaskTaskRunner, settings: SlotSettings) -> int:
+    try:
+        workers = list(runner.client.nthreads())  # their addresses
+    except (OSError, ValueError) as error:
+        if not settings.cluster:
+            raise
+        remedy = f"no Dask scheduler answers there ({error}); write tcp://HOST:8786"
+        raise InputError("cluster", settings.cluster, remedy) from None
+    if not workers:
+        remedy = "this Dask cluster has no workers; start some with `dask worker`"
+        raise InputError("cluster", settings.cluster, remedy)
+    if settings.cluster:
+        refuse_unreachable_server(settings.cluster, workers)
+    return len(workers)

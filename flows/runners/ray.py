@@ -1,0 +1,90 @@
+"""Slots as tasks of a Ray cluster: an existing one, or one of this machine for the run."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from prefect.tasks import Task
+from prefect_ray import RayTaskRunner
+from prefect_ray.context import remote_options
+
+from data.errors import InputError
+from flows.run_lease import run_lease
+from flows.runners.place import Place, Record, SlotFuture, quiet, shared_threads
+from flows.slot_settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+
+# In memory between processes go a few small records; 75 MiB is the least that Ray takes.
+OBJECT_STORE = 100 * 2**20  # bytes
+SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+@contextmanager
+def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+    """By default one a GPU of the cluster, or one a CPU; as many as local slots on our own.
+
+    Ray gives each slot a GPU of its own, and says which one in its environment.
+
+    Raises:
+        InputError: no cluster answers, or one elsewhere that cannot reach the Prefect server.
+    """
+    with run_lease(url) as lease, _started(settings) as runner:
+        resources = ray.cluster_resources()
+        gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
+        count = settings.count or min(gpus or int(resources.get("CPU", 1)), MOST_SLOTS)
+        common = quiet() | ({} if settings.cluster else shared_threads(count))
+        options: dict[str, Any] = {"num_gpus": 1} if gpus else {}
+
+        def submit(task: Task[..., Record], parameters: dict[str, Any]) -> SlotFuture:
+            with remote_options(scheduling_strategy="SPREAD", **options):
+                return runner.submit(task, parameters)
+
+        yield Place(submit, count, lambda slot: common, lease.stop, lease.end)
+
+
+@contextmanager
+def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
+    """Connected to the cluster; disconnected in the end, and our own one stopped."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    runner = _runner(settings)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        runner.__enter__()
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if not settings.cluster:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        remedy = (
+            f"no Ray cluster answers there ({first}); write ray://HOST:10001, or auto; where it "
+            "asks for a token, set RAY_AUTH_MODE=token"
+        )
+        raise InputError("cluster", settings.cluster, remedy) from None
+    try:
+        # Ray takes the signal for itself: whoever is asked to end would end without us.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        if settings.cluster:
+            nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+            refuse_unreachable_server(settings.cluster, nodes)
+        yield runner
+    finally:
+        runner.__exit__(None, None, None)
+        ray.shutdown()  # the runner leaves connections to existing clusters open
+
+
+def _runner(settings: SlotSettings) -> "RayTaskRunner[Record]":
+    # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
+    if settings.cluster == "auto":
+        return RayTaskRunner(init_kwargs={"address": "auto", **SILENT})
+    if settings.cluster:
+        return RayTaskRunner(address=settings.cluster, init_kwargs=SILENT)
+    own = {
+        "num_cpus": slots_here(settings),  # a slot each
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+    }
+    return RayTaskRunner(address="local", init_kwargs=own | SILENT)

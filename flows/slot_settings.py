@@ -1,0 +1,122 @@
+"""Where a run's slots are, how many, and on which device; checked before anything starts."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from socket import SOCK_STREAM, getaddrinfo, socket
+
+from data.errors import InputError
+from data.part import parse_part
+from flows.gpus import visible_gpus
+
+MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
+LOCAL = "local"
+PACKAGES = {"dask": "prefect_dask", "ray": "prefect_ray"}  # each an extra of that name
+RUNNERS = (LOCAL, *PACKAGES)
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class SlotSettings:
+    """Where the slots of a run are.
+
+    Attributes:
+        count: worker processes; 0 is one a visible GPU or one, and on an existing cluster one a
+            Dask worker, Ray GPU or Ray CPU.
+        runner: local, dask or ray.
+        cluster: address of an existing one; empty for one that is started for the run.
+        range: which part of the shards to begin with, as `1/4`; empty for the whole.
+        device: auto, cpu or cuda; cuda demands a GPU.
+    """
+
+    count: int = 0
+    runner: str = LOCAL
+    cluster: str = ""
+    range: str = ""
+    device: str = "auto"
+
+    @property
+    def here(self) -> bool:
+        """Whether all slots are on this machine, started by this run."""
+        return not self.cluster
+
+
+def slots_here(settings: SlotSettings) -> int:
+    """How many slots there are on this machine: by default one a visible GPU, or one."""
+    gpus = 0 if settings.device == "cpu" else len(visible_gpus())
+    return settings.count or min(gpus, MOST_SLOTS) or 1
+
+
+def check_slots(settings: SlotSettings) -> None:
+    """All that is known before anything starts.
+
+    Raises:
+        InputError: what cannot be, an extra that is not installed, a GPU that is not here, or a
+            cluster that would not reach the Prefect server.
+    """
+    if not 0 <= settings.count <= MOST_SLOTS:
+        remedy = f"0 to {MOST_SLOTS}; more machines take a part each, with --range i/n"
+        raise InputError("slots", settings.count, remedy)
+    _one_of("runner", settings.runner, RUNNERS)
+    _one_of("device", settings.device, DEVICES)
+    parse_part(settings.range)
+    _check_runner(settings)
+    if settings.here and settings.device == "cuda" and not visible_gpus():
+        remedy = "no GPU is visible on this machine; use cpu, or run where nvidia-smi lists one"
+        raise InputError("device", settings.device, remedy)
+    if settings.cluster:  # its other machines are looked at once it is reached
+        refuse_unreachable_server(settings.cluster, [settings.cluster])
+
+
+def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(field, value, f"is none of {', '.join(known)}")
+
+
+def _check_runner(settings: SlotSettings) -> None:
+    if settings.runner == LOCAL:
+        if settings.cluster:
+            remedy = "needs --runner dask or ray; local slots are on this machine"
+            raise InputError("cluster", settings.cluster, remedy)
+    elif find_spec(PACKAGES[settings.runner]) is None:
+        remedy = f"is not installed; pip install 'semix[{settings.runner}]'"
+        raise InputError("runner", settings.runner, remedy)
+
+
+def is_here(address: str) -> bool:
+    """Whether tcp://HOST:PORT, ray://HOST:PORT, HOST:PORT or HOST is this machine.
+
+    `auto` is: the Ray cluster that this machine belongs to.
+    """
+    if address == "auto":
+        return True
+    try:
+        found = getaddrinfo(_host(address), 0, type=SOCK_STREAM)
+        for family, kind, protocol, _, place in found:
+            with socket(family, kind, protocol) as probe:
+                probe.bind(place)  # only an address of this machine can be taken
+    except OSError:
+        return False
+    return True
+
+
+def _host(address: str) -> str:
+    host = re.sub(r"^[a-z]+://", "", address)
+    return re.sub(r":\d+$", "", host).strip("[]")
+
+
+def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
+    """Raises InputError if one of these is elsewhere, and the Prefect server on our loopback."""
+    if all(is_here(machine) for machine in machines):
+        return
+    from prefect.settings import PREFECT_API_URL  # costs seconds: only with a cluster elsewhere
+
+    server = PREFECT_API_URL.value() or ""
+    host = _host(server.partition("://")[2].partition("/")[0])
+    if host in ("", "localhost", "::1") or host.startswith("127."):
+        remedy = (
+            "its machines cannot reach a Prefect server on this machine's loopback; set "
+            "PREFECT_API_URL to one that they reach"
+        )
+        raise InputError("cluster", cluster, remedy)

@@ -1,0 +1,266 @@
+"""The same build on this machine, on Dask and on Ray; workers are killed on the way."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+from subprocess import PIPE, STDOUT
+from typing import Any
+
+import psutil
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.context import FlowRunContext
+
+from data.errors import InputError
+from data.progress import Progress
+from data.root import Root
+from flows.run_lease import FORGOTTEN_AFTER_S
+from flows.slot_settings import SlotSettings
+from flows.slots import follow, slots_running
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root
+from tests.integration.conftest import contents
+
+CHECKOUT = Path(__file__).parents[2]
+SHARDS = 8
+
+
+@flow(persist_result=False, result_serializer="json")
+def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]:
+    """Make what is missing; an error once so many more shards are there, if that is asked for."""
+    root, before = Root(url), len(Root(url).committed())
+
+    def look(progress: Progress) -> None:
+        if enough and progress.done >= before + enough:
+            raise ValueError("enough")
+
+    with slots_running(url, settings) as futures:
+        errors = follow(futures, root, listeners=(look,))
+        results = [] if errors else [future.result() for future in futures]
+    return {"run": FlowRunContext.get().flow_run.id, "errors": errors, "results": results}
+
+
+@pytest.fixture
+def started(built: Root, hasty_config, tmp_path: Path) -> Root:
+    """A root of which no shard is made yet."""
+    root = create_root(hasty_config, str(tmp_path / "mixed"))
+    root.store.create("prototypes.safetensors", built.store.get("prototypes.safetensors"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def slow_config(make_config, hasty_standins):
+    """A build that is not done before one has looked."""
+    changes = ("generator.steps=40", "shards.groups_per_shard=1", "shards.groups_per_batch=1")
+    return make_config(hasty_standins, *changes)
+
+
+def children(*words: str) -> list[psutil.Process]:
+    """Processes below this one whose command line holds all these words."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if all(word in line for word in words):
+            found.append(process)
+    return found
+
+
+def workers(root: Root) -> list[psutil.Process]:
+    """Those that make shards of this root."""
+    return children("pipeline.worker", root.url)
+
+
+def done(root: Root) -> int:
+    return len(list(Path(root.url).glob("shards/*/*[0-9].json")))
+
+
+@contextmanager
+def killed(root: Root, victims: Callable[[], list[psutil.Process]]) -> Iterator[list[int]]:
+    """Kill one of them once the first shard is there; yields the numbers of the dead."""
+    dead: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        while not dead and not over.wait(0.02):
+            if found := victims() if done(root) else []:
+                dead.append(found[0].pid)
+                found[0].kill()
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    try:
+        yield dead
+    finally:
+        over.set()
+        thread.join(60)
+
+
+@pytest.mark.parametrize("runner", [pytest.param("local", marks=pytest.mark.slow), "dask", "ray"])
+@pytest.mark.timeout(600)
+def test_a_build_with_a_killed_worker_ends_as_a_quiet_one(
+    runner, started, built, prefect_api, capfd
+):
+    with killed(started, lambda: workers(started)) as dead:
+        end = make(started.url, SlotSettings(2, runner=runner, device="cpu"))
+    assert len(dead) == 1
+    assert end["errors"] == []
+    assert contents(started) == contents(built)
+    assert SHARDS <= sum(result["made"] for result in end["results"]) <= SHARDS + 1
+    assert started.store.list("leases") == []
+    assert workers(started) == []
+    assert task_states(end["run"]) == {
+        "generate slot 0": "COMPLETED",
+        "generate slot 1": "COMPLETED",
+    }
+    said = "".join(capfd.readouterr()).splitlines()
+    assert [line for line in said if "| INFO    |" not in line] == []  # those are Prefect's
+    assert children("ray") == children("spawn_main") == []
+
+
+def task_states(flow_run: Any) -> dict[str, str]:
+    """What the one Prefect server says of a run's tasks, wherever they ran."""
+    chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+    with get_client(sync_client=True) as client:
+        for _ in range(100):  # task states come to the server a moment later
+            runs = client.read_task_runs(flow_run_filter=chosen, limit=9, sort="NAME_ASC")
+            states = {run.name: run.state_type.value for run in runs}
+            if len(states) == 2 and set(states.values()) == {"COMPLETED"}:
+                break
+            time.sleep(0.1)
+    return states
+
+
+# On an existing cluster the flow's slots live in processes that outlive the flow.
+
+
+@contextmanager
+def dask_cluster() -> Iterator[str]:
+    from distributed import LocalCluster
+
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(host="127.0.0.1", **options) as cluster:
+        yield cluster.scheduler_address
+
+
+@contextmanager
+def ray_cluster() -> Iterator[str]:
+    import ray
+
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
+    command += [f"--port={port}", "--num-cpus=4", "--num-gpus=2"]
+    command += ["--include-dashboard=false", "--disable-usage-stats"]  # the GPUs are said to be
+    paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(
+        command, env=environment, stdout=PIPE, stderr=STDOUT, text=True
+    ) as process:
+        while "Ray runtime started" not in (line := process.stdout.readline()):
+            assert line, "ray did not start"
+        try:
+            yield f"{ray.util.get_node_ip_address()}:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def ray_token(monkeypatch):
+    """Ray's clusters ask for the token that their first start wrote to the home folder."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+
+
+CLUSTERS = {"dask": dask_cluster, "ray": ray_cluster}
+
+
+def supervisors(root: Root) -> list[psutil.Process]:
+    """The cluster's processes in which slots of this root run."""
+    return [parent for worker in workers(root) if (parent := worker.parent())]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_an_existing_cluster_survives_the_death_of_one_of_its_processes(
+    runner, started, built, prefect_api, ray_token
+):
+    gpus = set()
+
+    def victims() -> list[psutil.Process]:
+        gpus.update(worker.environ().get("CUDA_VISIBLE_DEVICES") for worker in workers(started))
+        return supervisors(started)
+
+    with CLUSTERS[runner]() as address:
+        settings = SlotSettings(runner=runner, cluster=address)
+        refused = make(started.url, replace(settings, device="cuda"))["errors"]
+        assert len(refused) == 2  # one slot a Dask worker or a GPU of Ray's
+        for error in refused:
+            assert "its worker ended: exit status 78" in error
+            assert "error: device = cuda: this machine has no CUDA device" in error
+        with killed(started, victims) as dead:
+            end = make(started.url, settings)
+        assert len(dead) == 1
+        assert end["errors"] == []
+        assert contents(started) == contents(built)
+        assert make(started.url, settings)["errors"] == []  # the cluster is there still
+    assert gpus == ({"0", "1"} if runner == "ray" else {None})
+    assert started.store.list("leases") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_slots_elsewhere_end_with_their_flow_however_it_ends(
+    runner, slow_config, prefect_api, ray_token, tmp_path, until
+):
+    root = create_root(slow_config, str(tmp_path / "mixed"))
+    ensure_prototypes(root, device="cpu")
+    with CLUSTERS[runner]() as address:
+        settings = SlotSettings(runner=runner, cluster=address, device="cpu")
+        with pytest.raises(ValueError, match="enough"):
+            make.with_options(name="left")(root.url, settings, enough=1)
+        assert workers(root) == []
+        script = "from flows.slot_settings import SlotSettings\n"
+        script += "from tests.flows.test_runners import make\n"
+        script += f"make({root.url!r}, {settings!r})"
+        paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+        driver = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": paths, "PREFECT_API_URL": prefect_api},
+        )
+        until(lambda: workers(root), timeout_s=300)
+        driver.kill()
+        driver.wait()
+        until(lambda: not workers(root), timeout_s=FORGOTTEN_AFTER_S + 60)
+        assert root.missing()
+
+
+@pytest.mark.parametrize(
+    ("runner", "address", "said"),
+    [
+        ("dask", "tcp://127.0.0.1:9", "no Dask scheduler answers there"),
+        ("ray", "127.0.0.1:9", "no Ray cluster answers there"),
+    ],
+)
+@pytest.mark.slow  # Ray looks for a minute
+def test_a_cluster_that_does_not_answer_is_named(
+    runner, address, said, started, prefect_api, monkeypatch
+):
+    monkeypatch.setattr("flows.runners.dask.CONNECT_S", 2)
+    settings = SlotSettings(runner=runner, cluster=address)
+    with pytest.raises(InputError, match=rf"cluster = {address}: {said}"):
+        make(started.url, settings)
+    assert started.store.list("leases") == []

@@ -1,0 +1,290 @@
+"""Settings of slots, their log, and following them; runs of whole builds are elsewhere."""
+
+import importlib.util
+import os
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from data.errors import InputError
+from data.leases import TIME_TO_LIVE
+from flows.runners.local import local_slots
+from flows.slot import RETRIES, SILENCE_S, WorkerFailed, WorkerLost, generate, worker_arguments
+from flows.slot_log import SlotLog, slot_log
+from flows.slot_settings import MOST_SLOTS, SlotSettings, check_slots, is_here
+from flows.slots import slots_running
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (SlotSettings(MOST_SLOTS + 1), r"slots = 191: 0 to 190; more machines take a part each"),
+        (SlotSettings(-1), r"slots = -1: 0 to 190"),
+        (SlotSettings(runner="slurm"), r"runner = slurm: is none of local, dask, ray"),
+        (SlotSettings(device="tpu"), r"device = tpu: is none of auto, cpu, cuda"),
+        (SlotSettings(range="4/4"), r"range = 4/4: write i/n"),
+        (SlotSettings(cluster="tcp://h:1"), r"cluster = tcp://h:1: needs --runner dask or ray"),
+        (
+            SlotSettings(runner="dask", cluster="tcp://10.0.0.1:8786"),
+            r"cluster = tcp://10\.0\.0\.1:8786: its machines cannot reach a Prefect server on this "
+            r"machine's loopback; set PREFECT_API_URL",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(settings, said, prefect_api):
+    with pytest.raises(InputError, match=said), slots_running("/nowhere", settings):
+        pytest.fail("it started")
+
+
+def test_what_can_be_is_let_through(prefect_api):
+    for settings in (
+        SlotSettings(),
+        SlotSettings(MOST_SLOTS, range="3/4", device="cpu"),
+        SlotSettings(runner="dask", cluster="tcp://127.0.0.1:8786"),
+        SlotSettings(runner="ray", cluster="auto", device="cuda"),  # its slots look for GPUs
+    ):
+        check_slots(settings)
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_told_at_once(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for runner in ("local", "dask", "ray"):
+        with pytest.raises(InputError, match="device = cuda: no GPU is visible on this machine"):
+            check_slots(SlotSettings(runner=runner, device="cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    check_slots(SlotSettings(device="cuda"))
+
+
+def test_local_slots_have_a_gpu_each(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with local_slots(SlotSettings()) as place:
+        found = [place.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(place.count)]
+    assert found == ["4", "7"]
+    with local_slots(SlotSettings(3)) as place:
+        assert place.environment(2)["CUDA_VISIBLE_DEVICES"] == "4"
+    with local_slots(SlotSettings(device="cpu")) as place:
+        assert place.count == 1
+        cores = str(os.cpu_count())
+        assert place.environment(0) == {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_an_extra_that_is_not_installed_is_named(runner, monkeypatch):
+    missing = f"prefect_{runner}"
+    monkeypatch.setattr(
+        "flows.slot_settings.find_spec", lambda name: None if name == missing else find_spec(name)
+    )
+    with pytest.raises(InputError, match=rf"not installed; pip install 'semix\[{runner}\]'"):
+        check_slots(SlotSettings(runner=runner))
+
+
+@pytest.mark.parametrize("extra", ["prefect_dask", "prefect_ray"])
+def test_the_extras_are_here_to_be_tested(extra):
+    assert importlib.util.find_spec(extra)
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("tcp://127.0.0.1:8786", True),
+        ("localhost:8786", True),
+        ("tls://[::1]:8786", True),
+        ("auto", True),
+        (gethostname(), True),
+        ("127.0.0.1", True),
+        ("ray://10.1.2.3:10001", False),
+        ("tcp://[fe80::1]:8786", False),
+        ("head-node:6379", False),
+    ],
+)
+def test_addresses_of_this_machine_are_known(address, here):
+    assert is_here(address) == here
+
+
+def test_a_workers_arguments_say_what_is_not_the_default():
+    plain = worker_arguments("/root", 1, 2, settings=SlotSettings())
+    assert plain == ["/root", "--slot=1", "--slots=2", "--device=auto"]
+    more = worker_arguments(
+        "/root", 0, 2, settings=SlotSettings(range="1/4", device="cpu"), labels="abc"
+    )
+    assert more[-3:] == ["--device=cpu", "--range=1/4", "--labels=abc"]
+
+
+def test_a_worker_counts_as_hung_when_its_lease_counts_as_forgotten():
+    assert SILENCE_S == TIME_TO_LIVE == 900
+
+
+def test_the_log_tells_all_news_and_shards_now_and_then():
+    said: list[str] = []
+    log = SlotLog(said.append)
+    for shard in range(100_000):
+        log(f"shard {shard}: 6 groups, a.tar")
+        if shard % 50_000 == 7:
+            log(f"shard {shard} failed: ValueError: no")
+            log("UserWarning: something else")
+    log.flush()
+    assert said == [
+        "shard 0: 6 groups, a.tar",
+        "shard 7 failed: ValueError: no",
+        "UserWarning: something else",
+        "UserWarning: something else",
+        "shard 99999: 6 groups, a.tar (99998 more made before it)",
+        "shard 50007 failed: ValueError: no",
+    ]
+    assert log.made == 100_000
+
+
+def test_the_log_speaks_again_after_a_while():
+    said: list[str] = []
+    log = SlotLog(said.append, every_s=0.05)
+    for shard in range(3):
+        log(f"shard {shard}: made")
+    time.sleep(0.06)
+    log("shard 3: made")
+    assert said == ["shard 0: made", "shard 3: made (2 more made before it)"]
+
+
+def test_nothing_is_held_back_when_a_slot_ends_with_an_error():
+    said: list[str] = []
+    with pytest.raises(OSError), slot_log(said.append) as log:
+        log("shard 1: made")
+        log("shard 2: made")
+        raise OSError
+    assert said == ["shard 1: made", "shard 2: made"]
+
+
+def as_worker(folder: Path, name: str, code: str) -> dict[str, Any]:
+    """Arguments of `generate` for a worker that is this code."""
+    (folder / f"{name}.py").write_text(code)
+    paths = os.pathsep.join([str(CHECKOUT), str(folder)])
+    return {"module": name, "environment": {"PYTHONPATH": paths}}
+
+
+# A worker appends to a file when it starts; its first life ends as named, the next ones well.
+LIVES = """
+import os, pathlib, sys, time
+file = pathlib.Path({path!r})
+with file.open("a") as out: out.write("x")
+if len(file.read_text()) > {bad}: sys.exit(0)
+print("last words", flush=True)
+{end}
+"""
+ENDS = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "device": "sys.exit(75)",
+    "hung": "time.sleep(600)",
+    "settings": "sys.exit(78)",
+    "crash": "sys.exit(70)",
+    "some shards": "sys.exit(1)",
+}
+
+
+@pytest.fixture(scope="module")
+def lives(prefect_api, tmp_path_factory):
+    """What became of workers with various ends: {end: (result, how often it was started)}."""
+    folder = tmp_path_factory.mktemp("lives")
+
+    def submit(name: str, end: str, *, bad: int = 1):
+        code = LIVES.format(path=str(folder / name), end=end, bad=bad)
+        worker = as_worker(folder, name.replace(" ", "_") + "_life", code)
+        stop = threading.Event()
+        return generate.submit(name, [], **worker, stop=stop, silence_s=5.0, pause_s=0.0)
+
+    @flow(task_runner=ThreadPoolTaskRunner(max_workers=4))
+    def all_of_them():
+        futures = {name: submit(name, end) for name, end in ENDS.items()}
+        futures["always killed"] = submit("always killed", ENDS["killed"], bad=99)
+        results = {name: f.result(raise_on_failure=False) for name, f in futures.items()}
+        return {
+            name: (result, len((folder / name).read_text())) for name, result in results.items()
+        }
+
+    return all_of_them()
+
+
+@pytest.mark.parametrize("end", ["killed", "device", "hung"])
+def test_a_lost_worker_is_started_again(lives, end):
+    assert lives[end] == ({"slot": end, "status": 0, "made": 0}, 2)
+
+
+def test_a_worker_that_is_always_lost_is_given_up(lives):
+    error, starts = lives["always killed"]
+    assert starts == 1 + RETRIES
+    assert isinstance(error, WorkerLost)
+    assert "its worker ended: killed by signal 9 (SIGKILL)\nlast words" in str(error)
+
+
+@pytest.mark.parametrize(("end", "status"), [("settings", 78), ("crash", 70)])
+def test_an_error_that_would_come_again_is_not_retried(lives, end, status):
+    error, starts = lives[end]
+    assert starts == 1
+    assert isinstance(error, WorkerFailed)
+    assert str(error) == f"slot {end}: its worker ended: exit status {status}\nlast words"
+
+
+def test_failed_shards_are_a_result_not_an_error(lives):
+    assert lives["some shards"] == ({"slot": "some shards", "status": 1, "made": 0}, 1)
+
+
+# Its first lives end as `ends` says, a digit each: 0 lost at once, 1 lost after a shard.
+ROW = """
+import os, pathlib, sys
+file, ends = pathlib.Path(sys.argv[1]), sys.argv[2]
+with file.open("a") as out: out.write("x")
+life = len(file.read_text()) - 1
+if life >= len(ends): sys.exit(0)
+if ends[life] == "1": print(f"shard {life}: made", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "starts"),
+    [("11111", 6), ("000100", 7), ("1000", 4)],
+    ids=["each made some", "a shard between", "none after the first"],
+)
+def test_only_losses_in_a_row_count(prefect_api, tmp_path, ends, starts):
+    file, worker = tmp_path / "starts", as_worker(tmp_path, "row", ROW)
+
+    @flow
+    def one():
+        arguments, stop = [str(file), ends], threading.Event()
+        future = generate.submit(0, arguments, **worker, stop=stop, pause_s=0.0)
+        return [future.result(raise_on_failure=False)]
+
+    [result] = one()
+    assert len(file.read_text()) == starts
+    if starts == len(ends):  # given up
+        assert isinstance(result, WorkerLost)
+    else:
+        assert result == {"slot": 0, "status": 0, "made": ends.count("1")}
+
+
+TOLD = """
+import sys, pathlib
+shards = pathlib.Path(sys.argv[sys.argv.index("--shards-file") + 1]).read_text()
+pathlib.Path(sys.argv[1]).write_text(shards)
+"""
+
+
+def test_the_shards_to_make_may_be_more_than_a_command_line_holds(prefect_api, tmp_path):
+    shards = ",".join(str(2 * number) for number in range(200_000))
+    seen, worker = tmp_path / "seen", as_worker(tmp_path, "told", TOLD)
+
+    @flow
+    def one():
+        stop = threading.Event()
+        return generate.submit(0, [str(seen)], **worker, stop=stop, shards=shards).result()
+
+    assert one()["status"] == 0
+    assert seen.read_text() == shards
