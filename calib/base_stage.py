@@ -8,7 +8,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from calib.batches import Batches
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
 from calib.config import TrainConfig
@@ -16,16 +15,19 @@ from calib.divergence import Diverged, refuse_not_finite, remedy
 from calib.ema import WeightAverage
 from calib.epoch_record import EpochRecord
 from calib.epochs import Figures
-from calib.losses import build_mixed_loss, build_training_loss
+from calib.losses import build_training_loss
 from calib.methods import build_method
 from calib.micro_batches import check_parts
-from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
+from calib.middle import Middle
+from calib.optimiser import learning_rate, set_learning_rate
 from calib.processes import share_buffers
 from calib.selection import Selection, validation_measures
 from calib.split_outputs import SplitOutputs
+from calib.stopping import Stop, Stopped, never
+from calib.training_batches import base_batches
 from calib.training_data import TrainingData
-from calib.training_forward import TrainingForward, check_compiler
-from calib.training_step import TrainingStep
+from calib.training_forward import check_compiler
+from calib.training_step import prepared_step
 from data.fingerprint import derived_seed
 
 
@@ -39,7 +41,7 @@ class BaseStage:
     ) -> None:
         self.config, self.seed, self.accelerator = config, seed, accelerator
         self.epochs = config.epochs
-        self.batches = _batches(config, data, accelerator)
+        self.batches = base_batches(config, data, accelerator)
         check_parts(self.batches.batch_size // accelerator.num_processes, config.accumulate)
         if config.compile:
             check_compiler(accelerator.device)
@@ -50,9 +52,12 @@ class BaseStage:
         self.network = network.to(accelerator.device).to(memory_format=torch.channels_last)
         self._make_losses(data)
         self.average = WeightAverage(self.network, config.ema) if config.ema else None
-        self.step = self._prepare()
+        self.step = prepared_step(
+            config, self.network, self.method, self.loss, accelerator=accelerator
+        )
         self.optimiser = self.step.optimiser
         self.selection = Selection(config.select, config.early_stop)
+        self.middle: Middle | None = None
         self.feedback = SplitOutputs(self.network, data, accelerator)
         self.judged = SplitOutputs(self.kept, data, accelerator) if self.average else self.feedback
 
@@ -65,14 +70,15 @@ class BaseStage:
     def finished(self) -> bool:
         return self.selection.finished
 
-    def train_epoch(self, epoch: int) -> Figures:
-        """Returns the figures of the epoch.
+    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+        """Train an epoch, or what is left of it after `middle`; returns its figures.
 
         Raises:
             Diverged: a loss or a weight is NaN or infinite.
+            Stopped: `stop` said so after a step; `middle` holds the place.
         """
         try:
-            figures = self._steps(epoch)
+            figures = self._steps(epoch, stop)
         except Diverged as error:
             raise Diverged(f"{error}; {remedy(self.config.mixed_precision)}") from None
         self.feedback.forget()
@@ -95,6 +101,7 @@ class BaseStage:
             "optimiser": self.optimiser.state_dict(),
             "scaler": scaler.state_dict() if scaler else {},
             "selection": self.selection.state_dict(),
+            "middle": self.middle.state_dict() if self.middle else None,
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -104,8 +111,10 @@ class BaseStage:
         self.optimiser.load_state_dict(objects["optimiser"])
         if self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(objects["scaler"])
-        best = checkpoint.tensors("best") if self.config.select != "last" else {}
+        chosen = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
+        self.middle = Middle.of(objects.get("middle"), self.accelerator)
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen weights, which say what settings and data they come from."""
@@ -124,31 +133,12 @@ class BaseStage:
         self.method.to(device)
         self.loss.to(device)
 
-    def _prepare(self) -> TrainingStep:
-        config = self.config
-        modules = (self.network, self.loss, self.method)
-        parameters = [parameter for module in modules for parameter in module.parameters()]
-        forward = TrainingForward(self.network, compiled=config.compile)
-        forward, optimiser = self.accelerator.prepare(
-            forward, build_optimiser(config.optimiser, parameters)
-        )
-        return TrainingStep(
-            config=config,
-            network=self.network,
-            forward=forward,
-            method=self.method,
-            loss=self.loss,
-            mixed_loss=build_mixed_loss(config.mixed.loss if config.mixed else "l2"),
-            optimiser=optimiser,
-            accelerator=self.accelerator,
-        )
-
     def _modules(self) -> dict[str, torch.nn.Module]:
         """All that has state, under the names of its files in a checkpoint."""
         found = {"network": self.network, "loss": self.loss, "method": self.method}
         return {**found, "average": self.average.model} if self.average else found
 
-    def _steps(self, epoch: int) -> Figures:
+    def _steps(self, epoch: int, stop: Stop) -> Figures:
         """Train the epoch's batches."""
         process, steps = self.accelerator.process_index, len(self.batches)
         torch.manual_seed(derived_seed(self.seed, "base", epoch, process))  # dropout, methods
@@ -157,11 +147,14 @@ class BaseStage:
             module.train()
         self.method.start_epoch(self.network.backbone, epoch, self.epochs)
         record = EpochRecord(steps, self.accelerator)
-        for step, batch in enumerate(self.batches.epoch(generator)):
+        done, drawn = self._go_on(record)
+        for step, batch in enumerate(self.batches.epoch(generator, done=done, drawn=drawn), done):
             rate = self._set_learning_rate(epoch * steps + step)
             record.note(step, self.step(batch))
             if self.average:
                 self.average.update(self.network)
+            if step + 1 < steps and stop():
+                self._stop(step + 1, record, generator)
         share_buffers(self.network, self.accelerator)
         record.check()
         refuse_not_finite(self.network.state_dict())
@@ -169,6 +162,23 @@ class BaseStage:
         if self.config.mixed is None:
             del figures["mixed_loss"]
         return figures
+
+    def _stop(self, done: int, record: EpochRecord, generator: torch.Generator) -> None:
+        """Raises Stopped, or Diverged rather than keep what is of no use."""
+        record.check()
+        refuse_not_finite(self.network.state_dict())
+        kept = {"figures": record.figures[:done].cpu(), "drawn": generator.get_state()}
+        self.middle = Middle.here(done, kept, modules=self._modules(), accelerator=self.accelerator)
+        raise Stopped
+
+    def _go_on(self, record: EpochRecord) -> tuple[int, Tensor | None]:
+        """Steps done before, and the state of the epoch's generator after them."""
+        middle, self.middle = self.middle, None
+        if middle is None:
+            return 0, None
+        kept = middle.restore(self._modules(), self.accelerator)
+        record.figures[: middle.step] = kept["figures"]
+        return middle.step, kept["drawn"]
 
     def _judge(self, epoch: int) -> Figures:
         """Measures of the validation images, where a setting asks for them."""
@@ -183,18 +193,3 @@ class BaseStage:
         rate = learning_rate(settings, step, steps=steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
         return rate
-
-
-def _batches(config: TrainConfig, data: TrainingData, accelerator: Accelerator) -> Batches:
-    return Batches(
-        data.train_images,
-        data.train_targets,
-        batch_size=config.batch_size,
-        augment=config.augment,
-        device=accelerator.device,
-        mixed=data.mixed,
-        class_matched=config.mixed is not None and config.mixed.class_matched,
-        per_real=config.mixed.per_real if config.mixed is not None else 2.0,
-        process=accelerator.process_index,
-        processes=accelerator.num_processes,
-    )

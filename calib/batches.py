@@ -93,14 +93,20 @@ class Batches:
         """Steps in an epoch."""
         return len(self.images) // self.batch_size
 
-    def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
+    def epoch(
+        self, generator: torch.Generator, *, done: int = 0, drawn: Tensor | None = None
+    ) -> Iterator[Batch]:
         """The batches of one epoch.
 
         Args:
             generator: on the CPU, in the same state in every process.
+            done: steps that were made before and are left out.
+            drawn: state of the generator after them.
         """
         order = torch.randperm(len(self.images), generator=generator)
-        for step in range(len(self)):
+        if drawn is not None:
+            generator.set_state(drawn)
+        for step in range(done, len(self)):
             chosen = order[step * self.batch_size :][: self.batch_size]
             yield self._batch(chosen, generator)
 

@@ -47,21 +47,26 @@ def save_checkpoint(
     folder: Path,
     position: int,
     *,
+    step: int = 0,
     tensors: Mapping[str, Mapping[str, Tensor]],
     objects: Mapping[str, Any],
     state: Mapping[str, Any],
 ) -> Path:
     """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones.
 
+    In the middle of an epoch its name goes on with the step, so that it comes after the one from
+    before the epoch and before the one after.
+
     A kill at any moment leaves the older checkpoint, both, or the new one.
 
     Args:
         position: epochs done over all stages; the highest complete one is the latest.
+        step: steps done of the epoch that was begun then.
         tensors: state of modules; each becomes NAME.safetensors.
         objects: state dictionaries of tensors and plain values.
         state: JSON values.
     """
-    target = folder / f"{position:06d}"
+    target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
     if not target.exists():  # else a run that went on from here came back to it
         partial = folder / f".{target.name}{PARTIAL}"
         shutil.rmtree(partial, ignore_errors=True)

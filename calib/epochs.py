@@ -2,18 +2,19 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from calib.checkpoint import Checkpoint, save_checkpoint
 from calib.divergence import Diverged
+from calib.middle import Middle
 from calib.progress import Progress
+from calib.stopping import Interrupted, Stop, Stopped, Vote
 from calib.trackers import Tracking
 from data.files import write_atomically
 
@@ -24,17 +25,18 @@ Figures = dict[str, float | None]
 
 
 class Stage(Protocol):
-    """What is trained epoch by epoch, with all of its state at the end of an epoch."""
+    """What is trained epoch by epoch, with all of its state after any step."""
 
     name: str
     epochs: int
     images: int  # real images an epoch, over all processes
+    middle: Middle | None  # where an epoch was stopped; part of its state
 
     @property
     def finished(self) -> bool:
         """Whether it ends before its last epoch; part of its state, alike in every process."""
 
-    def train_epoch(self, epoch: int) -> Figures: ...
+    def train_epoch(self, epoch: int, stop: Stop) -> Figures: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -43,10 +45,6 @@ class Stage(Protocol):
     def load(self, checkpoint: Checkpoint) -> None: ...
 
     def export(self, path: Path, *, digest: str) -> None: ...
-
-
-class Interrupted(Exception):
-    """Training was asked to stop; a checkpoint of all that is done has been written."""
 
 
 @dataclass
@@ -58,10 +56,11 @@ class Walk:
         label: begins each line of progress.
         state: JSON values for every checkpoint, which say whose it is.
         every: epochs between checkpoints.
-        stop: asked after every epoch, in every process.
+        stop: asked after every step, in every process.
         tracking: gets the figures of every epoch, in the main process.
         position: epochs done over all stages.
-        seconds: spent, with those before an interruption.
+        seconds: spent on those epochs, with what was before an interruption.
+        begun_s: seconds spent on an epoch that was stopped in its middle.
     """
 
     folder: Path
@@ -69,10 +68,15 @@ class Walk:
     state: Mapping[str, Any]
     every: int
     accelerator: Accelerator
-    stop: Callable[[], bool]
+    stop: Stop
     tracking: Tracking
     position: int = 0
     seconds: float = 0.0
+    begun_s: float = 0.0
+    vote: Vote = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.vote = Vote(self.stop, self.accelerator)
 
     def go_on_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Take position and seconds from a checkpoint, which is returned.
@@ -81,6 +85,7 @@ class Walk:
         """
         if checkpoint is not None:
             self.position, self.seconds = (checkpoint.state[k] for k in ("position", "seconds"))
+            self.begun_s = checkpoint.state.get("begun_s", 0.0)
         if self.accelerator.is_main_process:
             path = self.folder / HISTORY
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -108,11 +113,11 @@ class Walk:
                 break
             figures = self._train(stage, epoch)
             last = epoch + 1 == stage.epochs or stage.finished
-            stopping = _any_process(self.stop(), self.accelerator)
+            stopping = self.vote.look()
             if self.accelerator.is_main_process:
                 progress.show(epoch + 1, figures, last=last)
-                if stopping or last or (epoch + 1) % self.every == 0:
-                    self._save(stage, epoch + 1)
+            if stopping or last or (epoch + 1) % self.every == 0:
+                self._save(stage, epoch + 1)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
@@ -120,12 +125,19 @@ class Walk:
         """Train an epoch and note its figures."""
         started = time.perf_counter()
         try:
-            figures = stage.train_epoch(epoch)
+            figures = stage.train_epoch(epoch, self.vote)
         except Diverged as error:
             raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
-        seconds = time.perf_counter() - started
+        except Stopped:
+            self.begun_s += time.perf_counter() - started
+            self._save(stage, epoch)
+            step = stage.middle.step if stage.middle else 0
+            where = f"stopped in epoch {epoch + 1} after step {step}"
+            raise Interrupted(f"{self.label} {stage.name}: {where}") from None
+        seconds = self.begun_s + time.perf_counter() - started
         self.position += 1
         self.seconds += seconds
+        self.begun_s = 0.0
         if self.accelerator.is_main_process:
             line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
             with (self.folder / HISTORY).open("a") as file:
@@ -134,16 +146,20 @@ class Walk:
         return figures
 
     def _save(self, stage: Stage, epoch: int) -> None:
-        place = {"stage": stage.name, "epoch": epoch, "position": self.position}
-        save_checkpoint(
-            self.folder / CHECKPOINT,
-            self.position,
-            tensors=stage.tensors(),
-            objects=stage.objects(),
-            state={**self.state, **place, "seconds": self.seconds},
-        )
+        """Write a checkpoint; no process goes on, or ends, before it is there.
 
-
-def _any_process(flag: bool, accelerator: Accelerator) -> bool:
-    votes = torch.tensor([float(flag)], device=accelerator.device)
-    return bool(accelerator.reduce(votes, reduction="sum").item() > 0)
+        Args:
+            epoch: epochs done of the stage.
+        """
+        if self.accelerator.is_main_process:
+            step = stage.middle.step if stage.middle else 0
+            place = {"stage": stage.name, "epoch": epoch, "step": step, "position": self.position}
+            save_checkpoint(
+                self.folder / CHECKPOINT,
+                self.position,
+                step=step,
+                tensors=stage.tensors(),
+                objects=stage.objects(),
+                state={**self.state, **place, "seconds": self.seconds, "begun_s": self.begun_s},
+            )
+        self.accelerator.wait_for_everyone()

@@ -1,6 +1,5 @@
 """Stage two: a new head on the frozen network, from features of real images alone."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,18 @@ from torch.nn.utils import clip_grad_norm_
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
 from calib.config import TrainConfig
-from calib.divergence import Diverged, refuse_not_finite
 from calib.epochs import Figures
+from calib.middle import Middle
 from calib.optimiser import build_optimiser, learning_rate, set_learning_rate
 from calib.processes import share_gradients
 from calib.second_stage import build_objective
+from calib.second_stage.divergence import refuse_diverged
 from calib.second_stage.feedback import HeadFeedback, PlainFeatures
 from calib.second_stage.memory import check_memory
 from calib.second_stage.training_accuracy import batch_sums, means, measure
 from calib.second_stage.views import FeatureViews
 from calib.selection import Selection, validation_measures
+from calib.stopping import Stop, Stopped, never
 from calib.training_data import TrainingData
 from data.files import write_json
 from data.fingerprint import derived_seed
@@ -74,27 +75,30 @@ class HeadStage:
         self.head, self.loss = self.objective.head, self.objective.loss
         self.selection = Selection(config.head.select, None)
         self.history: list[dict[str, Any]] = []
+        self.middle: Middle | None = None
         # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
         self.parameters = list(self.objective.parameters())
         self.optimiser = build_optimiser(config.head.optimiser, self.parameters)
 
-    def train_epoch(self, epoch: int) -> Figures:
-        """Returns the figures of the epoch.
+    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+        """Train an epoch, or what is left of it after `middle`; returns its figures.
 
         Raises:
             Diverged: the loss or a weight is NaN or infinite.
+            Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
         """
-        features = self.views.of_epoch(epoch)
+        features = self.views.of_epoch(epoch, stop)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
-        figures = self.objective.start_epoch()
+        done, figures, sums = self._start()
         self.objective.train()
-        sums = torch.zeros(3, device=self.accelerator.device)
-        for step, chosen in enumerate(self.views.order(epoch)):
+        for step, chosen in enumerate(self.views.order(epoch)[done:], done):
             self._set_learning_rate(epoch * self.steps + step)
             sums += self._step(features[chosen], chosen)
+            if step + 1 < self.steps and stop():
+                self._stop(step + 1, figures, sums)
         loss, accuracy, confidence = means(sums, self.images, self.accelerator)
-        self._refuse_diverged(loss)
+        refuse_diverged(loss, self.objective)
         if self.objective.extra_pass:
             accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
         self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
@@ -113,6 +117,7 @@ class HeadStage:
             "objective": self.objective.objects(),
             "selection": self.selection.state_dict(),
             "history": self.history,
+            "middle": self.middle.state_dict() if self.middle else None,
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -121,9 +126,11 @@ class HeadStage:
         objects = checkpoint.objects()
         self.optimiser.load_state_dict(objects["optimiser"])
         self.objective.load_objects(objects["objective"])
-        best = checkpoint.tensors("best") if self.settings.select != "last" else {}
+        chosen = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
         self.history = objects["history"]
+        self.middle = Middle.of(objects.get("middle"), self.accelerator)
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""
@@ -139,6 +146,25 @@ class HeadStage:
         }
         write_json(path.with_suffix(".json"), record)
         save_tensors(path, kept, metadata={"digest": digest})  # last: it says that all is there
+
+    def _start(self) -> tuple[int, Figures, Tensor]:
+        """Steps done before, what is in force in the epoch, and the sums over those steps."""
+        middle, self.middle = self.middle, None
+        if middle is None:
+            return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
+        kept = middle.restore({"objective": self.objective}, self.accelerator)
+        return middle.step, kept["figures"], kept["sums"].to(self.accelerator.device)
+
+    def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
+        """Raises Stopped, or Diverged rather than keep what is of no use."""
+        refuse_diverged(means(sums, self.images, self.accelerator)[0], self.objective)
+        self.middle = Middle.here(
+            done,
+            {"figures": figures, "sums": sums.cpu()},
+            modules={"objective": self.objective},
+            accelerator=self.accelerator,
+        )
+        raise Stopped
 
     def _set_learning_rate(self, step: int) -> None:
         settings = self.settings.optimiser
@@ -158,15 +184,6 @@ class HeadStage:
         self.objective.zero_grad()
         self.objective.after_step()
         return batch_sums(loss, logits, targets)
-
-    def _refuse_diverged(self, loss: float) -> None:
-        try:
-            if not math.isfinite(loss):
-                raise Diverged("the loss is NaN or infinite")
-            refuse_not_finite(self.objective.state_dict())
-        except Diverged as error:
-            remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
-            raise Diverged(f"{error}; {remedy}") from None
 
     def _judge(self, epoch: int) -> Figures:
         """Let the loss learn from the epoch; measure validation where a setting asks for it."""

@@ -3,11 +3,9 @@
 import argparse
 import signal
 import sys
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 import torch
 from accelerate import Accelerator
@@ -18,7 +16,7 @@ from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from calib.classifier import HEAD, MODEL, load_classifier
 from calib.config import TrainConfig, check
 from calib.divergence import Diverged
-from calib.epochs import CHECKPOINT, Interrupted, Stage, Walk
+from calib.epochs import CHECKPOINT, Stage, Walk
 from calib.evaluate import evaluate_seed, write_evaluation
 from calib.head_stage import HeadStage
 from calib.micro_batches import check_shares
@@ -34,6 +32,7 @@ from calib.run_folder import (
     seed_folder,
 )
 from calib.second_stage.memory import check_memory
+from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
 from calib.trackers import Tracking, require_trackers
 from calib.training_data import TrainingData, open_data
 from data.errors import InputError
@@ -48,7 +47,7 @@ def train(
     *,
     resume: bool = False,
     only: Collection[int] = (),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = never,
 ) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
@@ -56,7 +55,7 @@ def train(
         resume: go on from the checkpoints of unfinished seeds instead of refusing them.
         only: these seeds alone; other processes may train the rest beside, and whoever measures
             the last one writes the run's `evaluation.json`.
-        stop: asked after every epoch; True writes a checkpoint and raises Interrupted.
+        stop: asked after every step; True writes a checkpoint and raises Interrupted.
     Raises:
         InputError: settings or data that cannot be trained, or a folder of another run.
         Interrupted: `stop` said so.
@@ -83,6 +82,7 @@ def train(
     if accelerator.is_main_process and measured:
         write_evaluation(config, data, run, device=accelerator.device)
         print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
+    accelerator.wait_for_everyone()  # who launched any of them finds the evaluation
 
 
 def train_seed(
@@ -92,7 +92,7 @@ def train_seed(
     *,
     seed: int,
     accelerator: Accelerator,
-    stop: Callable[[], bool],
+    stop: Stop,
 ) -> None:
     """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
     folder, digest = seed_folder(run, seed), run_digest(config, data.record)
@@ -117,15 +117,16 @@ def train_seed(
             network = load_classifier(run, seed).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
             finish(walk, head, checkpoint, folder / HEAD)
-    evaluate_seed(
-        config,
-        data,
-        run,
-        seed=seed,
-        seconds=walk.seconds,
-        device=accelerator.device,
-        accelerator=accelerator,
-    )
+    with ends_at_once(label):
+        evaluate_seed(
+            config,
+            data,
+            run,
+            seed=seed,
+            seconds=walk.seconds,
+            device=accelerator.device,
+            accelerator=accelerator,
+        )
     accelerator.wait_for_everyone()
 
 
@@ -195,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"diverged: {error}", file=sys.stderr)
         return DIVERGED
     except Interrupted as stopped:
-        print(f"{stopped}; go on with --resume", file=sys.stderr)
+        print(f"interrupted: {stopped}; go on with --resume", file=sys.stderr)
         return TERMINATED
     return 0
 
@@ -204,7 +205,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="accelerate launch -m calib.train",
         description="Train every seed of a run through its stages, then measure it.",
-        epilog="Seeds that are measured are skipped. SIGTERM ends the epoch, writes a checkpoint "
+        epilog="Seeds that are measured are skipped. SIGTERM ends the step, writes a checkpoint "
         f"and exits {TERMINATED}; settings that cannot be trained exit {INPUT_ERROR}; a loss or "
         f"weight that is NaN or infinite exits {DIVERGED} and leaves the last checkpoint.",
     )
@@ -233,17 +234,6 @@ def config_path(text: str) -> Path:
     if path.name != CONFIG:
         raise argparse.ArgumentTypeError(f"{text}: give the {CONFIG} of a run folder")
     return path
-
-
-def watch_for_termination() -> Callable[[], bool]:
-    """Take SIGTERM as a request to stop; returns whether it came."""
-    received = threading.Event()
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        received.set()
-
-    signal.signal(signal.SIGTERM, note)
-    return received.is_set
 
 
 if __name__ == "__main__":

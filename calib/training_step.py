@@ -11,11 +11,13 @@ from calib.batch_norms import mixed_pass
 from calib.batches import Batch
 from calib.classifier import Network
 from calib.config import TrainConfig
-from calib.losses import MixedLoss
+from calib.losses import MixedLoss, build_mixed_loss
 from calib.losses.base import RealLoss
 from calib.methods import Method
 from calib.micro_batches import Part, micro_batches
+from calib.optimiser import build_optimiser
 from calib.processes import share_gradients
+from calib.training_forward import TrainingForward
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,29 @@ class TrainingStep:
             self.accelerator.clip_grad_norm_(self.network.parameters(), limit)
         self.optimiser.step()
         self.optimiser.zero_grad()
+
+
+def prepared_step(
+    config: TrainConfig,
+    network: Network,
+    method: Method,
+    loss: RealLoss,
+    *,
+    accelerator: Accelerator,
+) -> TrainingStep:
+    """A step with an optimiser for all that these modules learn, both as accelerate wants them."""
+    parameters = [p for module in (network, loss, method) for p in module.parameters()]
+    forward, optimiser = accelerator.prepare(
+        TrainingForward(network, compiled=config.compile),
+        build_optimiser(config.optimiser, parameters),
+    )
+    return TrainingStep(
+        config=config,
+        network=network,
+        forward=forward,
+        method=method,
+        loss=loss,
+        mixed_loss=build_mixed_loss(config.mixed.loss if config.mixed else "l2"),
+        optimiser=optimiser,
+        accelerator=accelerator,
+    )

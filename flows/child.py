@@ -1,8 +1,8 @@
 """A child process that cannot outlive us: how it is started, ended, and what it runs first.
 
-`python -m flows.child MODULE [ARGUMENT...]` is the child's end: `python -m MODULE`, plus a thread
-that ends the whole process group when standard input closes, which the kernel does for us even
-if we are killed.
+`python -m flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m MODULE`,
+plus a thread that ends the whole process group when standard input closes, which the kernel does
+for us even if we are killed.
 """
 
 import os
@@ -22,9 +22,17 @@ POLL_S = 0.05
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs `module` as a child; the working folder stays off its path."""
-    return [sys.executable, "-P", "-m", "flows.child", module, *arguments]
+def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> list[str]:
+    """The command that runs `module` as a child; the working folder stays off its path.
+
+    Args:
+        grace_s: between asking its group to end and ending it, should we be killed.
+    """
+    return [*_ourselves(), f"--grace={grace_s}", module, *arguments]
+
+
+def _ourselves() -> list[str]:
+    return [sys.executable, "-P", "-m", "flows.child"]
 
 
 def start(
@@ -89,17 +97,39 @@ def _signal_group(group: int, number: int) -> bool:
     return True
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(grace_s: str) -> None:
     while os.read(0, 4096):
         pass
+    # Outside the group, for SIGTERM may end this process before what it has launched.
+    subprocess.Popen(
+        [*_ourselves(), f"--insist={grace_s}", str(os.getpgrp())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     os.killpg(0, signal.SIGTERM)
-    time.sleep(GRACE_S)
-    os.killpg(0, signal.SIGKILL)
+
+
+def _insist(group: int, grace_s: float) -> None:
+    """End what is left of a group after its grace."""
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        if not _signal_group(group, 0):
+            return  # its number may become another's
+    _signal_group(group, signal.SIGKILL)
 
 
 def main() -> None:
-    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
-    sys.argv = sys.argv[1:]
+    option, *rest = sys.argv[1:]
+    what, _, grace_s = option.partition("=")
+    if what == "--insist":
+        _insist(int(rest[0]), float(grace_s))
+        return
+    lifeline = threading.Thread(target=_end_with_parent, args=(grace_s,), daemon=True)
+    lifeline.start()
+    sys.argv = rest
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

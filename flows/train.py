@@ -1,16 +1,21 @@
 """Train and evaluate one method, all its seeds, in a run folder."""
 
-import json
 import logging
-import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from calib.config import TrainConfig, check
-from calib.run_folder import claim_run, is_measured
+from calib.run_folder import CONFIG, claim_run, is_measured
+from data.config_file import whole_path
 from data.errors import InputError
+from data.files import read_json
 from data.settings import load_settings
+from flows.machines import MOST_RESTARTS, Machines, check_machines
 from flows.server import prefect_server
+
+CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
+LOOK_S = 1.0
 
 log = logging.getLogger("semix.train")
 
@@ -21,17 +26,20 @@ def train(
     *,
     overrides: Sequence[str] = (),
     resume: bool = False,
-    num_processes: int = 1,
+    machines: Machines = Machines(),  # noqa: B008 - a value that nobody changes
+    restarts: int = 0,
 ) -> Path:
     """Launch the trainer through accelerate, under a Prefect flow, and see it through.
 
     A run that is measured under the same settings is left as it is.
 
     Args:
-        config: settings, or a YAML file of them; `overrides` as in `section.key=value`.
-        run: the run folder.
+        config: settings, or path or URL of a YAML file of them; `overrides` as in
+            `section.key=value`.
+        run: the run folder; machines that train together share it.
         resume: go on from the checkpoints of interrupted seeds.
-        num_processes: one a GPU; leave it 1 on a machine without.
+        machines: how many processes, where; one without.
+        restarts: how often a trainer that was killed or crashed is started again.
     Returns:
         `run`, which now holds evaluation.json.
     Raises:
@@ -40,47 +48,88 @@ def train(
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
     settings = load_settings(TrainConfig, source, overrides)
-    check(settings)
-    check_launch(settings, num_processes)
-    run = Path(run).absolute()
-    if is_measured(settings, run):
-        log.info("%s: measured already, nothing to do", run)
-        return run
-    resolved = _claim(settings, run)
-    with prefect_server(), tempfile.TemporaryDirectory(prefix="semix-") as folder:
-        # Prefect costs seconds: not before there is something to run.
-        from flows.train_flow import launch_command, launcher_settings, run_train
+    folder = checked(settings, run, machines, restarts=restarts)
+    if is_measured(settings, folder):
+        log.info("%s: measured already, nothing to do", folder)
+        return folder
+    claimed = claim(settings, folder, machines)
+    if isinstance(config, TrainConfig):  # the flow is given what a person can read again
+        config, overrides = claimed, ()
+    with prefect_server():
+        from flows.calling import call_flow  # Prefect costs seconds: only when there is work
+        from flows.train_flow import train_flow
 
-        launcher = Path(folder) / "accelerate.json"
-        launcher.write_text(json.dumps(launcher_settings(settings, num_processes)))
-        trainer = ["--config", str(resolved), *["--resume"] * resume]
-        command = launch_command(launcher, trainer, num_processes=num_processes)
-        run_train(command, name=f"{settings.name} into {run.name}")
-    return run
+        call_flow(
+            train_flow,
+            config=whole_path(config),
+            out=str(folder),
+            overrides=list(overrides),
+            resume=resume,
+            processes=machines.processes,
+            machines=machines.count,
+            machine_rank=machines.rank,
+            main_process=machines.main_process,
+            restarts=restarts,
+            device=machines.device,
+        )
+    return folder
+
+
+def checked(
+    settings: TrainConfig, run: str | Path, machines: Machines, *, restarts: int = 0
+) -> Path:
+    """The run folder, after everything that can be checked before a process starts.
+
+    Raises:
+        InputError: names the setting or argument that cannot be used.
+    """
+    check(settings)
+    if "://" in str(run):
+        remedy = "networks are trained in a folder; give one that all processes see"
+        raise InputError("out", run, remedy)
+    if not 0 <= restarts <= MOST_RESTARTS:
+        raise InputError("restarts", restarts, f"choose 0 to {MOST_RESTARTS}")
+    check_machines(machines)
+    check_launch(settings, machines.processes)
+    return Path(run).absolute()
 
 
 def check_launch(settings: TrainConfig, num_processes: int) -> None:
     """Find, before a process starts, what the processes would refuse one after the other.
 
     Raises:
-        InputError: batches that the processes cannot share, more processes than GPUs, trackers
-            that are not installed.
+        InputError: batches that the processes cannot share, trackers that are not installed.
     """
     from calib.micro_batches import check_shares  # these import torch
     from calib.trackers import require_trackers
-    from flows.gpus import visible_gpus
 
     check_shares(settings, num_processes)
     require_trackers(settings.trackers)
-    gpus = visible_gpus()
-    if gpus and num_processes > len(gpus):
-        remedy = f"one a GPU, and {len(gpus)} are visible; choose fewer"
-        raise InputError("processes", num_processes, remedy)
 
 
-def _claim(settings: TrainConfig, run: Path) -> Path:
+def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
+    """Path of the run's config.json, which holds these settings; machine 0 writes it.
+
+    Raises:
+        InputError: the folder is another run's, cannot be written, or is not shared.
+    """
+    if machines.rank > 0:
+        return _claimed(settings, run)
     try:
         return claim_run(settings, run)
     except OSError as error:
         remedy = f"cannot be written ({error.strerror}); choose another place"
         raise InputError("out", run, remedy) from None
+
+
+def _claimed(settings: TrainConfig, run: Path) -> Path:
+    """Wait until machine 0 has written these very settings."""
+    path, deadline = run / CONFIG, time.monotonic() + CLAIM_TIMEOUT_S
+    wanted = settings.model_dump(mode="json")
+    log.info("waiting for machine 0 to begin in %s", run)
+    while not (path.is_file() and read_json(path) == wanted):
+        if time.monotonic() > deadline:
+            remedy = "machine 0 has not begun these settings there; start it, with the same"
+            raise InputError("out", run, f"{remedy} settings, in a folder that all machines see")
+        time.sleep(LOOK_S)
+    return path

@@ -1,22 +1,50 @@
 """The Prefect train flow: one task that sees `accelerate launch` of the trainer through."""
 
 import logging
-import os
-from collections.abc import Sequence
-from pathlib import Path
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prefect import flow, get_run_logger, task
+from prefect import flow, runtime, task
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import Task
 
 from calib.config import TrainConfig
-from flows.child import python_module
+from calib.run_folder import EVALUATION, is_measured
+from data.settings import load_settings
+from flows import parameters as p
+from flows.artifacts import artifact_key, link_to, result_table
 from flows.errors import RunFailed
-from flows.gpus import visible_gpus
+from flows.flow_runs import flow_options, name_of, running
+from flows.launcher import (
+    DIVERGENCE,
+    GRACE_S,
+    INTERRUPTION,
+    REFUSAL,
+    last_word,
+    launch_command,
+    launcher_settings,
+    trainer_environment,
+    write_launcher,
+)
+from flows.machines import Machines
 from flows.slot import RECORD
-from flows.supervise import supervise
+from flows.supervise import Outcome, supervise
+from flows.train import checked, claim
 
-GRACE_S = 120.0  # after SIGTERM the trainer ends its epoch and writes a checkpoint
-REFUSAL, DIVERGENCE = "error: ", "diverged: "  # how the trainer begins its last word
+__all__ = [
+    "DIVERGENCE",
+    "GRACE_S",
+    "REFUSAL",
+    "TrainFailed",
+    "TrainerLost",
+    "launch_command",
+    "launcher_settings",
+    "train_flow",
+]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
 log = logging.getLogger("semix.train")
 
@@ -25,67 +53,119 @@ class TrainFailed(RunFailed):
     """The trainer ended with an error; its checkpoints stay."""
 
 
-def run_train(command: list[str], *, name: str) -> None:
-    """Run the flow under a name that a person recognises. Raises TrainFailed."""
-    train_flow.with_options(flow_run_name=name)(command)
+class TrainerLost(TrainFailed):
+    """The trainer was killed or crashed: starting it again may help."""
 
 
-@flow(name="semix train", persist_result=False, result_serializer="json")
-def train_flow(command: list[str]) -> None:
-    launch(command)
+def run_name(given: Mapping[str, Any]) -> str:
+    """`train csm into run`, `train csm into run, machine 1 of 2`."""
+    name = f"train {PurePosixPath(given['config']).stem} into {name_of(given['out'])}"
+    if given["machines"] > 1:
+        name += f", machine {given['machine_rank']} of {given['machines']}"
+    return name
 
 
-@task(task_run_name="accelerate launch", **RECORD)
-def launch(command: list[str]) -> None:
-    """Raises TrainFailed with the exit status and the trainer's last lines."""
-    run_log = get_run_logger()
+@flow(**flow_options("train", run_name))
+def train_flow(
+    config: p.TrainConfigFile,
+    out: p.RunFolder,
+    overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
+    resume: p.Resume = False,
+    processes: p.Processes = 1,
+    machines: p.Machines = 1,
+    machine_rank: p.MachineRank = 0,
+    main_process: p.MainProcess = "",
+    restarts: p.Restarts = 0,
+    device: p.Device = "auto",
+) -> dict[str, Any]:
+    """Train and measure one method, all its seeds, in a run folder.
+
+    A run that is cancelled writes a checkpoint first; start it again with resume.
+    """
+    together = Machines(processes, machines, machine_rank, main_process, device)
+    with running("train"):
+        settings = load_settings(TrainConfig, config, overrides)
+        run = checked(settings, out, together, restarts=restarts)
+        if not is_measured(settings, run):
+            see_through(settings, run, together, resume=resume, restarts=restarts)
+        if machine_rank == 0:
+            key = artifact_key("train", str(run))
+            result_table([run], key=key)
+            link_to(run / EVALUATION, key=key)
+        return {
+            "run": str(run),
+            "name": settings.name,
+            "seeds": list(settings.seeds),
+            "evaluation": str(run / EVALUATION),
+        }
+
+
+def see_through(
+    settings: TrainConfig, run: Path, machines: Machines, *, resume: bool, restarts: int
+) -> None:
+    """Launch the trainer, and again with --resume where it was lost."""
+    trainer = ["--config", str(claim(settings, run, machines)), *["--resume"] * resume]
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
+        launcher = write_launcher(settings, Path(folder), machines)
+        command = launch_command(launcher, trainer, num_processes=machines.here)
+        restarting = launch.with_options(retries=restarts, retry_delay_seconds=pauses(restarts))
+        restarting(command, trainer_environment(machines), restarts)
+
+
+def pauses(restarts: int) -> list[float]:
+    """Seconds before each restart, which grow; the last one holds for all after it."""
+    return [min(FIRST_PAUSE_S * 2**i, LONGEST_PAUSE_S) for i in range(max(1, min(restarts, 8)))]
+
+
+def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), TrainerLost)
+
+
+@task(task_run_name="accelerate launch", retry_condition_fn=worth_a_restart, **RECORD)
+def launch(command: Sequence[str], environment: Mapping[str, str], restarts: int = 0) -> None:
+    """Run the trainer to its end; Prefect starts it again where it was lost.
+
+    Args:
+        environment: changes to our own.
+        restarts: how many there may be.
+
+    Raises:
+        TrainFailed: with the exit status and the trainer's last lines.
+        TrainerLost: likewise; it was killed or crashed.
+    """
+    words: list[str] = []
 
     def on_line(line: str) -> None:
-        run_log.info(line)
+        words.extend(last_word(line))
         if not line.startswith(REFUSAL):  # the exception will say it
             log.info("%s", line)
 
-    outcome = supervise(command, on_line=on_line, grace_s=GRACE_S)
-    if outcome.returncode == 0:
-        return
-    # accelerate turns every exit status into 1, and of several processes says so at length.
-    words = [line for line in outcome.last_lines if line.startswith((REFUSAL, DIVERGENCE))]
-    if words and words[-1].startswith(REFUSAL):
-        raise TrainFailed(words[-1].removeprefix(REFUSAL), exit_status=2)
-    if words:  # going on would come to the same end
-        raise TrainFailed(f"{words[-1]}; the last checkpoint stays")
-    text = [f"training ended: {outcome}", *outcome.last_lines]
-    raise TrainFailed("\n".join([*text, "checkpoints stay; go on with --resume"]))
+    restart = runtime.task_run.run_count - 1
+    if restart:
+        log.warning("restart %d of %d, from the last checkpoint", restart, restarts)
+        command = [*command, "--resume"]
+    try:
+        outcome = supervise(command, on_line=on_line, environment=environment, grace_s=GRACE_S)
+    except BaseException:  # an interrupt, which passes here when the trainer has ended
+        log.warning("stopped; what is trained is in a checkpoint, go on with --resume")
+        raise
+    if outcome.returncode != 0:
+        raise failure(outcome, words)
 
 
-def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int) -> list[str]:
-    """`accelerate launch -m calib.train ...`, by the module behind that command.
+def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
+    """What to raise.
 
-    The `accelerate` program imports every subcommand first: 12 s on two cores against 4 s.
+    Args:
+        words: what trainers said of their end. accelerate turns every exit status into 1, and of
+            several processes says so at length.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores or 1) // num_processes))
-    return python_module(
-        "accelerate.commands.launch",
-        f"--config_file={launcher}",
-        f"--num_cpu_threads_per_process={threads}",
-        "--quiet",  # else its own traceback hides the trainer's
-        "--module",
-        "calib.train",
-        *trainer,
-    )
-
-
-def launcher_settings(config: TrainConfig, num_processes: int) -> dict[str, Any]:
-    """All that accelerate would otherwise ask, warn about, or take from a user's own default."""
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if num_processes > 1 else "NO",
-        "use_cpu": not visible_gpus(),
-        "num_processes": num_processes,
-        "num_machines": 1,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "mixed_precision": config.mixed_precision,
-        "debug": False,
-    }
+    word = words[-1] if words else ""
+    if word.startswith(REFUSAL):
+        return TrainFailed(word.removeprefix(REFUSAL), exit_status=2)
+    if word.startswith(DIVERGENCE):  # going on would come to the same end
+        return TrainFailed(f"{word}; the last checkpoint stays")
+    if word.startswith(INTERRUPTION):
+        return TrainFailed(word)
+    lines = [f"training ended: {outcome}", *outcome.last_lines]
+    return TrainerLost("\n".join([*lines, "checkpoints stay; go on with --resume"]))

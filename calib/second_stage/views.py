@@ -6,10 +6,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from calib.batches import Batch, Batches, apply_changes, draw_changes
+from calib.batches import Batch, apply_changes, draw_changes
 from calib.classifier import Network
 from calib.config import TrainConfig
 from calib.second_stage.memory import is_augmented
+from calib.stopping import Stop, Stopped, never
+from calib.training_batches import head_batches
 from calib.training_data import TrainingData
 from data.fingerprint import derived_seed
 
@@ -51,17 +53,21 @@ class FeatureViews:
         self.network, self.seed, self.accelerator = network, seed, accelerator
         self.device, self.views = accelerator.device, config.head.views
         self.augmented = is_augmented(config.augment)
-        self.batches = _batches(config, data, accelerator)
+        self.batches = head_batches(config, data, accelerator)
         self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
         self._kept: dict[int, Tensor] = {}
 
-    def of_epoch(self, epoch: int) -> Tensor:
-        """[N, D] float32, row i of training image i."""
+    def of_epoch(self, epoch: int, stop: Stop = never) -> Tensor:
+        """[N, D] float32, row i of training image i.
+
+        Raises:
+            Stopped: `stop` said so between two parts of a view; nothing of it is kept.
+        """
         view = self._view(epoch)
         if view not in self._kept:
             if self.augmented and self.views is None:
                 self._kept.clear()  # before the next is made: two need not fit
-            self._kept[view] = self._make(view)
+            self._kept[view] = self._make(view, stop)
         return self._kept[view]
 
     def as_they_are(self) -> Tensor:
@@ -95,10 +101,12 @@ class FeatureViews:
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
 
-    def _make(self, view: int) -> Tensor:
+    def _make(self, view: int, stop: Stop) -> Tensor:
         generator, images = self._generator(view), self.batches.images
         found = torch.empty(len(images), self.network.num_features, device=self.device)
-        for part in _in_parts(self.batches.epoch(generator), self.part):
+        for i, part in enumerate(_in_parts(self.batches.epoch(generator), self.part)):
+            if i and stop():
+                raise Stopped
             features = self._features(torch.cat([batch.images for batch in part]))
             indices = torch.cat([batch.indices for batch in part])
             found[self.accelerator.gather(indices)] = self.accelerator.gather(features)
@@ -128,16 +136,3 @@ def _in_parts(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
             part = []
     if part:
         yield part
-
-
-def _batches(config: TrainConfig, data: TrainingData, accelerator: Accelerator) -> Batches:
-    assert config.head is not None
-    return Batches(
-        data.train_images,
-        data.train_targets,
-        batch_size=config.head.batch_size,
-        augment=config.augment,
-        device=accelerator.device,
-        process=accelerator.process_index,
-        processes=accelerator.num_processes,
-    )

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import Config, Json, Set
+from flows.machines import Device, Machines
 from flows.terminal import emit, emit_json
 
 
@@ -31,16 +32,32 @@ def quickstart(
 
 def train(
     config: Config,
-    out: Annotated[Path, typer.Option(help="run folder")],
+    out: Annotated[Path, typer.Option(help="run folder; machines that train together share it")],
     set_: Set = [],  # noqa: B006 - typer copies it
     resume: Annotated[bool, typer.Option("--resume", help="continue from checkpoints")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="processes, one a GPU")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, help="processes over all machines, one a GPU")
+    ] = 1,
+    machines: Annotated[
+        int, typer.Option(min=1, help="machines that train together; run this on each of them")
+    ] = 1,
+    machine_rank: Annotated[
+        int, typer.Option(min=0, help="which of them this is; 0 is the main one")
+    ] = 0,
+    main_process: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="of the main machine, as 10.0.0.1:29500")
+    ] = "",
+    restarts: Annotated[
+        int, typer.Option(min=0, help="start a trainer that was killed or crashed so often again")
+    ] = 0,
+    device: Annotated[Device, typer.Option(help="to train on")] = "auto",
     json: Json = False,
 ) -> None:
     """Train and evaluate one method, all its seeds, through accelerate."""
     from flows.train import train as run
 
-    folder = run(config, out, overrides=set_, resume=resume, num_processes=processes)
+    together = Machines(processes, machines, machine_rank, main_process, device)
+    folder = run(config, out, overrides=set_, resume=resume, machines=together, restarts=restarts)
     if json:
         from data.files import read_json
 

@@ -1,13 +1,14 @@
 """What tests of whole runs share: their history, comparisons, ways to be interrupted."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+STEPS = 3  # of an epoch, in either stage: 60 images by 20
 WEIGHTS = ("model.safetensors", "head.safetensors", "logits-base.safetensors")
 
 
@@ -17,13 +18,16 @@ def history(run: Path, seed: int = 0) -> list[dict[str, Any]]:
     return [{**json.loads(line), "seconds": 0} for line in text.splitlines()]
 
 
-def assert_same_results(run: Path, other: Path, seed: int = 0) -> None:
-    for name in WEIGHTS:
+def assert_same_results(
+    run: Path, other: Path, seed: int = 0, *, weights: Sequence[str] = WEIGHTS
+) -> None:
+    for name in weights:
         found = [load_file(folder / f"seed-{seed}" / name) for folder in (run, other)]
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     assert history(run, seed) == history(other, seed)
 
 
-def stop_after(epochs: int) -> Callable[[], bool]:
-    calls = iter(range(1, 1000))
-    return lambda: next(calls) == epochs
+def stop_after(epochs: int = 0, *, steps: int = 0) -> Callable[[], bool]:
+    """Asked once a step, over both stages."""
+    last, calls = epochs * STEPS + steps, iter(range(1, 1000))
+    return lambda: next(calls) == last

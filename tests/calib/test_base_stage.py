@@ -10,9 +10,12 @@ from calib.classifier import Classifier
 from calib.divergence import Diverged
 from calib.evaluate import predict
 from calib.metrics import calibration_metrics
+from calib.middle import Middle
+from calib.stopping import Stopped
 from calib.training_data import decode, open_data
 from data.errors import InputError
 from data.fingerprint import derived_seed
+from tests.calib.runs import stop_after
 
 PLAIN_SGD = (
     "optimiser={learning_rate: 0.1, momentum: 0, weight_decay: 0, clip_norm: null,"
@@ -174,16 +177,57 @@ RESUMED = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_is_unbroken_to_the_last_bit(make_stage, tmp_path, name):
-    unbroken, resumed = (make_stage(*RESUMED[name]) for _ in range(2))
+    """After an epoch, then after a step of the next one."""
+    unbroken, stopped, resumed = (make_stage(*RESUMED[name]) for _ in range(3))
     unbroken.train_epoch(0)
-    save_checkpoint(
-        tmp_path, 1, tensors=unbroken.tensors(), objects=unbroken.objects(), state={"epoch": 1}
-    )
+    hand_over(unbroken, stopped, tmp_path / "epoch")
     expected = unbroken.train_epoch(1)
-    resumed.load(latest_checkpoint(tmp_path))
+    with pytest.raises(Stopped):
+        stopped.train_epoch(1, stop_after(steps=2))
+    hand_over(stopped, resumed, tmp_path / "step")
     assert resumed.train_epoch(1) == expected
-    states = [(dict(stage.tensors()), stage.objects()) for stage in (unbroken, resumed)]
+    assert_same_state(unbroken, resumed)
+
+
+def hand_over(stage, other, folder):
+    """By a checkpoint; what the process has in its memory is no help."""
+    save_checkpoint(folder, 1, tensors=stage.tensors(), objects=stage.objects(), state={})
+    other.load(latest_checkpoint(folder))
+    torch.manual_seed(99)
+
+
+def assert_same_state(stage, other):
+    states = [(dict(found.tensors()), found.objects()) for found in (stage, other)]
     torch.testing.assert_close(*[all_values(*state) for state in states], rtol=0, atol=0)
+
+
+def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(make_stage, tmp_path):
+    unbroken, stopped, resumed = (make_stage(*RESUMED["averaged"]) for _ in range(3))
+    expected = unbroken.train_epoch(0)
+    with pytest.raises(Stopped):
+        stopped.train_epoch(0, stop_after(steps=1))
+    hand_over(stopped, resumed, tmp_path)
+    assert resumed.train_epoch(0) == expected
+    assert_same_state(unbroken, resumed)
+
+
+def test_a_checkpoint_without_a_middle_is_between_two_epochs(make_stage, tmp_path):
+    stage = make_stage()
+    objects = dict(stage.objects())
+    del objects["middle"]  # as older checkpoints are
+    save_checkpoint(tmp_path, 1, tensors=stage.tensors(), objects=objects, state={})
+    stage.load(latest_checkpoint(tmp_path))
+    assert stage.middle is None
+
+
+def test_the_middle_of_an_epoch_is_for_as_many_processes_as_began_it(make_stage):
+    stage = make_stage()
+    with pytest.raises(Stopped):
+        stage.train_epoch(0, stop_after(steps=1))
+    state = stage.middle.state_dict()
+    state["processes"] *= 2
+    with pytest.raises(InputError, match=r"^processes = 1: an epoch was begun by 2 and stopped in"):
+        Middle.of(state, stage.accelerator)
 
 
 def all_values(tensors, objects):

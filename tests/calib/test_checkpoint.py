@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, read without running code, and exact about shapes."""
 
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -45,6 +46,17 @@ def test_a_new_one_replaces_the_old(tmp_path):
     save(tmp_path, 9, nn.Linear(3, 2))
     save(tmp_path, 10, nn.Linear(3, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["000010"]
+
+
+def test_one_in_an_epoch_is_between_those_before_and_after(tmp_path):
+    parts = {"tensors": {}, "objects": {}}
+    save_checkpoint(tmp_path / "a", 9, **parts, state={"epoch": 9})
+    between = save_checkpoint(tmp_path / "b", 9, step=40, **parts, state={"epoch": 9, "step": 40})
+    save_checkpoint(tmp_path / "c", 10, **parts, state={"epoch": 10})
+    shutil.move(between, tmp_path / "a")
+    assert latest_checkpoint(tmp_path / "a").state == {"epoch": 9, "step": 40}
+    shutil.move(tmp_path / "c" / "000010", tmp_path / "a")
+    assert latest_checkpoint(tmp_path / "a").state == {"epoch": 10}
 
 
 def test_a_half_written_one_does_not_count_and_is_swept(tmp_path):

@@ -25,9 +25,11 @@ from calib.losses import build_loss
 from calib.metrics import calibration_metrics
 from calib.second_stage import memory
 from calib.second_stage.feedback import HeadFeedback
+from calib.stopping import Stopped
 from calib.training_data import TrainingData, decode, open_data
 from data.errors import InputError
 from data.fingerprint import derived_seed
+from tests.calib.runs import stop_after
 
 EPOCHS = 4
 BATCH = 17  # of 60 training images: 9 are left over
@@ -126,14 +128,33 @@ def assert_equal(first: HeadStage, second: HeadStage) -> None:
     ids=["reset", "expected", "last", "fedlas and views", "ada_focal", "crl", "tst", "vtst"],
 )
 def test_a_stopped_stage_goes_on_bit_for_bit(make_stage: Make, tmp_path: Path, overrides: tuple):
+    """After two epochs, then after a step of the third."""
     unbroken, broken = trained(make_stage(*overrides)), trained(make_stage(*overrides), range(2))
-    parts = {"tensors": broken.tensors(), "objects": broken.objects()}
-    save_checkpoint(tmp_path, 2, **parts, state={})
-    again = make_stage(*overrides)
-    again.load(latest_checkpoint(tmp_path))
+    again = hand_over(broken, make_stage(*overrides), tmp_path / "epoch")
+    with pytest.raises(Stopped):
+        again.train_epoch(2, stop_after(steps=1))
+    again = hand_over(again, make_stage(*overrides), tmp_path / "step")
     trained(again, range(2, EPOCHS))
     assert_equal(unbroken, again)
     assert exported(unbroken, tmp_path / "a")[0] == exported(again, tmp_path / "b")[0]
+
+
+def hand_over(stage: HeadStage, other: HeadStage, folder: Path) -> HeadStage:
+    """By a checkpoint; what the process has in its memory is no help."""
+    save_checkpoint(folder, 2, tensors=stage.tensors(), objects=stage.objects(), state={})
+    other.load(latest_checkpoint(folder))
+    torch.manual_seed(99)
+    return other
+
+
+def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(
+    make_stage: Make, tmp_path: Path
+):
+    unbroken, broken = trained(make_stage("head.select=ece")), make_stage("head.select=ece")
+    with pytest.raises(Stopped):
+        broken.train_epoch(0, stop_after(steps=2))
+    again = hand_over(broken, make_stage("head.select=ece"), tmp_path)
+    assert_equal(unbroken, trained(again))
 
 
 def step_by_step(
@@ -213,6 +234,15 @@ def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
     # A shift by 1 at most leaves one image in nine where it is.
     assert moved[rest].float().mean() > 0.6
     assert 0.6 < moved[~rest].float().mean() < 1
+
+
+def test_a_view_that_is_being_made_can_be_stopped(make_stage: Make, monkeypatch):
+    stage = trained(make_stage(), range(1))
+    monkeypatch.setattr(type(stage.views), "part", BATCH)
+    with pytest.raises(Stopped):
+        stage.train_epoch(1, stop_after(steps=1))
+    assert stage.middle is None
+    assert trained(stage, range(1, EPOCHS)).history == trained(make_stage()).history
 
 
 def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, data: TrainingData):

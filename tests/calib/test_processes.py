@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.calib.runs import history
+from tests.calib.runs import assert_same_results, history
 
 EPOCHS = 3
 # Without batch norms: theirs see a process's own images alone, so that with them the curve of
@@ -28,7 +29,12 @@ CURVES = {
 }
 SMALL_STEPS = "optimiser={learning_rate: 0.02, schedule: constant}"
 
+# Each is the run of its name once more, asked to stop after so many steps, then again after more.
+STOPPED = {"all": (2, 9), "mixup": (1, 9)}
+DRAWS = ("loss={name: ce}", "method={name: mixup}", "head={method: vtst, batch_size: 20}")
+
 SCRIPT = """
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -36,12 +42,14 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather
 from safetensors.torch import save_file
+from calib import stopping
 from calib.base_stage import BaseStage
 from calib.classifier import load_classifier
 from calib.config import TrainConfig
 from calib.divergence import Diverged
 from calib.train import make_accelerator, train
 from calib.head_stage import HeadStage
+from calib.stopping import Interrupted, Vote
 from calib.split_outputs import SplitOutputs
 from calib.training_data import TrainingData, decode, open_data
 from data.settings import load_settings
@@ -53,7 +61,29 @@ def agree(module):
         both = gather(value.float().flatten()[None].contiguous())
         assert len(both) == 2 and torch.equal(both[0], both[1]), name
 
+def ask_process_1_at_step_500():
+    step = 0
+    vote = Vote(lambda: accelerator.process_index == 1 and step >= 500, accelerator)
+    while not vote():
+        step += 1
+    print(f"both stop after step {step}", flush=True)
+
+def ask_process_1_after(last, run):
+    steps = itertools.count(1)
+    try:
+        train(run, resume=True, stop=lambda: next(steps) == last and accelerator.process_index == 1)
+    except Interrupted as error:
+        print(f"interrupted: {error}", flush=True)
+
 train(run)
+train(run.with_name("mixup"))
+accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"))
+ask_process_1_at_step_500()
+stopping.LOOK_S = 0  # look after every step
+for name, steps in settings["stopped"].items():
+    for last in steps:
+        ask_process_1_after(last, run.with_name(f"{name}-stopped"))
+    train(run.with_name(f"{name}-stopped"), resume=True)
 config = load_settings(TrainConfig, run / "config.json")
 accelerator, data = make_accelerator(config), open_data(config)
 head = HeadStage(
@@ -95,10 +125,14 @@ def two_processes(make_config, tmp_path_factory):
     from calib.run_folder import claim_run
 
     folder = tmp_path_factory.mktemp("two")
-    run = claim_run(make_config("epochs=2"), folder / "run").parent
+    for suffix in ("", "-stopped"):
+        run = claim_run(make_config("epochs=2"), folder / f"all{suffix}").parent
+        claim_run(make_config("epochs=2", *DRAWS), folder / f"mixup{suffix}")
+    run = folder / "all"
     (folder / "script.py").write_text(SCRIPT)
     curves = {name: curve_config(make_config, name).model_dump(mode="json") for name in CURVES}
-    (folder / "settings.json").write_text(json.dumps({"curves": curves, "epochs": EPOCHS}))
+    settings = {"curves": curves, "epochs": EPOCHS, "stopped": STOPPED}
+    (folder / "settings.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -120,6 +154,22 @@ def test_a_run_of_two_processes_is_whole(two_processes):
     run, _ = two_processes
     assert [line["epoch"] for line in history(run)] == [0, 1, 0, 1, 2, 3]
     assert json.loads((run / "evaluation.json").read_text())["rows"][0]["stage"] == "base"
+
+
+def test_both_processes_stop_after_the_same_step_whichever_was_asked(two_processes):
+    _, output = two_processes
+    steps = [int(step) for step in re.findall(r"both stop after step (\d+)", output)]
+    assert len(steps) == 2
+    assert steps[0] == steps[1] >= 500
+    places = ["base: stopped in epoch 1 after step 2", "head: stopped in epoch 2 after step 2"]
+    for place in places:
+        assert output.count(f"interrupted: all seed 0 {place}") >= 2
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_run_of_two_processes_goes_on_in_the_middle_of_an_epoch(two_processes, name):
+    run, _ = two_processes
+    assert_same_results(run.with_name(name), run.with_name(f"{name}-stopped"))
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -20,7 +20,7 @@ from calib.metrics import calibration_metrics
 from calib.run_folder import claim_run
 from calib.train import main, parser, train
 from data.errors import InputError
-from tests.calib.runs import WEIGHTS, assert_same_results, history, stop_after
+from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_after
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,46 @@ def test_stopped_and_resumed_is_the_unbroken_run(unbroken, make_run, epoch):
     assert_same_results(unbroken, broken)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "steps", "where"),
+    [
+        (0, 1, "base: stopped in epoch 1 after step 1"),
+        (6, 2, "head: stopped in epoch 3 after step 2"),
+    ],
+)
+def test_stopped_in_an_epoch_and_resumed_is_the_unbroken_run(
+    unbroken, make_run, epochs, steps, where
+):
+    broken = make_run("broken")
+    with pytest.raises(Interrupted, match=rf"^all seed 0 {where}$"):
+        train(broken, stop=stop_after(epochs, steps=steps))
+    assert len(history(broken)) == epochs
+    checkpoint = latest_checkpoint(broken / "seed-0" / "checkpoint")
+    place = {name: checkpoint.state[name] for name in ("position", "step")}
+    assert place == {"position": epochs, "step": steps}
+    train(broken, resume=True)
+    assert_same_results(unbroken, broken)
+
+
+def test_an_epoch_that_was_stopped_twice_has_one_line_and_all_its_seconds(unbroken, make_run):
+    broken = make_run("broken")
+    parts = []
+    for step in (1, 1, STEPS):  # the second call is after the second step
+        with pytest.raises(Interrupted):
+            train(broken, resume=True, stop=stop_after(steps=step))
+        state = latest_checkpoint(broken / "seed-0" / "checkpoint").state
+        parts.append((state["step"], state["begun_s"]))
+    assert [step for step, _ in parts] == [1, 2, 2]
+    assert 0 < parts[0][1] < parts[1][1]
+    train(broken, resume=True)
+    assert_same_results(unbroken, broken)
+    lines = (broken / "seed-0" / "history.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["seconds"] > parts[1][1]
+
+
 def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(unbroken, make_run):
     broken = make_run("broken", "checkpoint_every=2")
-    with pytest.raises(RuntimeError, match="power cut"):  # after epoch 3, before its checkpoint
+    with pytest.raises(RuntimeError, match="power cut"):  # after epoch 3, which has none
         train(broken, stop=power_cut_after(3))
     with (broken / "seed-0" / "history.jsonl").open("a") as file:
         file.write('{"stage": "ba')
@@ -67,7 +104,7 @@ def power_cut_after(epochs: int):
     calls = iter(range(1, 1000))
 
     def stop() -> bool:
-        if next(calls) == epochs:
+        if next(calls) == epochs * STEPS:
             raise RuntimeError("power cut")
         return False
 

@@ -4,10 +4,12 @@ import json
 import sys
 
 import pytest
+from prefect import flow
 
 from data.errors import InputError
+from flows.machines import Machines
 from flows.train import train
-from flows.train_flow import TrainFailed, run_train
+from flows.train_flow import TrainerLost, TrainFailed, launch, pauses
 
 SETTINGS = {
     "name": "quick",
@@ -51,7 +53,7 @@ def test_bad_settings_start_nothing(config, tmp_path):
 )
 def test_what_processes_cannot_share_starts_nothing(config, tmp_path, overrides, processes, text):
     with pytest.raises(InputError, match=text):
-        train(config, tmp_path / "run", overrides=overrides, num_processes=processes)
+        train(config, tmp_path / "run", overrides=overrides, machines=Machines(processes))
     assert not (tmp_path / "run").exists()
 
 
@@ -63,17 +65,39 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
         train(config, tmp_path / "file" / "run")
 
 
+def test_networks_are_trained_in_a_folder(config):
+    with pytest.raises(InputError, match=r"^out = s3://bucket/run: networks are trained in a fold"):
+        train(config, "s3://bucket/run")
+
+
+def test_restarts_have_a_limit(config, tmp_path):
+    with pytest.raises(InputError, match=r"^restarts = 101: choose 0 to 100"):
+        train(config, tmp_path / "run", restarts=101)
+
+
+@flow(name="launch alone")
+def launch_alone(code: str) -> None:
+    launch([sys.executable, "-c", code], {})
+
+
 @pytest.mark.parametrize(
-    ("code", "text", "status"),
+    ("code", "text", "status", "lost"),
     [
-        ("print('epoch 1'); exit(1)", "training ended: exit status 1\nepoch 1\ncheckpoints", 1),
-        ("print('error: run = x: unfinished'); exit(1)", "run = x: unfinished", 2),
-        ("print('error: a = b: c'); print('ChildFailedError'); exit(1)", "a = b: c", 2),
-        ("print('diverged: epoch 2'); exit(3)", "diverged: epoch 2; the last checkpoint stays", 1),
+        ("print('epoch 1'); exit(1)", "training ended: exit status 1\nepoch 1\ncheckp", 1, True),
+        ("print('error: run = x: unfinished'); exit(1)", "run = x: unfinished", 2, False),
+        ("print('error: a = b: c'); [print(i) for i in range(99)]; exit(1)", "a = b: c", 2, False),
+        ("print('diverged: epoch 2'); exit(3)", "diverged: epoch 2; the last ch", 1, False),
+        ("print('interrupted: x; go on'); exit(1)", "interrupted: x; go on", 1, False),
     ],
 )
-def test_a_failed_training_says_why(prefect_api, code, text, status):
+def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
     with pytest.raises(TrainFailed) as caught:
-        run_train([sys.executable, "-c", code], name="fails")
+        launch_alone(code)
     assert str(caught.value).startswith(text)
     assert caught.value.exit_status == status
+    assert isinstance(caught.value, TrainerLost) == lost
+
+
+def test_pauses_between_restarts_grow_up_to_ten_minutes():
+    assert pauses(3) == [10, 20, 40]
+    assert pauses(100)[-1] == 600

@@ -1,0 +1,80 @@
+"""Small trainings that real processes run, long enough to be stopped in an epoch."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from calib.checkpoint import Checkpoint, latest_checkpoint
+from calib.config import TrainConfig
+from calib.run_folder import claim_run
+from calib.train import train
+from data.settings import load_settings
+
+SETTINGS = {
+    "name": "long",
+    "real": {"name": "digits", "image_size": 16, "train_per_class": 20},
+    "model": {"name": "resnet8", "width": 2},
+    "loss": {"name": "fedlas_ls"},
+    "epochs": 4,
+    "batch_size": 2,  # 100 steps an epoch
+    "augment": {"shift": 1},
+    "evaluation": {"bootstrap": 50},
+}
+
+
+def write_config(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps({**SETTINGS, **changes}))
+    return path
+
+
+def claimed(run: Path, **changes: object) -> Path:
+    """A run folder with these settings; its config.json."""
+    return claim_run(load_settings(TrainConfig, {**SETTINGS, **changes}), run)
+
+
+def train_here(run: Path, *, resume: bool = False) -> Path:
+    """Train in this process, as a trainer with one thread does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train(run, resume=resume)
+    finally:
+        torch.set_num_threads(threads)
+    return run
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 240) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def epochs_of(run: Path) -> int:
+    path = run / "seed-0" / "history.jsonl"
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def checkpoint_of(run: Path) -> Checkpoint | None:
+    return latest_checkpoint(run / "seed-0" / "checkpoint")
+
+
+def processes_on(run: Path) -> list[psutil.Process]:
+    """Launchers and trainers of a run, wherever they are."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        ours = str(run / "config.json") in command and process.pid != os.getpid()
+        if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def trainer_of(run: Path) -> psutil.Process:
+    """The one that trains: the youngest."""
+    return max(processes_on(run), key=lambda process: process.create_time())
