@@ -6,6 +6,7 @@ SQLite file. `python -m flows.child flows.server SOCKET` is the server process.
 
 import gc
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -18,35 +19,22 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from data.errors import InputError
 from flows import child
+from flows.errors import RunFailed
+from flows.prefect_api import probe, require_server
+from flows.prefect_queues import drop_rest, send_rest
+from flows.server_loss import loss
+from flows.server_settings import SETTINGS
 
 log = logging.getLogger("semix.server")
 
-START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
-DRAIN_TIMEOUT_S = 10.0
+# Read when Prefect is imported: of a lost server we speak once, its client with every event.
+os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
-# The database may be the one a user's other flows live in: show runs, record them, and leave
-# schedules, late runs, workers and automations to the server that user runs for them.
-FOREIGN_SERVICES = (
-    "SCHEDULER",
-    "LATE_RUNS",
-    "FOREMAN",
-    "PAUSE_EXPIRATIONS",
-    "CANCELLATION_CLEANUP",
-    "REPOSSESSOR",
-    "TRIGGERS",
-)
-SETTINGS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # With batches of one, the default, task states trail the client by minutes.
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "500",
-    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
-    **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in FOREIGN_SERVICES},
-}
+START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
+LAST_LINES = 20
+# Of a request; short, for they hold up the end of a run whose server is lost or hangs.
+RETRIES, ANSWER_S = 2, 30.0
 
 
 @dataclass
@@ -58,13 +46,19 @@ class Server:
     process: "subprocess.Popen[str]"
 
     def wait_until_ready(self) -> None:
-        """Raises RuntimeError, with the end of the log, if the server does not come up."""
+        """Raises RunFailed, with the end of the log, if the server does not come up."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(f"{self.url}/ready"):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                end = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                raise RuntimeError(f"the Prefect server did not start; {self.log} ends:\n{end}")
+                raise RunFailed(self._why())
             time.sleep(0.1)
+
+    def _why(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        if any("database is locked" in line for line in lines):
+            remedy = "end the process that locks it, or set PREFECT_HOME to another folder"
+            return f"the database in {self.log.parent} is locked, which Prefect needs; {remedy}"
+        return "\n".join([f"the Prefect server did not start; {self.log} ends:", *lines])
 
 
 _lock = threading.Lock()
@@ -82,14 +76,16 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         wait: False returns while our server is still starting, so that other work can go on;
             a nested block with True then waits.
     Raises:
-        InputError: nothing answers at the configured URL.
+        InputError: the configured server cannot be used, why, and what to do.
+        ServerLost: the server failed in the middle, and a flow with it.
     """
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     global _ours
     configured = PREFECT_API_URL.value()
     if configured and _ours is None:
-        yield _configured(configured)
+        with _used(_configured(configured)):
+            yield configured
         return
     with ExitStack() as stack:
         with _lock:
@@ -100,13 +96,48 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         stack.enter_context(temporary_settings({PREFECT_API_URL: server.url}))
         if wait:
             server.wait_until_ready()
-        yield server.url
+        with _used(server.url):
+            yield server.url
+
+
+@contextmanager
+def _used(url: str) -> Iterator[None]:
+    """For a block that runs flows; raises ServerLost for what Prefect raises of a lost server."""
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+
+    patience = {PREFECT_CLIENT_MAX_RETRIES: RETRIES, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
+    raising, logging.raiseExceptions = logging.raiseExceptions, False  # see drop_rest
+    with temporary_settings(set_defaults=patience):
+        try:
+            yield
+        except Exception as error:
+            lost = loss(error, url, ours=how_ours_ended(url))
+            if lost is None:
+                raise
+            raise lost from error
+        finally:
+            ours = _ours is not None and _ours.url == url
+            if how_ours_ended(url) or not (ours or probe(url).reachable):
+                drop_rest()
+            else:
+                logging.raiseExceptions = raising
+
+
+def how_ours_ended(url: str) -> str:
+    """A few words, if our own server is at `url` and lives no more."""
+    if _ours is None or _ours.url != url or _ours.process.poll() is None:
+        return ""
+    return f"our own Prefect server ended ({_ours.log} says why) and"
 
 
 def _configured(url: str) -> str:
-    if not _answers(f"{url.rstrip('/')}/health"):
-        remedy = "no Prefect server answers there; start it, or unset this for one of our own"
-        raise InputError("PREFECT_API_URL", url, remedy)
+    facts = require_server(url)
+    if facts.warning:
+        log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
     return url
 
 
@@ -133,13 +164,10 @@ def _start() -> Server:
 
 def _stop() -> None:
     global _ours
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
     if _ours is None:
         return
-    for queue in (APILogWorker, EventsWorker):  # else the last states of a run are lost
-        queue.drain_all(timeout=DRAIN_TIMEOUT_S, at_exit=False)
+    if _ours.process.poll() is None:
+        send_rest()
     child.end(_ours.process)
     _ours = None
 

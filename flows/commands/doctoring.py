@@ -1,0 +1,52 @@
+"""semix doctor."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.commands.options import Json, Set
+from flows.terminal import emit_json
+
+if TYPE_CHECKING:
+    from flows.doctor import Finding
+
+COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
+
+
+def doctor(
+    config: Annotated[str, typer.Argument(help="of a build or a training run; or none")] = "",
+    out: Annotated[str, typer.Option(help="a place to write to: a path or URL")] = "",
+    set_: Set = [],  # noqa: B006 - typer copies it
+    json: Json = False,
+) -> None:
+    """Examine machine, models, images, store and Prefect before a run; changes nothing."""
+    from flows.doctor import FAILED, examine, subject_of
+
+    findings = list(examine(subject_of(config, set_, out)))
+    failed = sum(finding.state == FAILED for finding in findings)
+    if json:
+        rows = [vars(finding) for finding in findings]
+        emit_json({"failed": failed, "findings": rows})
+    else:
+        _show(findings, failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(findings: "list[Finding]", failed: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from data.printable import printable
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("check", "", "found", "remedy"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        cells = (finding.check, finding.state, finding.found, finding.remedy)
+        styles = ("", COLOURS[finding.state], "", "")
+        table.add_row(*(Text(printable(c), style=s) for c, s in zip(cells, styles, strict=True)))
+    console = Console()
+    console.print(table)
+    console.print(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")

@@ -1,0 +1,61 @@
+"""Memory of the machine and of each GPU against the weights, and memory that processes share."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from flows.cost_words import amount
+from flows.doctor.finding import FAILED, OK, WARNING, Finding
+from flows.doctor.model_files import folders, weights
+from flows.doctor.subject import Subject
+
+SHARED = Path("/dev/shm")
+LEAST_SHARED = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+AIR = 1.5  # times the weights: a batch of one image fits beside them
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    needed = _needed(subject)
+    yield judged("memory", psutil.virtual_memory().available, needed)
+    yield from _gpus(needed)
+    if SHARED.is_dir():
+        free = shutil.disk_usage(SHARED).free
+        short, remedy = free < LEAST_SHARED, "in a container: docker run --shm-size=1g"
+        state = WARNING if short else OK
+        yield Finding("shared memory", state, f"{amount(free)} free", remedy if short else "")
+
+
+def _needed(subject: Subject) -> float | None:
+    """Bytes of a build's weights in the precision that they run in; None if not known."""
+    if subject.build is None:
+        return None
+    try:
+        found = [weights(path) for _, path in folders(subject).values() if path is not None]
+    except Exception:  # what is wrong with them is said with the models
+        return None
+    return BYTES[subject.dtype] * sum(sum(files.values()) for files in found)
+
+
+def _gpus(needed: float | None) -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            yield judged(f"memory of cuda:{index}", torch.cuda.mem_get_info(index)[0], needed)
+
+
+def judged(name: str, free: float, needed: float | None) -> Finding:
+    """Free bytes against those that weights take."""
+    found = f"{amount(free)} free"
+    if needed is None:
+        return Finding(name, OK, found)
+    found = f"{found}, the weights take {amount(needed)}"
+    if free < needed:
+        remedy = "end what else uses it, choose a smaller model or a device with more"
+        return Finding(name, FAILED, found, remedy)
+    if free < AIR * needed:
+        return Finding(name, WARNING, found, "little is left for batches; make them small")
+    return Finding(name, OK, found)

@@ -1,0 +1,91 @@
+"""Models of a build: there, of the right kind, with headers that can be read."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.cost_words import amount
+from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
+from flows.doctor.subject import Subject
+
+LOCAL, HUB = "local-dir:", "hf-hub:"
+
+
+def check(subject: Subject) -> Iterator[Finding]:
+    if subject.build is None:
+        yield Finding("models", UNCHECKED, "no config of a build was given")
+        return
+    from pipeline.checks import check_models
+
+    check_models(subject.build)
+    for name, (model, folder) in folders(subject).items():
+        yield _judged(name, model, folder)
+
+
+def folders(subject: Subject) -> dict[str, tuple[str, Path | None]]:
+    """By setting: the model, and its folder or copy of the hub's; None where that is not here."""
+    assert subject.build is not None
+    generator, found = subject.build.generator, {}
+    found["generator.model"] = (generator.model, _folder(generator.model, generator.revision))
+    if generator.unet is not None:
+        found["generator.unet"] = (
+            generator.unet,
+            _folder(generator.unet, generator.unet_revision),
+        )
+    for field, encoder in subject.build.annotation.encoders:
+        if encoder.model.startswith((LOCAL, HUB)):
+            model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
+            found[f"{field}.model"] = (encoder.model, _folder(model, encoder.revision))
+    return found
+
+
+def weights(folder: Path) -> dict[Path, int]:
+    """Numbers in each safetensors file that would be loaded.
+
+    Raises:
+        OSError, SafetensorError: a file that cannot be read.
+    """
+    from safetensors import safe_open
+
+    counts = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        plain = path.with_name(path.name.split(".")[0] + ".safetensors")
+        if path != plain and plain.exists():
+            continue  # the same in another precision
+        with safe_open(path, framework="np") as file:
+            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            counts[path] = sum(math.prod(shape) for shape in shapes)
+    return counts
+
+
+def _judged(name: str, model: str, folder: Path | None) -> Finding:
+    if folder is None:
+        if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+            remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
+            return Finding(name, FAILED, f"{model} is not in the hub's cache", remedy)
+        remedy = "the first run fetches it; `hf download` does so now"
+        return Finding(name, WARNING, f"{model} is not in the hub's cache yet", remedy)
+    from safetensors import SafetensorError
+
+    try:
+        files = weights(folder)
+    except (OSError, SafetensorError) as error:
+        remedy = "fetch or convert this model again; a file of it is damaged"
+        return Finding(name, FAILED, f"{folder}: {error}", remedy)
+    size = sum(path.stat().st_size for path in files)
+    return Finding(name, OK, f"{folder}: {len(files)} files, {amount(size)}")
+
+
+def _folder(model: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    from pipeline.checks.model_paths import local_path
+
+    if (path := local_path(model)) is not None:
+        return path
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None

@@ -1,0 +1,193 @@
+import json
+import shutil
+import sqlite3
+from importlib.metadata import requires
+from pathlib import Path
+
+import psutil
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from data.errors import InputError
+from data.leases import TIME_TO_LIVE
+from flows.cli import app
+from flows.doctor import Subject, clocks, examine, libraries, memory, subject_of
+from tests.s3 import s3_client
+
+
+@pytest.fixture
+def config_file(hasty_config, tmp_path):
+    path = tmp_path / "build.json"  # JSON is YAML
+    path.write_text(json.dumps(hasty_config.model_dump(mode="json")))
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home for Prefect, without a server."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    with temporary_settings({PREFECT_HOME: tmp_path / "home"}, restore_defaults={PREFECT_API_URL}):
+        yield tmp_path / "home"
+
+
+def doctor(*arguments):
+    """Exit status and findings by check."""
+    done = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    rows = json.loads(done.stdout)["findings"]
+    return done.exit_code, {row["check"]: row for row in rows}
+
+
+def everything_below(folder):
+    return sorted(map(str, Path(folder).rglob("*")))
+
+
+def test_a_machine_that_can_build_passes_and_nothing_is_left(config_file, home, tmp_path):
+    before = everything_below(tmp_path)
+    status, found = doctor(config_file, "--out", tmp_path / "there" / "mixed")
+    failed = {name: row for name, row in found.items() if row["state"] == "failed"}
+    assert status == 0 and not failed
+    assert "write" in found["store"]["found"] and "delete" in found["store"]["found"]
+    assert "the build takes about" in found["disk"]["found"]
+    assert "the weights take" in found["memory"]["found"]
+    assert found["real images"]["found"].startswith("10 classes")
+    assert "PREFECT_API_URL is not set" in found["Prefect server"]["found"]
+    assert everything_below(tmp_path) == before
+
+
+def test_a_bucket_is_tried_and_left_as_it_was(home, bucket, s3_server):
+    status, found = doctor("--out", f"{bucket}/mixed")
+    assert status == 0 and found["store"]["state"] == "ok"
+    assert found["clock of store"]["state"] == "ok"
+    assert "KeyCount" not in (answer := list_objects(bucket, s3_server)) or not answer["KeyCount"]
+
+
+def list_objects(bucket, endpoint):
+    return s3_client(endpoint).list_objects_v2(Bucket=bucket.removeprefix("s3://"))
+
+
+def test_a_bucket_that_refuses_writes_is_named(home, bucket, faulty_s3):
+    faulty_s3.fail(errors=1.0, methods=["PUT"])
+    status, found = doctor("--out", f"{bucket}/mixed")
+    assert status == 1 and found["store"]["state"] == "failed"
+    assert "choose another place" in found["store"]["remedy"]
+
+
+def test_a_bucket_that_is_not_there_is_named(home, bucket):
+    status, found = doctor("--out", "s3://no-such-bucket-of-semix/mixed")
+    assert status == 1
+    assert found["store"]["remedy"] == "there is no such bucket; create it, or correct its name"
+
+
+def test_a_folder_that_cannot_be_written_is_named(home):
+    status, found = doctor("--out", "/proc/mixed")
+    assert status == 1
+    assert "cannot be written" in found["store"]["remedy"]
+
+
+def test_another_protocol_is_named(home):
+    status, found = doctor("--out", "ftp://somewhere/mixed")
+    assert status == 1 and "use one of file, s3" in found["store"]["remedy"]
+
+
+def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config, home, tmp_path):
+    status, found = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
+    assert status == 1 and "not a diffusers directory" in found["models"]["remedy"]
+    damaged = tmp_path / "damaged"
+    shutil.copytree(hasty_config.generator.model, damaged)
+    weights = next(damaged.glob("unet/*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    status, found = doctor(config_file, "--set", f"generator.model={damaged}")
+    assert status == 1 and str(damaged) in found["generator.model"]["found"]
+    assert "a file of it is damaged" in found["generator.model"]["remedy"]
+
+
+def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monkeypatch):
+    hub = ("--set", "generator.model=nobody/no-model", "--set", f"generator.revision={'a' * 40}")
+    status, found = doctor(config_file, *hub)
+    assert status == 0 and "`hf download`" in found["generator.model"]["remedy"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    status, found = doctor(config_file, *hub)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in found["generator.model"]["remedy"]
+
+
+def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
+    other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
+    status, found = doctor(config_file, *other)
+    assert status == 1 and found["real images"]["state"] == "failed"
+
+
+def test_a_build_too_large_for_the_place_is_refused(config_file, home, tmp_path):
+    huge = ("--set", "mixing.groups_per_pair=2000000000")
+    status, found = doctor(config_file, "--out", tmp_path / "mixed", *huge)
+    assert status == 1
+    assert "choose another place or a smaller plan" in found["disk"]["remedy"]
+
+
+def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    status, found = doctor(config_file, "--set", "generator.dtype=float16")
+    assert status == 0 and found["device"]["state"] == "warning"
+    assert "choose float32" in found["device"]["remedy"]
+
+
+def test_weights_beyond_the_memory_are_named():
+    free = psutil.virtual_memory().available
+    assert memory.judged("memory", free, free + 1e9).state == "failed"
+    assert memory.judged("memory", free, 0.9 * free).state == "warning"
+    assert memory.judged("memory", free, 0.1 * free).state == "ok"
+
+
+def test_a_library_out_of_its_range_is_named():
+    unmet = libraries.unmet(Requirement("fastapi<0.1"))
+    assert unmet.state == "failed" and unmet.remedy == "pip install 'fastapi<0.1'"
+    assert "is not installed" in libraries.unmet(Requirement("no-such-library")).found
+    assert not any(libraries.unmet(Requirement(text)) for text in requires("semix")[:10])
+
+
+def test_clocks_that_differ_are_told():
+    assert clocks.judged("store", 1.0).state == "ok"
+    assert clocks.judged("store", -60.0).state == "warning"
+    assert clocks.judged("store", TIME_TO_LIVE).state == "failed"
+    assert "timedatectl" in clocks.judged("store", 60.0).remedy
+
+
+def test_a_server_that_is_not_there_is_shown_without_its_secret(home):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: "http://me:secret@127.0.0.1:9/api"}):
+        done = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"})
+    assert done.exit_code == 1 and "secret" not in done.stdout
+    assert "start it, or unset this for one of our own" in done.stdout
+    assert "1 of" in done.stdout and "checks failed" in done.stdout
+
+
+def test_a_server_that_answers_is_asked_for_its_version_and_clock(prefect_api):
+    found = {finding.check: finding for finding in examine(Subject())}
+    assert "takes our requests" in found["Prefect server"].found
+    assert found["clock of Prefect server"].state == "ok"
+
+
+def test_a_locked_database_is_named(home):
+    home.mkdir()
+    with sqlite3.connect(home / "prefect.db", isolation_level=None) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        status, found = doctor()
+    assert status == 1 and "end the process that holds it" in found["Prefect server"]["remedy"]
+
+
+def test_a_training_run_is_recognised(home):
+    status, found = doctor("configs/quickstart/ce.yaml")
+    assert status == 0 and found["training"]["state"] == "ok"
+
+
+def test_settings_of_something_else_are_refused(tmp_path):
+    path = tmp_path / "other.yaml"
+    path.write_text("colour: red")
+    with pytest.raises(InputError, match="neither the section `generator` of a build nor"):
+        subject_of(str(path), [], "")
+    with pytest.raises(InputError, match="changes a config; give one"):
+        subject_of("", ["a=1"], "")
