@@ -1,0 +1,143 @@
+"""docs/deployments.md: its commands as they are written, in order, on real processes."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from data.root import Root
+from pipeline.config import BuildConfig
+from tests.integration.conftest import contents
+from tests.servers import free_port, started
+from tests.team import answers
+
+CHECKOUT = Path(__file__).parents[2]
+PAGE = CHECKOUT / "docs" / "deployments.md"
+PORT = "4200"
+STAYS = ("semix server", "prefect worker start")  # each in a terminal of its own
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def blocks(page: str) -> list[str]:
+    """Commands to run, in order; what cannot run here is in blocks of no language."""
+    return re.findall(r"(?ms)^```bash\n(.*?)^```$", page)
+
+
+@pytest.fixture(scope="module")
+def home(hasty_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "data").mkdir()
+    config = yaml.safe_dump(hasty_config.model_dump(mode="json"))
+    (folder / "data" / "build.yaml").write_text(config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(home: Path) -> Iterator[list[FlowRun]]:
+    """Runs all commands of the page; yields the runs that they asked for, once all ended."""
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}/api"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    environment = kept | {"HOME": str(home), "PATH": programs, "PREFECT_SERVER_API_PORT": port}
+    exports = ""
+    with ExitStack() as stack:
+        for number, block in enumerate(blocks(PAGE.read_text().replace(PORT, port))):
+            exports += block if block.startswith("export ") else ""
+            command = ["bash", "-euc", f"{exports}\n{block}"]
+            if block.startswith(STAYS):
+                process = started(command, home / f"{number}.log", environment=environment)
+                stack.enter_context(process)
+                if block.startswith(STAYS[0]):
+                    wait_until(lambda: answers(f"{url}/ready"))
+            else:
+                run_block(command, environment)
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield ended()
+
+
+def run_block(command: list[str], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+def wait_until(condition, *, timeout_s: float = 300) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.5)
+
+
+def asked_for() -> list[FlowRun]:
+    """Runs that nobody scheduled by cron, the first one first."""
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(limit=100, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [run for run in found if not run.auto_scheduled]
+
+
+def ended() -> list[FlowRun]:
+    wait_until(lambda: all(run.state and run.state.is_final() for run in asked_for()))
+    return asked_for()
+
+
+def test_the_runs_end_as_the_page_says(ran: list[FlowRun]) -> None:
+    outs = [Path(run.parameters["out"]).name for run in ran]
+    assert outs == ["mixed", "mixed", "other", "wide", "wide"]
+    assert [run.state_name for run in ran] == [
+        *("Completed", "Completed", "Cancelled"),
+        *("Completed", "Completed"),
+    ]
+
+
+def test_the_datasets_are_what_a_quiet_build_makes(
+    ran: list[FlowRun], home: Path, built: Root
+) -> None:
+    for name in ("mixed", "wide"):
+        assert contents(Root(str(home / "data" / name))) == contents(built)
+
+
+def test_prefect_deploy_and_semix_deploy_leave_the_same_deployments(ran: list[FlowRun]) -> None:
+    """`prefect deploy --all` came last; `semix deploy` before it registered all of `semix`."""
+    kinds = {"build", "relabel", "train", "evaluate", "study", "quickstart"}
+    with get_client(sync_client=True) as client:
+        for pool in ("semix", "semix-docker", "semix-kubernetes"):
+            for kind in kinds:
+                found = client.read_deployment_by_name(f"semix-{kind}/{pool}")
+                assert found.entrypoint == f"flows.{kind}_flow.{kind}_flow"
+                assert not found.pull_steps
+                image = found.job_variables.get("image")
+                assert image == (None if pool == "semix" else "semix:cuda")
+        names = {f"semix-build/{name}" for name in ("nightly", "dask")}
+        assert all(client.read_deployment_by_name(name) for name in names)
+        assert not client.read_deployment_by_name("semix-build/nightly").schedules
+
+
+def test_the_array_script_makes_its_share_of_a_dataset(
+    hasty_config: BuildConfig, built: Root, tmp_path: Path
+) -> None:
+    found = re.search(r"(?ms)^```sh\n(.*?)^```$", PAGE.read_text())
+    assert found
+    (tmp_path / "job.sh").write_text(found[1])
+    config = yaml.safe_dump(hasty_config.model_dump(mode="json"))
+    (tmp_path / "build.yaml").write_text(config)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    own = {"DATA": str(tmp_path), "TMPDIR": str(tmp_path), "SLURM_ARRAY_TASK_COUNT": "2"}
+    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])}
+    for task in ("0", "1"):
+        slurm = {"SLURM_JOB_ID": f"7{task}", "SLURM_ARRAY_TASK_ID": task}
+        run_block(["bash", str(tmp_path / "job.sh")], kept | own | path | slurm)
+    assert contents(Root(str(tmp_path / "mixed"))) == contents(built)

@@ -1,0 +1,239 @@
+"""Deployments with real workers: a run, failures that are resumed, machines that die, ranges."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed, Pending, Running
+
+from data.root import Root
+from flows.automations import RESUME, STOP, ZOMBIES, ensure_automations
+from flows.deployments import DeploySettings, deploy
+from pipeline.config import BuildConfig
+from pipeline.root import create_root
+from tests.integration.conftest import contents
+from tests.servers import Started, free_port, started
+from tests.team import answers
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Prefect server, and what a machine of its workers knows."""
+
+    url: str
+    folder: Path
+
+    def environment(self, name: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+        home = {"PREFECT_HOME": str(self.folder / name), "PREFECT_API_URL": self.url}
+        return kept | home | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+
+    @contextmanager
+    def worker(self, pool: str, *, name: str = "worker", limit: int = 2) -> Iterator[Started]:
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+        command += ["--name", name, "--limit", str(limit)]
+        log = self.folder / f"{name}.log"
+        with started(command, log, environment=self.environment(name)) as process:
+            try:
+                yield process
+            finally:
+                end_all(process)
+
+
+def end_all(machine: Started) -> None:
+    """A machine that loses power: its worker, the flows, and their processes."""
+    if machine.process.poll() is not None:
+        return
+    processes = psutil.Process(machine.process.pid).children(recursive=True)
+    machine.kill()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server of its own, which evaluates automations."""
+    folder, port = tmp_path_factory.mktemp("site"), free_port()
+    found = Site(f"http://127.0.0.1:{port}/api", folder)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
+    environment = found.environment("server") | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    with started(command, folder / "server.log", environment=environment) as process:
+        process.wait_for(lambda: answers(f"{found.url}/ready"))
+        with temporary_settings({PREFECT_API_URL: found.url}):
+            yield found
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def config_file(hasty_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("config") / "build.yaml"
+    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
+    return str(path)
+
+
+def until(condition: Callable[[], object], *, timeout_s: float = 400) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, Any]) -> UUID:
+    found = client.read_deployment_by_name(deployment)
+    return client.create_flow_run_from_deployment(found.id, parameters=dict(parameters)).id
+
+
+def register(pool: str) -> None:
+    deploy(DeploySettings(pool=pool, flows=("build",), create_pool=True))
+
+
+def is_in(client: SyncPrefectClient, run: UUID, *names: str) -> FlowRun | None:
+    found = client.read_flow_run(run)
+    return found if found.state_name in names else None
+
+
+@pytest.mark.slow
+def test_a_worker_runs_a_deployment(
+    prefect_api: str, config_file: str, built: Root, tmp_path: Path
+) -> None:
+    site, out = Site(prefect_api, tmp_path), str(tmp_path / "mixed")
+    register("here")
+    with site.worker("here"), get_client(sync_client=True) as client:
+        run = start(client, "semix-build/here", {"config": config_file, "out": out})
+        until(lambda: is_in(client, run, "Completed", "Failed", "Crashed"))
+        assert is_in(client, run, "Completed"), (tmp_path / "worker.log").read_text()[-3000:]
+    assert contents(Root(out)) == contents(built)
+    assert Root(out).indices()
+
+
+@pytest.mark.slow
+def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
+    site: Site,
+    client: SyncPrefectClient,
+    config_file: str,
+    hasty_config: BuildConfig,
+    built: Root,
+    tmp_path: Path,
+) -> None:
+    register("failing")
+    ensure_automations(client, after_s=10)
+    root = create_root(hasty_config, str(tmp_path / "mixed"))
+    obstacle = Path(root.url) / "shards/0000/0000003.json"  # where a commit record goes
+    obstacle.mkdir(parents=True)
+    with site.worker("failing"):
+        same = {"config": config_file, "out": root.url}
+        run = start(client, "semix-build/failing", same)
+        lost = start(client, "semix-build/failing", same | {"config": "/data/lost.yaml"})
+        until(lambda: is_in(client, run, "Failed"))
+        assert set(Root(root.url).committed()) == {0, 1, 2, 4, 5, 6, 7}
+        obstacle.rmdir()
+        until(lambda: is_in(client, run, "Completed"))
+    again, refused = client.read_flow_run(run), client.read_flow_run(lost)
+    assert (again.run_count, again.parameters["config"]) == (2, config_file)
+    assert contents(Root(root.url)) == contents(built)
+    assert (refused.state_name, refused.run_count) == ("Failed", 1)
+    assert "InputError: config = /data/lost.yaml" in str(refused.state and refused.state.message)
+
+
+@pytest.mark.slow
+def test_a_run_whose_machine_died_goes_on_elsewhere(
+    site: Site,
+    client: SyncPrefectClient,
+    config_file: str,
+    built: Root,
+    tmp_path: Path,
+) -> None:
+    register("dying")
+    ensure_automations(client, after_s=10, silence_s=45)
+    root = tmp_path / "mixed"
+    with site.worker("dying", name="first") as machine:
+        run = start(client, "semix-build/dying", {"config": config_file, "out": str(root)})
+        until(lambda: list(root.glob("shards/*/*.json")))
+        end_all(machine)
+    before = set(Root(str(root)).committed())
+    assert is_in(client, run, "Running"), "nobody is left to say otherwise"
+    with site.worker("dying", name="second"):
+        until(lambda: is_in(client, run, "Completed"))
+    states = [state.name for state in client.read_flow_run_states(run)]
+    assert states.count("Crashed") == 1
+    assert client.read_flow_run(run).run_count == 2
+    assert before, "a shard was committed before the machine died"
+    assert contents(Root(str(root))) == contents(built)
+
+
+@pytest.mark.slow
+def test_a_run_that_never_starts_is_not_resumed_for_ever(
+    site: Site, client: SyncPrefectClient
+) -> None:
+    """Its machine or image fails before the run begins, so its own count of attempts stands."""
+    register("nowhere")
+    ensure_automations(client, times=1, after_s=10)
+    run = start(client, "semix-build/nowhere", {"out": "/data/mixed"})
+    for state in (Pending(), Running(), Crashed()):
+        client.set_flow_run_state(run, state)
+    ends = 0
+    while not is_in(client, run, "Cancelled"):
+        until(lambda: is_in(client, run, "AwaitingRetry", "Cancelled"))
+        for state in (Pending(), Crashed()):
+            client.set_flow_run_state(run, state)
+        ends += 1
+        assert ends < 10, "resumed for ever"
+        until(lambda: is_in(client, run, "AwaitingRetry", "Crashed", "Cancelled"))
+    assert ends >= 2
+    assert client.read_flow_run(run).run_count == 1
+
+
+@pytest.mark.slow
+def test_automations_are_made_once_and_follow_their_settings(
+    site: Site, client: SyncPrefectClient
+) -> None:
+    ensure_automations(client, after_s=20)
+    assert set(ensure_automations(client, after_s=20).values()) == {"kept"}
+    assert ensure_automations(client, after_s=11)[RESUME] == "updated"
+    for name in (RESUME, STOP, ZOMBIES):
+        assert len(client.read_automations_by_name(name)) == 1
+
+
+@pytest.mark.slow
+def test_two_ranges_on_two_machines_make_one_root(
+    site: Site,
+    client: SyncPrefectClient,
+    config_file: str,
+    built: Root,
+    tmp_path: Path,
+) -> None:
+    register("ranges")
+    same = {"config": config_file, "out": str(tmp_path / "mixed")}
+    with (
+        site.worker("ranges", name="one", limit=1),
+        site.worker("ranges", name="two", limit=1),
+    ):
+        runs = [start(client, "semix-build/ranges", same | {"range": f"{i}/2"}) for i in range(2)]
+        for run in runs:
+            until(lambda run=run: is_in(client, run, "Completed", "Failed"))
+            assert is_in(client, run, "Completed"), client.read_flow_run(run).state
+    root = Root(str(tmp_path / "mixed"))
+    assert contents(root) == contents(built)
+    first = {root.record(shard)["worker"] for shard in range(4)}
+    second = {root.record(shard)["worker"] for shard in range(4, 8)}
+    assert first and second and first != second, "each began with a part of its own"
