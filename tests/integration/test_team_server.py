@@ -1,0 +1,196 @@
+"""The processes of docker/compose.yaml by hand: server, workers and store, some of them killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from data.errors import InputError
+from data.root import Root
+from flows import serve
+from flows.server_backends import check_database, check_redis
+from pipeline.config import BuildConfig
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root
+from pipeline.worker import main as quiet_worker
+from tests.integration.conftest import contents
+from tests.servers import Started
+from tests.team import Team, health, team
+
+PATIENCE_S = 400
+
+
+@pytest.fixture(scope="module")
+def servers(s3_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    with team(tmp_path_factory.mktemp("team"), s3_server) as found:
+        yield found
+
+
+@contextmanager
+def as_client(servers: Team, key: str) -> Iterator[Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    ours = {PREFECT_API_URL: servers.url, PREFECT_API_AUTH_STRING: key}
+    with temporary_settings(ours), get_client(sync_client=True) as client:
+        yield client
+
+
+def register(servers: Team) -> None:
+    from flows.deployments import DeploySettings, deploy
+
+    with as_client(servers, servers.key):
+        deploy(DeploySettings(pool="semix", type="process", flows=("build",), create_pool=True))
+
+
+def start_build(servers: Team, **parameters: Any) -> str:
+    """Ask for a run of the deployment; its id."""
+    with as_client(servers, servers.key) as client:
+        deployment = client.read_deployment_by_name("semix-build/semix")
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    return str(run.id)
+
+
+def state(servers: Team, run: str) -> str:
+    with as_client(servers, servers.key) as client:
+        return str(client.read_flow_run(run).state_name)
+
+
+def ended(servers: Team, run: str) -> str:
+    """The name of its last state."""
+    last = ("Completed", "Failed", "Crashed", "Cancelled")
+    until(lambda: state(servers, run) in last, every_s=1)
+    return state(servers, run)
+
+
+def until(condition: Callable[[], object], *, every_s: float = 0.05) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(every_s)
+
+
+def written(config: BuildConfig, folder: Path) -> str:
+    file = folder / "build.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return str(file)
+
+
+def make_bucket(servers: Team, folder: Path) -> str:
+    """What compose's service `bucket` does."""
+    python, *arguments = servers.shipped.command("bucket")
+    assert python == "python"
+    environment = servers.shipped.environment("bucket", folder)
+    subprocess.run([sys.executable, *arguments], env=environment, check=True)
+    return "s3://semix"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [(None, "asks for a key"), ("semix:another", "refuses the key")]
+)
+def test_only_the_key_opens_the_server(servers: Team, key, told):
+    from flows.prefect_api import require_server
+
+    with as_client(servers, key), pytest.raises(InputError, match=told):
+        require_server(servers.url)
+    auth = tuple(key.split(":")) if key else None
+    assert httpx.get(f"{servers.url}/admin/version", auth=auth).status_code == 401
+
+
+def test_forged_requests_are_refused(servers: Team):
+    """A page of another origin is told no token, and without a token nothing is changed."""
+    forged = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    asked = httpx.options(f"{servers.url}/flows/filter", headers=forged)
+    assert "access-control-allow-origin" not in asked.headers
+    auth = tuple(servers.key.split(":"))
+    answer = httpx.post(f"{servers.url}/flows/filter", json={}, auth=auth)
+    assert answer.status_code == 403 and "CSRF" in answer.text
+
+
+def test_the_settings_are_in_force(servers: Team):
+    auth = tuple(servers.key.split(":"))
+    settings = httpx.get(f"{servers.url}/admin/settings", auth=auth).json()["server"]
+    assert settings["analytics_enabled"] is False
+    recorder = settings["services"]["task_run_recorder"]
+    assert (recorder["batch_size"], recorder["read_batch_size"]) == (500, 500)
+    assert set(settings["services"]["db_vacuum"]["enabled"]) == {"events", "flow_runs"}
+    assert settings["events"]["messaging_broker"] == "prefect_redis.messaging"
+    pages = httpx.get(servers.url.removesuffix("/api") + "/ui-settings").json()
+    assert (pages["api_url"], pages["auth"], pages["csrf_enabled"]) == ("/api", "BASIC", True)
+
+
+def test_refusals_of_database_and_redis_are_named(servers: Team, tmp_path, monkeypatch):
+    from prefect.settings import Settings
+
+    given = servers.shipped.environment("server", tmp_path)
+    url, password = given[serve.DATABASE], servers.shipped.secrets["POSTGRES_PASSWORD"]
+    with pytest.raises(InputError, match="it refuses this user or password") as caught:
+        check_database(url.replace(password, "wrong"))
+    assert "wrong" not in str(caught.value)
+    with pytest.raises(InputError, match="it has no such database; make it with createdb"):
+        check_database(f"{url}-other")
+    for name in ("PREFECT_MESSAGING_BROKER", "PREFECT_REDIS_MESSAGING_URL"):
+        monkeypatch.setenv(name, given[name])
+    assert check_redis(Settings().server) is True
+    url = given["PREFECT_REDIS_MESSAGING_URL"].replace(
+        servers.shipped.secrets["REDIS_PASSWORD"], ""
+    )
+    monkeypatch.setenv("PREFECT_REDIS_MESSAGING_URL", url)
+    with pytest.raises(InputError, match=r"Redis does not answer \(.*uth"):
+        check_redis(Settings().server)
+
+
+def test_a_deployment_is_built_on_the_team_server(
+    servers: Team, hasty_config, built, bucket, tmp_path
+):
+    out = f"{make_bucket(servers, tmp_path)}/{tmp_path.name}"
+    register(servers)
+    with servers.worker("builder"):
+        config = written(hasty_config, tmp_path)
+        run = start_build(servers, out=out, config=config, slots=1, device="cpu")
+        assert ended(servers, run) == "Completed", (servers.folder / "builder.log").read_text()
+    assert contents(Root(out)) == contents(built)
+    assert servers.redis_keys(0) and servers.redis_keys(1)  # events, and the server's own work
+
+
+def workers_of(process: Started) -> list[psutil.Process]:
+    """The shard workers below a Prefect worker."""
+    below = psutil.Process(process.process.pid).children(recursive=True)
+    return [one for one in below if "pipeline.worker" in one.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins, bucket, tmp_path):
+    """A shard worker is killed, then the Prefect worker with its flow; another takes the rest."""
+    config = make_config(hasty_standins, "generator.steps=40", "shards.groups_per_shard=2")
+    quiet = create_root(config, str(tmp_path / "quiet"))
+    ensure_prototypes(quiet, device="cpu")
+    assert quiet_worker([quiet.url, "--device", "cpu"]) == 0
+    make_bucket(servers, tmp_path)  # again, as at every start
+    out, file = f"{bucket}/mixed", written(config, tmp_path)
+    register(servers)
+    root = create_root(config, out)
+    with servers.worker("first") as first:
+        lost = start_build(servers, out=out, config=file, slots=1, device="cpu")
+        until(lambda: root.committed() and workers_of(first))
+        workers_of(first)[0].kill()
+        done = len(root.committed())
+        until(lambda: len(root.committed()) > done)  # started again
+        first.kill()
+        assert health(servers.worker_environment("first")) != 0
+        assert root.missing(), "killed too late to show anything"
+    with servers.worker("second"):
+        resumed = start_build(servers, out=out, slots=1, device="cpu")
+        assert ended(servers, resumed) == "Completed", (servers.folder / "second.log").read_text()
+    assert state(servers, lost) == "Running"  # nobody was left to say otherwise
+    assert contents(root) == contents(quiet)
+    assert root.verify(full=True) == []

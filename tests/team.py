@@ -1,0 +1,167 @@
+"""A team's servers as docker/compose.yaml has them, as processes of this machine."""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import yaml
+
+from tests.servers import Started, free_port, postgres, program, redis, started
+
+CHECKOUT = Path(__file__).parents[1]
+DOCKER = CHECKOUT / "docker"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """docker/compose.yaml, with its secrets and with addresses of processes here.
+
+    Attributes:
+        secrets: by the names that docker/example.env leaves empty.
+        addresses: SERVICE:PORT of compose.yaml to HOST:PORT here.
+    """
+
+    secrets: Mapping[str, str] = field(default_factory=lambda: made_secrets())
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def command(self, service: str) -> list[str]:
+        return [self._here(word) for word in compose()["services"][service]["command"]]
+
+    def environment(self, service: str, home: Path) -> dict[str, str]:
+        """Of a service as a process here, with a home of its own; nothing of this process's."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AWS_"))}
+        given = compose()["services"][service]["environment"]
+        own = {"PREFECT_HOME": str(home), "PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
+        return kept | own | {name: self._here(value) for name, value in given.items()}
+
+    def _here(self, text: str) -> str:
+        text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: self.secrets[found[1]], text)
+        assert "$" not in text, text
+        for there, here in self.addresses.items():
+            text = text.replace(there, here)
+        return text
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    return found
+
+
+def made_secrets() -> dict[str, str]:
+    """A value for each name that docker/example.env leaves empty."""
+    names = re.findall(r"(?m)^(\w+)=$", (DOCKER / "example.env").read_text())
+    made = {name: secrets.token_hex(24) for name in names}
+    return {name: f"semix:{text}" if "AUTH" in name else text for name, text in made.items()}
+
+
+def health(service_environment: Mapping[str, str]) -> int:
+    """Exit status of the image's own health check."""
+    recipe = (DOCKER / "Dockerfile").read_text().replace("\\\n", "")
+    found = re.search(r"^HEALTHCHECK .*? CMD (\[.*\])$", recipe, re.MULTILINE)
+    assert found
+    _, *arguments = json.loads(found[1])
+    done = subprocess.run(
+        [sys.executable, *arguments], env=service_environment, capture_output=True
+    )
+    return done.returncode
+
+
+@dataclass
+class Team:
+    """A Prefect server on PostgreSQL and Redis, and what its clients need."""
+
+    folder: Path
+    shipped: Shipped
+    server: Started
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.shipped.addresses['server:4200']}/api"
+
+    @property
+    def key(self) -> str:
+        return self.shipped.secrets["PREFECT_API_AUTH_STRING"]
+
+    def redis_keys(self, database: int) -> list[str]:
+        port = self.shipped.addresses["redis:6379"].rpartition(":")[2]
+        command = [program("redis-cli"), "-p", port, "-n", str(database), "--scan"]
+        key = {"REDISCLI_AUTH": self.shipped.secrets["REDIS_PASSWORD"]}
+        return subprocess.check_output(command, env={**os.environ, **key}, text=True).split()
+
+    @contextmanager
+    def worker(self, name: str) -> Iterator[Started]:
+        """The worker service of compose.yaml; polls when the block begins."""
+        environment = self.worker_environment(name)
+        command = [sys.executable, "-m", *self.shipped.command("worker"), "--name", name]
+        log = self.folder / f"{name}.log"
+        with started(command, log, environment=environment) as process:
+            process.wait_for(lambda: health(environment) == 0)
+            yield process
+
+    def worker_environment(self, name: str) -> dict[str, str]:
+        home = self.folder / name
+        environment = self.shipped.environment("worker", home)
+        # Compose gives each container addresses of its own; here several share one.
+        if not (home / "port").exists():
+            home.mkdir()
+            (home / "port").write_text(str(free_port()))
+        port = (home / "port").read_text()
+        health_url = environment["SEMIX_HEALTH"].replace(":8080/", f":{port}/")
+        return environment | {
+            "PREFECT_WORKER_WEBSERVER_PORT": port,
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "SEMIX_HEALTH": health_url,
+            "SEMIX_CACHE": str(home / "cache"),
+        }
+
+
+@contextmanager
+def team(folder: Path, s3_endpoint: str) -> Iterator[Team]:
+    """The services postgres, redis and server of compose.yaml; `s3_endpoint` is its store."""
+    shipped = Shipped()
+    shipped.addresses["store:8333"] = s3_endpoint.removeprefix("http://")
+    shipped.addresses["server:4200"] = f"127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        database = postgres(shipped.secrets["POSTGRES_PASSWORD"])
+        shipped.addresses["postgres:5432"] = stack.enter_context(database)
+        messages = redis(shipped.secrets["REDIS_PASSWORD"])
+        shipped.addresses["redis:6379"] = stack.enter_context(messages)
+        yield Team(folder, shipped, stack.enter_context(prefect_server(shipped, folder)))
+
+
+@contextmanager
+def prefect_server(shipped: Shipped, folder: Path) -> Iterator[Started]:
+    """The server service of compose.yaml; it is healthy when the block begins."""
+    port = shipped.addresses["server:4200"].rpartition(":")[2]
+    environment = shipped.environment("server", folder / "server")
+    environment["SEMIX_HEALTH"] = environment["SEMIX_HEALTH"].replace(":4200/", f":{port}/")
+    semix, *arguments = shipped.command("server")
+    assert semix == "semix"
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command[command.index("4200")] = port
+    with started(command, folder / "server.log", environment=environment) as process:
+        process.wait_for(lambda: answers(f"http://127.0.0.1:{port}/api/ready"))
+        assert health(environment) == 0
+        yield process
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,209 @@
+"""docker/: what no engine needs to run to be seen."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import program
+from tests.team import CHECKOUT, DOCKER, compose, made_secrets
+
+RECIPE = (DOCKER / "Dockerfile").read_text().replace("\\\n", "")
+COMPOSE = (DOCKER / "compose.yaml").read_text()
+SERVICES: dict[str, dict[str, Any]] = compose()["services"]
+SECRET = re.compile(r"PASSWORD|SECRET|AUTH|ACCESS_KEY")
+
+
+def stages() -> dict[str, list[str]]:
+    """Lines of each stage by its name, with those of the stage that it starts from."""
+    found: dict[str, list[str]] = {}
+    for line in RECIPE.splitlines():
+        if start := re.match(r"FROM (\S+) AS (\S+)", line):
+            lines = found[start[2]] = list(found.get(start[1], []))
+        elif found and not line.startswith("#"):
+            lines.append(line)
+    return found
+
+
+def config(**environment: str) -> "subprocess.CompletedProcess[str]":
+    """Compose's own reading of the file."""
+    command = [program("docker-compose"), "--file", DOCKER / "compose.yaml", "config"]
+    given = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environment}
+    return subprocess.run(command, env=given, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hadolint comes for Linux")
+def test_hadolint_finds_nothing():
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_compose_takes_the_file():
+    done = config(**made_secrets(), COMPOSE_PROFILES="gpu")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^  ([\w-]+):\n    build:", done.stdout, re.M) == [
+        "bucket",
+        "server",
+        "worker",
+        "worker-gpu",
+    ]
+
+
+@pytest.mark.parametrize("name", made_secrets())
+def test_compose_refuses_to_start_without_a_secret(name):
+    done = config(**{**made_secrets(), name: ""})
+    assert done.returncode != 0
+    assert "Missing mandatory value" in done.stderr
+    assert "docker/example.env" in done.stderr
+
+
+def test_no_secret_has_a_default_or_is_written_down():
+    used = set(re.findall(r"\$\{(\w+)", COMPOSE))
+    secrets = {name for name in used if SECRET.search(name)}
+    assert secrets == set(made_secrets())
+    for name in secrets:
+        assert not re.search(rf"\${{{name}(?!:\?)", COMPOSE), name
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            if SECRET.search(name):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), name
+    assert not SECRET.search(re.sub(r"(?m)^#.*", "", RECIPE))
+
+
+def test_the_example_names_every_variable():
+    example = (DOCKER / "example.env").read_text()
+    named = set(re.findall(r"(?m)^#?(\w+)=", example)) - {"COMPOSE_PROJECT_NAME"}
+    assert named == set(re.findall(r"\$\{(\w+)", COMPOSE))
+    shown = dict(re.findall(r"(?m)^#(\w+)=(.*)$", example))
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE))
+    assert shown == defaults
+
+
+def test_ports_open_on_the_loopback_unless_told_otherwise():
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert set(published) == {"store", "server"}
+    for ports in published.values():
+        assert all(port.startswith("${SEMIX_BIND:-127.0.0.1}:") for port in ports)
+
+
+def test_the_database_and_messages_are_reached_by_the_server_alone():
+    at_back = {name for name, service in SERVICES.items() if "back" in service["networks"]}
+    assert at_back == {"postgres", "redis", "server"}
+    assert compose()["networks"]["back"] == {"internal": True}
+
+
+def test_images_are_pinned_and_a_digest_has_its_place():
+    for name, service in SERVICES.items():
+        variable, image, tag = re.fullmatch(
+            r"\$\{(\w+_IMAGE):-([\w/-]+):([\w.-]+)\}", service["image"]
+        ).groups()
+        assert variable and image and tag != "latest", name
+        assert image == "semix" or re.match(r"\d+\.\d+", tag), name
+    bases = re.findall(r"(?m)^FROM (\S+) AS", RECIPE)
+    assert set(bases) <= {"${PYTHON_IMAGE}", *stages()}
+    assert re.search(r"(?m)^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", RECIPE)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_target_runs_unprivileged_with_init_and_a_health_check(target):
+    lines = stages()[target]
+    users = [line for line in lines if line.startswith("USER")]
+    assert users[-1] == "USER 10001:10001"
+    assert 'ENTRYPOINT ["tini", "--"]' in lines
+    assert sum(line.startswith("HEALTHCHECK") for line in lines) == 1
+    assert ("triton" in "\n".join(lines)) == (target == "cuda")
+
+
+def test_everything_installed_is_hashed():
+    installs = re.findall(r"(?:uv )?pip install[^&\n]*", RECIPE)
+    assert len(installs) == 4
+    for line in installs:
+        hashed = "--require-hashes" in line
+        assert hashed or shlex.split(line)[3:] == ["--no-deps", "--no-build-isolation", "."]
+    uv = (DOCKER / "uv.txt").read_text()
+    assert re.match(r"uv==\S+ ", uv) and "--hash=sha256:" in uv and "://" not in uv
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    wanted = set(re.findall(r"--extra (\S+)", RECIPE))
+    assert wanted == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_what_is_copied_is_there_and_nothing_else_is_sent():
+    sources = set()
+    for line in re.findall(r"(?m)^COPY (?!--from)(.+)$", RECIPE):
+        sources |= set(line.split()[:-1])
+    assert all((CHECKOUT / source).exists() for source in sources)
+    ignored = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[1] == "*"
+    assert {line[1:] for line in ignored if line.startswith("!")} == sources
+
+
+def test_every_service_is_watched_confined_and_bounded():
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name == "bucket":  # it ends
+            continue
+        ours = "build" in service and "SEMIX_HEALTH" in service["environment"]
+        assert ours or service["healthcheck"]["test"], name
+        assert service["restart"] == "unless-stopped", name
+        assert service["deploy"]["resources"]["limits"]["memory"], name
+        assert service["volumes"], name
+    for service in SERVICES.values():
+        for condition in service.get("depends_on", {}).values():
+            assert condition["condition"] in ("service_healthy", "service_completed_successfully")
+
+
+def test_volumes_are_named_and_gpus_are_asked_for_by_profile():
+    mounted = [v for service in SERVICES.values() for v in service.get("volumes", [])]
+    named = {volume.split(":")[0] for volume in mounted if not volume.startswith("$")}
+    assert named == set(compose()["volumes"])
+    gpu = SERVICES["worker-gpu"]
+    assert gpu["profiles"] == ["gpu"]
+    assert gpu["build"]["target"] == "cuda"
+    devices = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+
+
+def test_prefect_knows_every_setting():
+    from prefect.settings import Settings
+    from prefect_redis.cleanup_queue import RedisWorkerCleanupQueueSettings
+    from prefect_redis.client import RedisMessagingSettings
+
+    known = set(names_of(Settings))
+    known |= {
+        f"PREFECT_REDIS_MESSAGING_{name.upper()}" for name in RedisMessagingSettings.model_fields
+    }
+    queue = RedisWorkerCleanupQueueSettings.model_fields
+    known |= {f"PREFECT_REDIS_WORKER_CLEANUP_QUEUE_{name.upper()}" for name in queue}
+    used = set(re.findall(r"\b(PREFECT_\w+)[:=]", COMPOSE)) - {"PREFECT_PORT"}
+    used |= set(re.findall(r"\b(PREFECT_\w+)=", RECIPE))
+    assert len(used) > 10
+    assert used <= known
+
+
+def names_of(settings: Any) -> list[str]:
+    """Every environment variable of a settings class and of those within."""
+    from prefect.settings.base import PrefectBaseSettings
+
+    names = []
+    for name, field in settings.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, PrefectBaseSettings):
+            names += names_of(kind)
+        names.append(f"{settings.model_config.get('env_prefix')}{name}".upper())
+        choices = getattr(field.validation_alias, "choices", [])
+        names += [alias.upper() for alias in choices if isinstance(alias, str)]
+    return names
+
+
+def test_the_health_check_is_a_command():
+    found = re.search(r"(?m)^HEALTHCHECK .*? CMD (\[.*\])$", RECIPE)
+    assert found and json.loads(found[1])[:2] == ["python", "-c"]
