@@ -4,23 +4,25 @@ Prefect shows, starts again and gives up; which shard is done is read from the s
 """
 
 import logging
-import threading
-from collections.abc import Sequence
-from pathlib import Path
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow, task
-from prefect.task_runners import ThreadPoolTaskRunner
 
-from data.ranges import parse_ranges
+from data.ranges import format_ranges, parse_ranges
 from data.repair import refuse_other_prototypes
 from data.root import Root
-from flows.artifacts import progress_artifact
-from flows.build import BuildFailed, failure_message, say_left_out
+from flows import parameters as p
+from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
+from flows.build_end import refuse_gaps, say_complete
+from flows.build_start import ALL, check_work, opened, put_damage_aside, say_notes
+from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
-from flows.selection import gaps, lacking_shards
+from flows.selection import Selection
 from flows.slot import RECORD
-from flows.slots import SlotFuture, follow, start_workers
+from flows.slot_settings import SlotSettings
+from flows.slots import follow, slots_running
 from pipeline.fidelity import ensure_fidelity
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import plan_of
@@ -28,74 +30,93 @@ from pipeline.root import plan_of
 log = logging.getLogger("semix.build")
 
 
+def run_name(given: Mapping[str, Any]) -> str:
+    """`build mixed`, `build mixed, shards 3,7-9`."""
+    parts = [f"{what} {given[what][:80]}" for what in ("shards", "range") if given[what]]
+    return ", ".join([f"build {name_of(given['out'])}", *parts])
+
+
+@flow(**flow_options("build", run_name))
+def build_flow(
+    out: p.Out,
+    config: p.BuildConfigFile = "",
+    overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
+    slots: p.Slots = 0,
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    range: p.Range = "",
+    shards: p.Shards = "",
+    retry_failed: p.RetryFailed = False,
+    skip_failed: p.SkipFailed = "",
+    full: p.Full = False,
+    device: p.Device = "auto",
+) -> dict[str, Any]:
+    """Make a mixed dataset, or what is missing of it.
+
+    Start it again at any time, with the same parameters or without a config: what is in the store
+    is kept, what is damaged is made again.
+    """
+    chosen = parse_ranges(shards) if shards else frozenset()
+    selection = Selection(chosen, retry_failed, skip_failed)
+    with running("build"):
+        root = opened(out, config, overrides)
+        plan(root, selection, full=full)
+        lacking, errors = selection.wanted(root), []
+        if lacking:
+            settings = SlotSettings(slots, runner, cluster, range, device)
+            check_work(root, settings)
+            prepare(root)
+            errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
+        else:
+            say_complete(root, selection)
+        refuse_gaps(root, selection, errors)
+        return {"index": index(root), **root.status()}
+
+
 @task(task_run_name="plan", **RECORD)
-def plan(url: str, shards: str) -> dict[str, Any]:
-    root = Root(url)
-    lacking = lacking_shards(root, parse_ranges(shards) if shards else ())
-    return {"digest": root.plan["digest"], "lacking": len(lacking)}
+def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
+    """Put damage aside, and count what is missing."""
+    put_damage_aside(root, full=full)
+    return {"plan": root.plan["digest"], "lacking": len(selection.wanted(root))}
+
+
+def prepare(root: Root) -> None:
+    """What all shards need, before any is made."""
+    config = plan_of(root).config
+    say_notes(config)
+    prototypes(root)
+    if config.generator.approximate.active:
+        fidelity(root)
 
 
 @task(task_run_name="prototypes", **RECORD)
-def prototypes(url: str) -> None:
+def prototypes(root: Root) -> None:
     """Measured again if they were put aside; they must then be those that shards carry."""
-    ensure_prototypes(Root(url))
-    refuse_other_prototypes(Root(url))
+    ensure_prototypes(root)
+    refuse_other_prototypes(root)
 
 
 @task(task_run_name="fidelity", **RECORD)
-def fidelity(url: str) -> None:
+def fidelity(root: Root) -> None:
     log.info("comparing approximate images with exact ones before any shard is made")
-    ensure_fidelity(Root(url))
+    ensure_fidelity(root)
+
+
+def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
+    """Make shards in slots, and show what came of it; what slots said that ended badly."""
+    key = artifact_key("build", root.url, root.plan["digest"])
+    began, start = root.progress(), time.monotonic()
+    with (
+        slots_running(root.url, settings, shards=shards) as futures,
+        shown("generate") as show,
+        progress_artifact(key) as publish,
+    ):
+        errors = follow(futures, root, listeners=(show, publish))
+    build_summary(root, key=key, began=began, seconds=time.monotonic() - start)
+    series_sheet(root, key=key)
+    return errors
 
 
 @task(task_run_name="index", **RECORD)
-def index(url: str) -> str:
-    return Root(url).write_index()
-
-
-def run_build(root: Root, slots: int, *, shards: str = "", allowed: int | None = None) -> None:
-    """Run the flow under a name that a person recognises; see `build_flow`."""
-    name = f"{Path(root.url).name}, {len(root.missing())} of {root.plan['num_shards']} shards"
-    runner: Any = ThreadPoolTaskRunner(max_workers=slots)
-    build_flow.with_options(flow_run_name=name, task_runner=runner)(
-        root.url, slots, shards, allowed
-    )
-
-
-@flow(name="semix build", persist_result=False, result_serializer="json")
-def build_flow(url: str, slots: int, shards: str = "", allowed: int | None = None) -> str:
-    """Make the shards that the store lacks.
-
-    Args:
-        shards: only these, as in `3,7-9`; empty for all.
-        allowed: end well if at most so many shards of the root failed; None if all are wanted.
-    Raises:
-        BuildFailed: a wanted shard is missing.
-    """
-    root = Root(url)
-    plan(url, shards)
-    prototypes(url)
-    if plan_of(root).config.generator.approximate.active:
-        fidelity(url)
-    stop = threading.Event()
-    try:
-        futures = start_workers(url, slots, shards=shards, stop=stop)
-        with shown("generate") as show, progress_artifact() as publish:
-            follow(futures, root, listeners=(show, publish))
-    finally:
-        stop.set()  # an interrupt passes here; the flow ends when its workers have
-    refuse_gaps(root, futures, shards=shards, allowed=allowed)
-    return index(url)
-
-
-def refuse_gaps(
-    root: Root, futures: Sequence[SlotFuture], *, shards: str, allowed: int | None
-) -> None:
-    """Raises BuildFailed if the store lacks a wanted shard, whatever the tasks say."""
-    lacking, left_out = gaps(root, parse_ranges(shards) if shards else (), allowed=allowed)
-    if not lacking:
-        say_left_out(root, left_out)
-        return
-    results = [future.result(raise_on_failure=False) for future in futures]
-    errors = [str(result) for result in results if isinstance(result, Exception)]
-    raise BuildFailed(failure_message(root, lacking, errors))
+def index(root: Root) -> str:
+    return root.write_index()

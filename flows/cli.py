@@ -13,14 +13,18 @@ from data.errors import InputError
 from flows.commands import (
     auditing,
     building,
+    deploying,
+    doctoring,
     exporting,
     looking,
     relabeling,
     repairing,
+    serving,
     studying,
     training,
 )
 from flows.errors import RunFailed
+from flows.server_loss import in_words
 from flows.terminal import say, say_error, set_up_logging
 
 app = typer.Typer(
@@ -47,6 +51,9 @@ for command in (
     training.evaluate,
     studying.study,
     training.report,
+    doctoring.doctor,
+    serving.server,
+    deploying.deploy,
 ):
     app.command()(command)
 
@@ -71,7 +78,8 @@ def main() -> None:
         app(arguments, prog_name="semix")
     except SystemExit as end:
         if end.code in STOPPED:
-            say("stopped; what was committed stays, and the same command goes on")
+            more = " with --resume" if "train" in arguments[:2] else ""
+            say(f"stopped; what was committed stays, and the same command goes on{more}")
         raise
     except Exception as error:
         if "--debug" in arguments:
@@ -84,8 +92,9 @@ def explain(error: Exception) -> int:
     if isinstance(error, InputError | RunFailed):
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
-    say_error(f"{type(error).__name__}: {error}")
-    if isinstance(error, OSError):  # a disk, a store or a network
+    request = in_words(error)
+    say_error(request or f"{type(error).__name__}: {error}")
+    if request or isinstance(error, OSError):  # a disk, a store or a network
         say("what was committed stays; when the cause is gone, the same command goes on")
     else:
         say("this is not your input; --debug shows where")

@@ -6,11 +6,12 @@ from typing import Any
 
 from calib.config import TrainConfig
 from calib.evaluation.checks import check_evaluation
-from calib.run_folder import CONFIG
+from calib.run_folder import CONFIG, EVALUATION
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
 from data.settings import load_settings
+from flows.server import prefect_server
 
 
 def evaluate(
@@ -28,6 +29,36 @@ def evaluate(
     Raises:
         InputError: no run, or settings that cannot be measured or that training decided.
     """
+    checked(run, overrides, device=device)
+    with prefect_server():
+        from flows.calling import call_flow  # Prefect costs seconds: not to refuse
+        from flows.evaluate_flow import evaluate_flow
+
+        call_flow(
+            evaluate_flow,
+            run=str(run.absolute()),
+            overrides=list(overrides),
+            device=device,
+            fresh=fresh,
+        )
+    found: dict[str, Any] = read_json(run / EVALUATION)
+    return found
+
+
+def measured(run: Path, overrides: Sequence[str], *, device: str, fresh: bool) -> dict[str, Any]:
+    """As `evaluate`, in this process."""
+    config = checked(run, overrides, device=device)
+    from calib.evaluate import evaluate_run
+    from pipeline.device import resolve_device
+
+    settings = config.model_dump(mode="json")
+    if settings != read_json(run / CONFIG):
+        write_json(run / CONFIG, settings)
+    return evaluate_run(run, device=resolve_device(device), fresh=fresh)
+
+
+def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
+    """The settings to measure a run under. Raises InputError."""
     if not (run / CONFIG).is_file():
         raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
     begun = load_settings(TrainConfig, read_json(run / CONFIG))
@@ -35,13 +66,10 @@ def evaluate(
     _refuse_training_settings(begun, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    from calib.evaluate import evaluate_run  # torch costs seconds: not before it is needed
-    from pipeline.device import resolve_device
+    from pipeline.device import resolve_device  # torch costs seconds: not before it is needed
 
-    place = resolve_device(device)
-    if config != begun:
-        write_json(run / CONFIG, config.model_dump(mode="json"))
-    return evaluate_run(run, device=place, fresh=fresh)
+    resolve_device(device)
+    return config
 
 
 def _refuse_training_settings(

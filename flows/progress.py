@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from data.progress import Progress
 from flows.terminal import console
 
 LINE_EVERY_S = 15.0
+LOOK_EVERY_S = 1.0
 
 log = logging.getLogger("semix.build")
 
@@ -76,6 +77,28 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def now_and_then(
+    look: Callable[[], Progress], listeners: Sequence[Callable[[Progress], None]]
+) -> Iterator[Callable[[], None]]:
+    """Yields a function that looks and tells the listeners, at most once in LOOK_EVERY_S.
+
+    What there is at the end of the block is told too.
+    """
+    due = 0.0
+
+    def tell() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            found, due = look(), time.monotonic() + LOOK_EVERY_S
+            for listener in listeners:
+                listener(found)
+
+    yield tell
+    due = 0.0
+    tell()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ from calib.config import TrainConfig
 from calib.run_folder import DATA, EVALUATION, is_measured
 from data.errors import InputError
 from data.files import read_json, write_json
-from data.fingerprint import file_digest, fingerprint
+from data.fingerprint import file_digest
+from data.indices import open_index
 from data.real import SPLITS, RealDataset, load_real
 from data.root import Root
-from data.schemas import read_index
 from data.settings import load_settings
 from data.store import Store
 from flows.build import build
@@ -28,6 +28,7 @@ from pipeline.standins import StandIns, train_standins
 if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
     from data.mixed import MixedDataset
 
+SECONDS = "seconds.json"  # of each step, when it was last made
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
 # The same number of series twice: from random noises, and from the stablest of several.
 RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
@@ -59,25 +60,15 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         InputError: the folder cannot be used, or holds a quickstart of other settings.
         RunFailed: the build or a training failed; the same command goes on.
     """
-    # Networks this small gain nothing from a second thread and lose much where a core is busy.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     out = out.absolute()
     Store(str(out)).check_writable()
-    clock = Clock(out / "seconds.json")
-    real = load_real(load_settings(BuildConfig, CONFIGS / "build.yaml").real)
-    models = train_standins(real, out / "standins")
-    clock.note("small models", sum(models.seconds.values()))
-    with ExitStack() as stack:
-        roots = {name: make_mixed(models, out / name, clock, stack) for name in NOISE}
-        runs = [
-            train_method(
-                name, roots[mixed] if mixed else None, out / "runs" / name, seeds, clock, stack
-            )
-            for name, mixed in METHODS.items()
-        ]
-    report = make_report(out / "report.html", real=real, roots=roots, runs=runs, clock=clock)
-    shown = read_json(report.with_suffix(".json"))
-    return {"report": str(report), "seconds": clock.seconds, **shown}
+    with prefect_server():
+        from flows.calling import call_flow  # Prefect costs seconds: not to refuse
+        from flows.quickstart_flow import quickstart_flow
+
+        made = call_flow(quickstart_flow, out=str(out), seeds=seeds)
+    shown = read_json(Path(made["report"]).with_suffix(".json"))
+    return {"report": made["report"], "seconds": Clock(out / SECONDS).seconds, **shown}
 
 
 class Clock:
@@ -101,7 +92,18 @@ class Clock:
         self.note(name, time.monotonic() - start)
 
 
-def make_mixed(models: StandIns, place: Path, clock: Clock, stack: ExitStack) -> Root:
+def make_models(out: Path, clock: Clock) -> StandIns:
+    """Train the small models, or find them trained."""
+    models = train_standins(real_digits(), out / "standins")
+    clock.note("small models", sum(models.seconds.values()))
+    return models
+
+
+def real_digits() -> RealDataset:
+    return load_real(load_settings(BuildConfig, CONFIGS / "build.yaml").real)
+
+
+def make_mixed(models: StandIns, place: Path, clock: Clock) -> Root:
     """Build the mixed dataset, or what is missing of it."""
     label, changes = NOISE[place.name]
     given = [
@@ -112,16 +114,13 @@ def make_mixed(models: StandIns, place: Path, clock: Clock, stack: ExitStack) ->
     config = load_settings(BuildConfig, CONFIGS / "build.yaml", given)
     root = create_root(config, str(place))
     if root.missing():
-        stack.enter_context(prefect_server())  # one for all that is left to do
         with clock.step(f"mixed dataset, {label}"):
             build(config, str(place), slots=min(2, os.cpu_count() or 1))
     root.write_index()
     return root
 
 
-def train_method(
-    name: str, root: Root | None, run: Path, seeds: int, clock: Clock, stack: ExitStack
-) -> Path:
+def train_method(name: str, root: Root | None, run: Path, seeds: int, clock: Clock) -> Path:
     """Train and measure one method, or find it measured; its run folder."""
     file = CONFIGS / f"{name}.yaml"
     overrides = [f"seeds={list(range(seeds))}"]
@@ -129,7 +128,6 @@ def train_method(
         overrides.append(f"mixed.url={root.url}")
     config = load_settings(TrainConfig, file, overrides)
     if not is_measured(config, run):
-        stack.enter_context(prefect_server())  # one for all that is left to do
         with clock.step(f"training {config.name}"):
             train(config, run, resume=True)
     if root is not None:
@@ -140,7 +138,7 @@ def train_method(
 def refuse_other_data(run: Path, root: Root) -> None:
     """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
     pinned = read_json(run / DATA)["mixed"]
-    if pinned["digest"] != fingerprint(read_index(root.store.get(root.indices()[-1]))):
+    if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:
         remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
         raise InputError("out", run, remedy)
 
@@ -148,7 +146,6 @@ def refuse_other_data(run: Path, root: Root) -> None:
 def make_report(
     path: Path,
     *,
-    real: RealDataset,
     roots: Mapping[str, Root],
     runs: Sequence[Path],
     clock: Clock,
@@ -166,7 +163,7 @@ def make_report(
         for name, root in roots.items():
             mixed = MixedDataset(root.url)
             compared.append(Compared(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
-        agreement = compared[0].agreement
+        agreement, real = compared[0].agreement, real_digits()
         facts = {
             "seconds": {k: s for k, s in clock.seconds.items() if not k.startswith("training")},
             "splits": {split: len(getattr(real, split)) for split in SPLITS},

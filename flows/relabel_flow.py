@@ -1,54 +1,118 @@
-"""The Prefect relabel flow: prototypes, then one task run a slot that reads images.
+"""The Prefect relabel flow: labels from stored features or from images, and baking them.
 
 As in a build, Prefect shows, starts again and gives up; what is done the store says.
 """
 
 import logging
-import threading
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import flow, task
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.label_sets import LabelSet
 from data.root import Root
-from flows.artifacts import progress_artifact
-from flows.progress import shown
-from flows.relabel import refuse_gaps
+from flows import parameters as p
+from flows.artifacts import artifact_key, facts_table, progress_artifact
+from flows.bake import bake, opened
+from flows.flow_runs import flow_options, name_of, running
+from flows.progress import now_and_then, shown
+from flows.relabel import planned, say_what_lacks
+from flows.relabel_end import facts_of, refuse_gaps
 from flows.slot import RECORD
-from flows.slots import follow, start_workers
+from flows.slot_settings import SlotSettings
+from flows.slots import follow, slots_running
 from pipeline.relabel.prototypes import ensure_set_prototypes
+from pipeline.relabel.sets import IMAGES, relabelled_config
+from pipeline.relabel.stored import label_stored
 
 log = logging.getLogger("semix.relabel")
 
 
-@task(task_run_name="prototypes", **RECORD)
-def prototypes(url: str, digest: str) -> None:
-    ensure_set_prototypes(LabelSet(Root(url), digest))
+def run_name(given: Mapping[str, Any]) -> str:
+    """`label mixed: annotation.scale=4, baked into sharp`."""
+    name = f"label {name_of(given['url'])}"
+    changes = f": {' '.join(given['overrides'])}" if given["overrides"] else ""
+    return f"{name}{changes[:80]}" + (f", baked into {name_of(given['out'])}" * bool(given["out"]))
 
 
-def run_relabel(labels: LabelSet, slots: int) -> None:
-    """Run the flow under a name that a person recognises. Raises RelabelFailed."""
-    name = f"{Path(labels.root.url).name}, labels {labels.digest[:12]}"
-    runner: Any = ThreadPoolTaskRunner(max_workers=slots)
-    relabel_flow.with_options(flow_run_name=name, task_runner=runner)(
-        labels.root.url, labels.digest, slots
-    )
+@flow(**flow_options("relabel", run_name))
+def relabel_flow(
+    url: p.Root,
+    overrides: p.AnnotationOverrides = [],  # noqa: B006 - Prefect copies it
+    out: p.BakedOut = "",
+    slots: p.Slots = 0,
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    device: p.Device = "auto",
+) -> dict[str, Any]:
+    """Label the images of a mixed dataset anew, beside the labels that they have.
+
+    Stored features serve as far as they can; else images are read, in slots. Start it again at any
+    time: what is labelled is kept.
+    """
+    settings = SlotSettings(slots, runner, cluster, device=device)
+    with running("relabel"):
+        root = Root(url)
+        config = relabelled_config(root, overrides)
+        sets = planned(root, config, settings, out=out)
+        say_what_lacks(root)
+        key = artifact_key("relabel", root.url, *(labels.digest for labels in sets[-1:]))
+        for labels in sets:
+            complete(labels, settings, key=key)
+        if out:
+            bake_labels(root, sets, opened(root, config, sets, out), key=key)
+        facts = facts_of(root, sets, out=out)
+        facts_table(facts, key=f"{key}-summary", description="labels of images that are there")
+        return facts
 
 
-@flow(name="semix relabel", persist_result=False, result_serializer="json")
-def relabel_flow(url: str, digest: str, slots: int) -> None:
-    """Label all images that this set does not cover yet."""
-    labels = LabelSet(Root(url), digest)
-    prototypes(url, digest)
-    stop = threading.Event()
-    try:
-        futures = start_workers(url, slots, stop=stop, labels=digest)
-        with shown("label") as show, progress_artifact(key="semix-relabel") as publish:
-            follow(futures, labels, listeners=(show, publish))
-    finally:
-        stop.set()  # an interrupt passes here; the flow ends when its workers have
-    results = [future.result(raise_on_failure=False) for future in futures]
-    errors = [str(result) for result in results if isinstance(result, Exception)]
+def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
+    """Label what a set lacks. Raises RelabelFailed."""
+    missing = labels.missing()
+    if not missing:
+        return
+    source, errors = labels.plan["features"], []
+    what = "images" if source == IMAGES else "stored features"
+    log.info("label set %s: %d shards from %s", labels.digest[:12], len(missing), what)
+    prototypes(labels)
+    if source == IMAGES:
+        errors = label_images(labels, settings, key=key)
+    else:
+        label_features(labels, missing, key=key)
     refuse_gaps(labels, errors)
+
+
+@task(task_run_name="prototypes", **RECORD)
+def prototypes(labels: LabelSet) -> None:
+    ensure_set_prototypes(labels)
+
+
+def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[str]:
+    """In slots; what those said that ended badly."""
+    url = labels.root.url
+    with (
+        slots_running(url, settings, labels=labels.digest) as futures,
+        shown("label") as show,
+        progress_artifact(key) as publish,
+    ):
+        return follow(futures, labels, listeners=(show, publish))
+
+
+@task(task_run_name="label from features", **RECORD)
+def label_features(labels: LabelSet, missing: Sequence[int], *, key: str) -> None:
+    with (
+        shown("label") as show,
+        progress_artifact(key) as publish,
+        now_and_then(labels.progress, (show, publish)) as look,
+    ):
+        label_stored(labels, missing, made=lambda shard: look())
+
+
+@task(task_run_name="bake", **RECORD)
+def bake_labels(root: Root, sets: Sequence[LabelSet], target: Root, *, key: str) -> None:
+    with (
+        shown("bake") as show,
+        progress_artifact(f"{key}-baked") as publish,
+        now_and_then(target.progress, (show, publish)) as look,
+    ):
+        bake(root, sets, target, made=look)

@@ -13,19 +13,20 @@ from calib.study import (
     check_cells,
     choose,
     naming,
-    plan_jobs,
     read_results,
     write_study,
 )
+from data.config_file import whole_path
 from data.errors import InputError
+from data.files import read_json, write_json
 from data.settings import load_settings
 from data.store import Store
 from flows.errors import RunFailed
-from flows.gpus import visible_gpus
 from flows.server import prefect_server
+from flows.slot_settings import MOST_SLOTS
 from flows.train import check_launch
 
-MOST_SLOTS = 200  # task runs of one flow that a Prefect server follows without loss
+SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
 log = logging.getLogger("semix.study")
 
@@ -48,7 +49,8 @@ def study(
     that fails does not stop the others; the tables are written with what there is.
 
     Args:
-        config: settings, or a YAML file of them; `overrides` as in `section.key=value`.
+        config: settings, or the path or URL of a YAML file of them; `overrides` as in
+            `section.key=value`.
         out: the study's folder; DATASET/METHOD below it are ordinary run folders.
         slots: trainers at a time; None is one a GPU, or one.
         only: names of cells as DATASET/METHOD, `*` and `?` as in file names; empty for all.
@@ -58,30 +60,43 @@ def study(
         InputError: settings or folder cannot be used; nothing was started.
         StudyFailed: names the cells that are not measured, and why.
     """
+    out = Path(out).absolute()
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
     settings = load_settings(StudyConfig, source, overrides)
-    if slots is not None and not 1 <= slots <= MOST_SLOTS:
-        raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
-    out = Path(out).absolute()
-    cells = cells_of(settings)
-    todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
-    _prepare(cells, todo, out)
+    cells, todo = prepared(settings, out, slots=slots or 0, only=only)
     if not todo:
-        log.info("%s: every chosen cell is measured already", out)
-        return write_study(settings, cells, out)
-    failed = None
-    try:
-        _run(todo, out, slots=slots or max(1, len(visible_gpus())), name=settings.name)
-    except StudyFailed as error:
-        failed = error
-    record = write_study(settings, cells, out)
-    if failed is not None:
-        raise failed
+        return tables(settings, cells, out)
+    if isinstance(config, StudyConfig):
+        write_json(out / SETTINGS, source)
+    with prefect_server():
+        # Prefect costs seconds: not before there is something to run.
+        from flows.calling import call_flow
+        from flows.study_flow import study_flow
+
+        call_flow(
+            study_flow,
+            config=str(out / SETTINGS) if isinstance(config, StudyConfig) else whole_path(config),
+            out=str(out),
+            overrides=list(overrides),
+            slots=slots or 0,
+            only=list(only),
+        )
+    record: dict[str, Any] = read_json(out / "study.json")
     return record
 
 
-def _prepare(cells: Sequence[Cell], todo: Sequence[Cell], out: Path) -> None:
-    """Refuse what cannot be run before anything is; write the settings of every run."""
+def prepared(
+    settings: StudyConfig, out: Path, *, slots: int, only: Sequence[str]
+) -> tuple[list[Cell], list[Cell]]:
+    """All cells, and those to run: checked, with the settings of every run written.
+
+    Raises:
+        InputError: settings or folder cannot be used; nothing is started.
+    """
+    if not 0 <= slots <= MOST_SLOTS:
+        raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
+    cells = list(cells_of(settings))
+    todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     read_results(cells, out)
     check_cells(todo)
     for cell in todo:
@@ -90,15 +105,13 @@ def _prepare(cells: Sequence[Cell], todo: Sequence[Cell], out: Path) -> None:
     Store(str(out)).check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
+    return cells, todo
 
 
-def _run(todo: Sequence[Cell], out: Path, *, slots: int, name: str) -> None:
-    jobs = plan_jobs(todo, slots=slots)
-    with prefect_server():
-        # Prefect costs seconds: not before there is something to run.
-        from flows.study_flow import run_study
-
-        run_study(out, jobs, slots=min(slots, len(jobs)), name=name)
+def tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, Any]:
+    """Write them although there is nothing to run."""
+    log.info("%s: every chosen cell is measured already", out)
+    return write_study(settings, cells, out)
 
 
 def failure_message(missing: dict[str, str], *, cells: int, out: Path) -> str:

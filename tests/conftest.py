@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from data.real import RealDataConfig, RealDataset, load_real
 from data.root import Root
@@ -56,8 +57,10 @@ def hasty_standins(digits: RealDataset, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def standins(digits: RealDataset) -> StandIns:
-    """The quickstart's own models."""
-    return train_standins(digits, KEPT)
+    """The quickstart's own models, trained by the first of several processes that asks."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with FileLock(KEPT / ".lock"):
+        return train_standins(digits, KEPT)
 
 
 @pytest.fixture(scope="session")

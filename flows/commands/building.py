@@ -1,14 +1,17 @@
 """semix build, resume, extend, status."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands.options import (
+    Cluster,
     Config,
+    Device,
     Json,
+    Range,
     RetryFailed,
+    Runner,
     Set,
     Shards,
     SkipFailed,
@@ -17,6 +20,7 @@ from flows.commands.options import (
     chosen,
 )
 from flows.costs import SHARE
+from flows.slot_settings import SlotSettings
 from flows.terminal import emit_facts
 
 if TYPE_CHECKING:
@@ -28,40 +32,50 @@ def build(
     out: Annotated[str, typer.Option(help="root of the mixed dataset: a path or URL")],
     set_: Set = [],  # noqa: B006 - typer copies it
     slots: Slots = 0,
+    runner: Runner = "local",
+    cluster: Cluster = "",
+    range_: Range = "",
     shards: Shards = "",
     retry_failed: RetryFailed = False,
     skip_failed: SkipFailed = "",
+    full: Annotated[bool, typer.Option("--full", help="first read every byte and image")] = False,
+    device: Device = "auto",
     check: Annotated[bool, typer.Option(help="validate, estimate, and make nothing")] = False,
     time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
     share: Annotated[float, typer.Option(help="of the device's rate, for the estimate")] = SHARE,
     rate: Annotated[float | None, typer.Option(help="TFLOP/s of the device; else measured")] = None,
-    device: Annotated[str, typer.Option(help="for the estimate: auto, cpu, cuda")] = "auto",
     json: Json = False,
 ) -> None:
     """Start a mixed dataset, or continue it."""
-    from data.settings import load_settings
     from flows import build as building
     from flows.selection import Selection
-    from pipeline.config import BuildConfig
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
-    settings = load_settings(BuildConfig, config, set_)
     if check or time:
+        from data.settings import load_settings
         from flows.cost_words import readable
+        from pipeline.config import BuildConfig
 
+        settings = load_settings(BuildConfig, config, set_)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
         emit_facts(facts if json else readable(facts), as_json=json)
         return
-    show(building.build(settings, out, slots=slots or None, selection=selection), json)
+    where = SlotSettings(slots, runner, cluster, range_, device)
+    root = building.build(config, out, overrides=set_, slots=where, selection=selection, full=full)
+    show(root, json)
 
 
 def resume(
     url: Url,
     slots: Slots = 0,
+    runner: Runner = "local",
+    cluster: Cluster = "",
+    range_: Range = "",
     shards: Shards = "",
     retry_failed: RetryFailed = False,
     skip_failed: SkipFailed = "",
     full: Annotated[bool, typer.Option("--full", help="first read every byte and image")] = False,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Make what a mixed dataset lacks, and again what is damaged, from its root alone."""
@@ -70,15 +84,22 @@ def resume(
     from flows.selection import Selection
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
-    root = Root(url)
-    show(building.resume(root, slots=slots or None, selection=selection, full=full), json)
+    where = SlotSettings(slots, runner, cluster, range_, device)
+    show(building.resume(Root(url), slots=where, selection=selection, full=full), json)
 
 
 def extend(
-    where: Annotated[str, typer.Argument(help="root; or with --out a YAML file")],
+    root: Annotated[
+        str,
+        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file", show_default=False),
+    ],
     groups_per_pair: Annotated[int, typer.Option(help="series of each pair from now on")] = 0,
     out: Annotated[str, typer.Option(help="root, where a YAML file says how many")] = "",
     slots: Slots = 0,
+    runner: Runner = "local",
+    cluster: Cluster = "",
+    range_: Range = "",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Add series behind the last ones of a mixed dataset, and make them."""
@@ -90,12 +111,12 @@ def extend(
 
     if bool(out) == bool(groups_per_pair):
         remedy = "give a root and --groups-per-pair, or a config file and --out"
-        raise InputError("extend", where, remedy)
+        raise InputError("extend", root, remedy)
+    where = SlotSettings(slots, runner, cluster, range_, device)
     if out:
-        settings = load_settings(BuildConfig, Path(where))
-        show(building.extend_to(settings, out, slots=slots or None), json)
+        show(building.extend_to(load_settings(BuildConfig, root), out, slots=where), json)
     else:
-        show(building.extend(Root(where), groups_per_pair, slots=slots or None), json)
+        show(building.extend(Root(root), groups_per_pair, slots=where), json)
 
 
 def status(url: Url, json: Json = False) -> None:

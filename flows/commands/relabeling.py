@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Json, Slots, Url
+from flows.commands.options import Cluster, Device, Json, Runner, Slots, Url
+from flows.slot_settings import SlotSettings
 from flows.terminal import emit, emit_facts, emit_json
 
 
@@ -14,6 +15,9 @@ def relabel(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="as annotation.scale=4")
     ] = [],  # noqa: B006 - typer copies it
     slots: Slots = 0,
+    runner: Runner = "local",
+    cluster: Cluster = "",
+    device: Device = "auto",
     out: Annotated[str, typer.Option(help="bake the labels into a new root here")] = "",
     list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
         False
@@ -26,7 +30,8 @@ def relabel(
 
     root = Root(url)
     if not list_:
-        found = relabelling.relabel(root, set_, slots=slots or None, out=out)
+        where = SlotSettings(slots, runner, cluster, device=device)
+        found = relabelling.relabel(root, set_, slots=where, out=out)
         emit_facts(found, as_json=json)
         return
     sets = relabelling.listed(root)

@@ -1,8 +1,11 @@
-"""What watches processes from outside."""
+"""What watches processes from outside, and what Prefect's server shows of a run."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -40,3 +43,19 @@ def sleeper(tmp_path: Path) -> Path:
     path = tmp_path / "sleeper.py"
     path.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     return path
+
+
+@pytest.fixture(scope="session")
+def artifacts_of(prefect_api: str) -> Callable[[object], dict[str, dict[str, Any]]]:
+    """artifacts_of(flow run's id): its artifacts by key, as Prefect's pages get them."""
+
+    def read(run: object) -> dict[str, dict[str, Any]]:
+        chosen = {"artifacts": {"flow_run_id": {"any_": [str(run)]}}, "limit": 200}
+        request = Request(
+            f"{prefect_api}/artifacts/filter",
+            json.dumps(chosen).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return {artifact["key"]: artifact for artifact in json.load(urlopen(request))}
+
+    return read

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 from typer.testing import CliRunner
 
 from calib.config import TrainConfig
@@ -12,6 +13,7 @@ from calib.run_folder import claim_run
 from calib.train import train
 from data.errors import InputError
 from data.settings import load_settings
+from flows.artifacts import artifact_key
 from flows.cli import app
 from flows.evaluate import evaluate
 
@@ -37,7 +39,7 @@ def run(measured: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(measured, tmp_path / "run"))
 
 
-def test_the_command_prints_a_table_and_keeps_the_settings(run: Path):
+def test_the_command_prints_a_table_and_keeps_the_settings(run: Path, prefect_api: str):
     arguments = ["evaluate", str(run), "--set", "evaluation.bins=4", "--device", "cpu"]
     shift = '{"corruptions": ["contrast"], "severities": [2], "bins": 5, "images": 40}'
     result = CliRunner().invoke(app, [*arguments, "--set", f"evaluation.shift={shift}"])
@@ -56,7 +58,19 @@ def test_the_command_prints_a_table_and_keeps_the_settings(run: Path):
     assert lines[-1] == str(run / "evaluation.json")
 
 
-def test_json_is_the_evaluation(run: Path):
+def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_of):
+    evaluate(run, overrides=["evaluation.bins=5"])
+    key = artifact_key("evaluate", str(run))
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
+    found = artifacts_of(flow_run.id)
+    assert flow_run.name == "evaluate run: evaluation.bins=5"
+    assert set(flow_run.tags) == {"semix", "evaluate"}
+    assert "ECE: 5 bins" in found[f"{key}-results"]["data"]
+    assert found[f"{key}-page"]["data"].startswith("[evaluation.json](file:///")
+
+
+def test_json_is_the_evaluation(run: Path, prefect_api: str):
     result = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
     assert json.loads(result.output) == json.loads((run / "evaluation.json").read_text())
 
@@ -68,6 +82,8 @@ def test_what_training_decided_is_refused(run: Path):
         evaluate(run, overrides=["evaluation.bins=3", "epochs=2"])
     with pytest.raises(InputError, match=r"^evaluation\.shift\.corruptions = mist: choose from"):
         evaluate(run, overrides=['evaluation.shift={"corruptions": ["mist"]}'])
+    with pytest.raises(InputError, match=r"^device = cuda: this machine has no CUDA device"):
+        evaluate(run, device="cuda")
     assert (run / "config.json").read_bytes() == before
 
 

@@ -8,25 +8,32 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 
 from data.errors import InputError
 from data.label_sets import LabelSet, label_sets
 from data.root import Root
 from data.shards import read_tar
+from flows.artifacts import artifact_key
 from flows.relabel import RelabelFailed, listed, relabel
 from pipeline.root import create_root
 
 CHECKOUT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.usefixtures("prefect_api")
+
 
 @pytest.fixture
-def said(caplog):
+def said():
     """Lines of the log, which semix prints."""
-    logger = logging.getLogger("semix")
-    before, logger.propagate = logger.propagate, True
-    with caplog.at_level(logging.INFO, logger="semix"):
-        yield lambda: caplog.text
-    logger.propagate = before
+    logger, lines, handler = logging.getLogger("semix"), [], logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield lambda: "\n".join(lines)
+    logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def files(root: Root) -> dict[str, bytes]:
@@ -40,11 +47,23 @@ def test_nothing_is_done_where_nothing_differs(root, said):
     assert "these are the root's own labels; nothing to do" in said()
 
 
-def test_stored_features_are_labelled_without_a_server(root, monkeypatch, said):
-    monkeypatch.setattr("flows.relabel.prefect_server", lambda: pytest.fail("a server started"))
+def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
+    root, monkeypatch, said, artifacts_of
+):
     facts = relabel(root, ["annotation.scale=4.0"])
     assert (facts["done"], facts["shards"], facts["scale"]) == (8, 8, 4.0)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
+        assert run.name == "label root: annotation.scale=4.0"
+        assert set(run.tags) == {"semix", "relabel"}
+        assert run.parameters["overrides"] == ["annotation.scale=4.0"]
+        key = artifact_key("relabel", root.url, facts["digest"])
+        found = artifacts_of(run.id)
+        assert found[key]["data"] == 100.0
+        rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
+        assert (rows["digest"], rows["done"]) == (facts["digest"], "8")
     before = files(root)
+    monkeypatch.setattr("flows.relabel.prefect_server", lambda: pytest.fail("a server started"))
     assert relabel(root, ["annotation.scale=4.0"]) == facts
     assert files(root) == before
     assert "complete, nothing to do" in said()
@@ -106,6 +125,13 @@ def test_a_clip_that_is_not_there_is_refused_before_anything_is_written(root):
     assert files(root) == before
 
 
+def test_the_root_itself_is_no_place_to_bake_into(root):
+    before = files(root)
+    with pytest.raises(InputError, match=r"^out = .*: is the root itself; choose a new place"):
+        relabel(root, ["annotation.scale=4.0"], out=root.url)
+    assert files(root) == before
+
+
 def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
     facts = relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
     assert facts["baked"] == 8
@@ -135,14 +161,15 @@ def test_damaged_images_are_not_baked_and_named(root, tmp_path):
     with pytest.raises(RelabelFailed) as caught:
         relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
     text = str(caught.value)
-    assert text.startswith(f"1 of 8 shards not baked\nshard 4: {record['tar']}: ")
+    assert text.startswith(f"1 of 8 shards not baked: 4\nshard 4: {record['tar']}: ")
     assert text.endswith(f"go on after: semix resume {root.url}")
     baked = Root(str(tmp_path / "baked"))
     assert baked.missing() == [4]
     assert list(baked.failures()) == [4]
 
 
-def test_the_command_shows_and_lists(root):
+def test_the_command_shows_and_lists(root, prefect_api, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     status, facts = semix("relabel", root.url, "--set", "annotation.scale=4.0", "--json")
     assert (status, json.loads(facts)["done"]) == (0, 8)
     digest = json.loads(facts)["digest"]

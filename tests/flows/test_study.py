@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 
 from data.errors import InputError
+from flows.artifacts import artifact_key
 from flows.study import StudyFailed, failure_message, study
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ def epochs_of(run):
 
 
 def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
-    prefect_api, config, tmp_path, until
+    prefect_api, config, tmp_path, until, artifacts_of
 ):
     out = tmp_path / "out"
     mac, ce = out / "digits" / "mac", out / "digits" / "ce"
@@ -78,6 +80,15 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     assert row["seeds"]["3"] == measured["plain"]
     assert row["summary"]["nll_scaled"]["mean"] == measured["scaled"]["nll"]
 
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
+        assert run.name == "study study into out"
+        assert set(run.tags) == {"semix", "study"}
+        key = artifact_key("study", str(out))
+        found = artifacts_of(run.id)
+    assert found[key]["description"] == "2 of 2 trainings ended"
+    assert "digits/mac: diverged" in found[f"{key}-results"]["data"].replace("\\", "")
+
     left = (ce / "evaluation.json").stat().st_mtime_ns
     study(config, out, only=["*/ce"])  # measured: nothing is started
     assert (ce / "evaluation.json").stat().st_mtime_ns == left
@@ -87,8 +98,8 @@ def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"^digits/mac: loss\.name = x: choose one of"):
         study(config, out, overrides=["base.loss.name=x"])
-    with pytest.raises(InputError, match=r"^--slots = 201: choose 1 to 200"):
-        study(config, out, slots=201)
+    with pytest.raises(InputError, match=r"^--slots = 191: choose 1 to 190"):
+        study(config, out, slots=191)
     with pytest.raises(InputError, match=r"^--only = digits: no cell has this name"):
         study(config, out, only=["digits"])
     assert not out.exists()

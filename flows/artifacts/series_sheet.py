@@ -1,0 +1,66 @@
+"""A contact sheet of a few series, inside the artifact itself."""
+
+import base64
+import io
+
+from PIL import Image
+from prefect.artifacts import create_markdown_artifact
+
+from data.contact_sheet import contact_sheet
+from data.root import Root
+from data.series import read_series
+from data.shard_numbers import ShardNumbers
+from flows.artifacts.publishing import only_shown
+
+ROWS = 4  # series on the sheet, each of another shard
+MOST_READ = 64_000_000  # bytes of shards that are read for it
+MOST_SIDE = 1600  # pixels
+MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
+
+
+def series_sheet(root: Root, *, key: str) -> None:
+    """Show a series each of some shards, if there are any.
+
+    Prefect's pages show a picture in Markdown as it is; an image artifact prints the text of its
+    address as well, which here is the picture.
+    """
+    with only_shown():
+        groups = _some_groups(root)
+        if not groups:
+            return
+        picture = as_text(contact_sheet(read_series(root, groups)))
+        text = (
+            f"![series {', '.join(map(str, groups))}]({picture})\n\n"
+            "Each row is a series; below an image its alpha and CLIP weight, and its soft label "
+            f"as a bar. More of them: `semix browse {root.url}`"
+        )
+        create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
+
+
+def as_text(sheet: Image.Image) -> str:
+    """A picture as a data URL of at most MOST_TEXT characters, smaller if it must be."""
+    sheet = sheet.copy()
+    sheet.thumbnail((MOST_SIDE, MOST_SIDE))
+    while True:
+        file = io.BytesIO()
+        sheet.save(file, "WEBP", quality=80)
+        text = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        if len(text) <= MOST_TEXT:
+            return text
+        sheet.thumbnail((sheet.width * 7 // 10, sheet.height))
+
+
+def _some_groups(root: Root) -> list[int]:
+    """The middle series of shards spread evenly over what is committed."""
+    done = ShardNumbers.spans([(0, root.plan["num_shards"])]) - root.missing()
+    step = max(1, len(done) // ROWS)
+    groups: list[int] = []
+    read = 0
+    for record in map(root.record, done[step // 2 :: step][:ROWS]):
+        if record is None:  # discarded since
+            continue
+        read += record["bytes"]
+        if groups and read > MOST_READ:
+            break
+        groups.append(record["first"] + record["groups"] // 2)
+    return groups

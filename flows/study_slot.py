@@ -1,0 +1,108 @@
+"""A slot of a study: a Prefect task that trains one run after another, a process each."""
+
+import json
+import logging
+import tempfile
+import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from prefect import task
+
+from calib.config import TrainConfig
+from calib.run_folder import CONFIG
+from calib.study import Job, take_over
+from calib.study.failures import note_failure
+from data.errors import InputError
+from data.settings import load_settings
+from flows.gpus import visible_gpus
+from flows.slot import RECORD
+from flows.supervise import Outcome, supervise
+from flows.train_flow import DIVERGENCE, GRACE_S, REFUSAL, launch_command, launcher_settings
+
+log = logging.getLogger("semix.study")
+
+
+@task(task_run_name="slot {slot}", **RECORD)
+def work(
+    slot: int,
+    out: Path,
+    jobs: "SimpleQueue[Job]",
+    *,
+    slots: int,
+    stop: threading.Event,
+    ended: "SimpleQueue[str]",
+) -> dict[str, Any]:
+    """Take jobs and train their runs, one process at a time; `stop` ends it early.
+
+    Args:
+        ended: takes the run of every training that ended.
+    """
+    gpus = visible_gpus()
+    environment = {"TQDM_DISABLE": "1"}  # no bars as lines in a log
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    done = []
+    while not stop.is_set():
+        try:
+            job = jobs.get_nowait()
+        except Empty:
+            break
+        for run in job.runs:
+            if not stop.is_set():
+                train(out / run, job, slots=slots, environment=environment, stop=stop)
+                done.append(run)
+                ended.put(run)
+    return {"slot": slot, "runs": done}
+
+
+def train(
+    run: Path, job: Job, *, slots: int, environment: dict[str, str], stop: threading.Event
+) -> None:
+    """Train some seeds of a run; a failure is noted in its folder and goes no further."""
+    name = f"{run.parent.name}/{run.name}"
+    try:
+        for seed in job.seeds:
+            if sibling := take_over(run, seed=seed):
+                log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
+        outcome = _launch(run, job, slots=slots, environment=environment, stop=stop)
+    except (InputError, OSError) as error:
+        note_failure(run, str(error), last_lines=[])
+        log.error("%s: %s", name, error)
+        return
+    if outcome.returncode != 0 and not stop.is_set():
+        note_failure(run, _reason(outcome), last_lines=outcome.last_lines)
+        log.error("%s: %s", name, _reason(outcome))
+
+
+def _launch(
+    run: Path, job: Job, *, slots: int, environment: dict[str, str], stop: threading.Event
+) -> Outcome:
+    name = f"{run.parent.name}/{run.name}"
+
+    def on_line(line: str) -> None:
+        log.info("%s: %s", name, line)
+
+    seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
+        launcher = Path(folder) / "accelerate.json"
+        launcher.write_text(json.dumps(launcher_settings(settings_of(run), 1)))
+        trainer = ["--config", str(run / CONFIG), "--resume", *seeds]
+        # Trainers beside each other share the machine's cores, as processes of one would.
+        command = launch_command(launcher, trainer, num_processes=slots)
+        return supervise(
+            command, on_line=on_line, environment=environment, stop=stop, grace_s=GRACE_S
+        )
+
+
+def _reason(outcome: Outcome) -> str:
+    """One line: what the trainer refused or met, or how it ended and the last thing it said."""
+    words = [line for line in outcome.last_lines if line.startswith((REFUSAL, DIVERGENCE))]
+    if words:
+        return words[-1].removeprefix(REFUSAL)
+    return f"{outcome}: {outcome.last_lines[-1]}" if outcome.last_lines else str(outcome)
+
+
+def settings_of(run: Path) -> TrainConfig:
+    return load_settings(TrainConfig, run / CONFIG)

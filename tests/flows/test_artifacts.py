@@ -1,0 +1,166 @@
+"""What runs show in Prefect's pages, on a real server."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from prefect import flow, runtime
+from prefect.artifacts import Artifact, create_markdown_artifact
+
+from data.progress import Progress
+from flows.artifacts import (
+    artifact_key,
+    build_summary,
+    growing_artifact,
+    link_to,
+    markdown_file,
+    progress_artifact,
+    series_sheet,
+)
+from flows.artifacts.build_summary import summary
+from flows.artifacts.publishing import only_shown
+from flows.artifacts.result_table import as_markdown
+from flows.artifacts.series_sheet import MOST_TEXT, as_text
+from flows.flow_runs import running
+from tests.handmade import make_root
+
+HALF = Progress(
+    shards=4,
+    done=2,
+    failed=1,
+    groups=8,
+    groups_done=4,
+    images=32,
+    images_done=16,
+    seconds=8.0,
+    stages={"encode": 1.0, "generate": 6.0},
+    tflop=None,
+)
+NONE = replace(HALF, done=0, groups_done=0, images_done=0, seconds=0.0, stages={})
+
+
+def test_a_key_tells_places_and_plans_apart():
+    keys = [
+        artifact_key("build", "/data/My Set_2"),
+        artifact_key("build", "/other/My Set_2"),
+        artifact_key("build", "s3://bucket/My Set_2"),
+        artifact_key("build", "/data/My Set_2", "plan"),
+    ]
+    assert len(set(keys)) == 4
+    for key in keys:
+        assert key.startswith("semix-build-my-set-2-")
+        Artifact(key=key, data="")  # Prefect's own check
+    Artifact(key=artifact_key("build", "/data/数"), data="")
+
+
+def test_a_summary_in_numbers():
+    facts = summary(HALF, began=NONE, seconds=32.0)
+    assert facts == {
+        "shards": "2 of 4, 2 in this run",
+        "images": "16 of 32, 16 in this run",
+        "this run": "32 s, 0.5 images/s",
+        "one worker": "2 images/s",
+        "stage generate": "6.0 s of workers",
+        "stage encode": "1.0 s of workers",
+    }
+
+
+def test_results_as_a_table():
+    def spread(mean, sd=None):
+        return {"mean": mean, "sd": sd}
+
+    plain = {"accuracy": spread(0.9, 0.01), "ece": spread(0.05, 0.002), "nll": spread(0.4, 0.1)}
+    scaled = {**plain, "ece": spread(0.0123)}
+    row = {"method": "CE | x", "bins": 15, "seeds": 5, "plain": plain, "scaled": scaled}
+    head, _, line, _, note = as_markdown([row]).splitlines()
+    assert head == "| method | accuracy % | ECE % | ECE % + TS | NLL | NLL + TS |"
+    assert line == (
+        "| CE \\| x | 90.00 ± 1.00 | 5.00 ± 0.20 | 1.23 | 0.400 ± 0.100 | 0.400 ± 0.100 |"
+    )
+    assert note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
+
+
+def test_a_picture_shrinks_until_it_fits():
+    noise = np.random.default_rng(0).integers(0, 256, (500, 600, 3), dtype=np.uint8)
+    assert MOST_TEXT / 4 < len(as_text(Image.fromarray(noise))) <= MOST_TEXT
+    assert len(as_text(Image.new("RGB", (9000, 20)))) < 1000
+
+
+@pytest.fixture(scope="module")
+def shown(artifacts_of, tmp_path_factory):
+    """Artifacts of one run by key, what the server showed on the way, and the lines of the log."""
+    folder = tmp_path_factory.mktemp("shown")
+    root = make_root(folder / "mixed", shards=6)
+    root.discard(4)
+    root.record_failure(4, {"error": "OSError", "message": "disk full", "time": 0.0})
+    (folder / "study.md").write_text("# Study\n\n| a |\n|---|\n| 1 |\n\n![](figures/a.png)\n")
+    seen, lines = [], []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("semix.prefect").addHandler(handler)
+
+    @flow
+    def showing() -> str:
+        def look() -> None:
+            found = artifacts_of(runtime.flow_run.id)["grows"]
+            seen.append((found["data"], found["description"]))
+
+        with running("build"):
+            with growing_artifact("grows") as publish:
+                look()
+                publish(0.25, "first")
+                publish(0.5, "soon after")
+                look()
+            look()
+            with progress_artifact("counts") as show:
+                show(HALF)
+            build_summary(root, key="end", began=root.progress(), seconds=2.0)
+            series_sheet(root, key="end")
+            markdown_file(folder / "study.md", key="end")
+            link_to(folder / "study.md", key="end")
+            for _ in range(2):
+                with only_shown():
+                    create_markdown_artifact("x", key="Not A Key")
+        return str(runtime.flow_run.id)
+
+    run = showing()
+    logging.getLogger("semix.prefect").removeHandler(handler)
+    return artifacts_of(run), seen, lines
+
+
+def test_an_artifact_grows_now_and_then_and_ends_right(shown):
+    _, seen, _ = shown
+    assert seen == [(0.0, "begins"), (25.0, "first"), (50.0, "soon after")]
+
+
+def test_progress_says_how_many_shards(shown):
+    artifact = shown[0]["counts"]
+    assert (artifact["data"], artifact["description"]) == (50.0, "2 of 4 shards, 1 failed")
+
+
+def test_the_end_of_a_build_names_failures(shown):
+    rows = {row["what"]: row["value"] for row in json.loads(shown[0]["end-summary"]["data"])}
+    assert rows["shards"] == "5 of 6, 0 in this run"
+    assert rows["shard 4 failed"] == "OSError: disk full"
+
+
+def test_series_are_shown_of_several_shards(shown):
+    assert shown[0]["end-series"]["data"].startswith(
+        "![series 1, 4, 7, 10](data:image/webp;base64,"
+    )
+
+
+def test_a_page_is_shown_without_its_figures_and_linked(shown):
+    text = shown[0]["end-results"]["data"]
+    assert "| 1 |" in text and "figures/a.png" not in text
+    link = shown[0]["end-page"]["data"]
+    assert link.startswith("[study.md](file:///") and link.endswith("/study.md)")
+
+
+def test_what_prefect_refuses_is_said_once_and_costs_nothing(shown):
+    _, _, lines = shown
+    assert len(lines) == 1
+    assert lines[0].startswith("Prefect does not show all of this run: ")

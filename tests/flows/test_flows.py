@@ -1,0 +1,201 @@
+"""All flows as Prefect sees them: what a form explains and refuses, and a run of a worker."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
+
+from data.errors import InputError
+from data.root import Root
+from flows.artifacts import artifact_key
+from flows.build_flow import build_flow
+from flows.build_start import check_work, opened
+from flows.flow_runs import running
+from flows.slot_settings import SlotSettings
+from pipeline.root import create_root
+
+CHECKOUT = Path(__file__).parents[2]
+KINDS = ("build", "relabel", "train", "evaluate", "study", "quickstart")
+FLOWS = {kind: getattr(import_module(f"flows.{kind}_flow"), f"{kind}_flow") for kind in KINDS}
+WRONG = {
+    "build": [
+        ("slots", 191),
+        ("runner", "slurm"),
+        ("range", "1-4"),
+        ("shards", "few"),
+        ("skip_failed", "1.5"),
+        ("overrides", ["mixing.seed"]),
+        ("out", ""),
+        ("device", "tpu"),
+    ],
+    "relabel": [("url", ""), ("overrides", ["scale"])],
+    "train": [("config", ""), ("processes", 0), ("machine_rank", -1), ("main_process", "here")],
+    "evaluate": [("run", ""), ("device", "cuda:1")],
+    "study": [("config", ""), ("slots", -1)],
+    "quickstart": [("out", ""), ("seeds", 0)],
+}
+GIVEN = {"out": "x", "url": "x", "run": "x", "config": "x"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_explained(kind):
+    flow = FLOWS[kind]
+    assert flow.name == f"semix-{kind}"
+    assert len(flow.description) > 40
+    schema = flow.parameters
+    for name, facts in schema.properties.items():
+        assert len(facts["description"]) > 20, name
+        assert facts["type"] in ("string", "integer", "boolean", "array"), name
+        assert ("default" in facts) != (name in schema.required), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [(kind, *wrong) for kind in KINDS for wrong in WRONG[kind]]
+)
+def test_values_that_cannot_be_are_refused_by_their_name(kind, name, value):
+    flow = FLOWS[kind]
+    given = {key: text for key, text in GIVEN.items() if key in flow.parameters.properties}
+    flow.validate_parameters(given)
+    with pytest.raises(ParameterTypeError, match=rf"\n - {name}(\.0)?: "):
+        flow.validate_parameters(given | {name: value})
+
+
+def test_a_flow_function_runs_only_as_a_flow(tmp_path):
+    with pytest.raises(AssertionError, match="only in a flow"), running("build"):
+        pass
+
+
+def test_overrides_need_a_config(tmp_path):
+    with pytest.raises(InputError, match=r"^overrides = mixing\.seed=1: a root keeps the settings"):
+        opened(str(tmp_path), "", ["mixing.seed=1"])
+
+
+def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
+    root = create_root(hasty_config, str(tmp_path))
+    plan = json.loads(root.store.get("plan.json"))
+    plan["config"]["generator"]["wings"] = 2
+    root.store.put("plan.json", json.dumps(plan).encode())
+    text = r"^.*/plan\.json generator\.wings = 2: unknown setting; .*wrote this root: use that ver"
+    with pytest.raises(InputError, match=text):
+        check_work(opened(str(tmp_path), "", []), SlotSettings())
+
+
+@pytest.fixture(scope="module")
+def client(prefect_api):
+    with get_client(sync_client=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def deployment(client):
+    """The build flow, registered so that the server checks its parameters."""
+    return client.create_deployment(
+        client.create_flow(build_flow),
+        "here",
+        entrypoint="flows.build_flow.build_flow",
+        path=str(CHECKOUT),
+        parameter_openapi_schema=build_flow.parameters.model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+    )
+
+
+def test_the_server_refuses_what_the_form_would(client, deployment):
+    with pytest.raises(PrefectHTTPStatusError) as caught:
+        client.create_flow_run_from_deployment(deployment, parameters={"out": "x", "slots": -1})
+    answer = caught.value.response
+    assert answer.status_code == 409
+    assert "'slots'" in answer.text and "less than the minimum of 0" in answer.text
+
+
+@pytest.fixture(scope="module")
+def executed(client, deployment, hasty_config, prefect_api, tmp_path_factory):
+    """A run of which a worker's process is told its number alone: the run, its root, its output."""
+    folder = tmp_path_factory.mktemp("executed")
+    (folder / "build.yaml").write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
+    parameters = {
+        "out": str(folder / "Mixed Öne"),
+        "config": f"file://{folder / 'build.yaml'}",
+        "overrides": ["mixing.seed=7"],
+        "device": "cpu",
+    }
+    run = client.create_flow_run_from_deployment(deployment, parameters=parameters)
+    environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PYTHONPATH": str(CHECKOUT)}
+    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # as in a worker's process
+    ended = subprocess.run(
+        [sys.executable, "-m", "prefect.engine", str(run.id)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return client.read_flow_run(run.id), Root(parameters["out"]), ended.stdout
+
+
+def test_a_run_that_has_only_its_parameters_builds_it_all(executed, client):
+    run, root, _ = executed
+    assert run.state.is_completed()
+    assert run.name == "build Mixed Öne"
+    assert set(run.tags) == {"semix", "build"}
+    assert root.plan["config"]["mixing"]["seed"] == 7
+    assert list(root.missing()) == []
+    assert root.indices() == ["index/0.json"]
+    chosen = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    tasks = client.read_task_runs(flow_run_filter=chosen, limit=9, sort="NAME_ASC")
+    assert sorted(task.name for task in tasks) == [
+        "generate slot 0",
+        "index",
+        "plan",
+        "prototypes",
+    ]
+    assert not any(task.tags for task in tasks)  # else none would begin without a server
+
+
+def test_what_semix_says_is_in_the_runs_log_and_once_on_the_terminal(executed, client, until):
+    run, _, output = executed
+    mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+
+    def said() -> list[str]:
+        return [log.message for log in client.read_logs(mine, 200, 0) if log.name.startswith("sem")]
+
+    until(lambda: any("generate: 8 of 8 shards" in text for text in said()))
+    assert len(said()) == len(set(said()))
+    assert output.count("generate: 8 of 8 shards") == 1
+
+
+def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of, prefect_api):
+    run, root, _ = executed
+    key = artifact_key("build", root.url, root.plan["digest"])
+    assert key.startswith("semix-build-mixed-ne-") and len(key) == len("semix-build-mixed-ne-") + 8
+    found = artifacts_of(run.id)
+    assert {name: item["type"] for name, item in found.items()} == {
+        key: "progress",
+        f"{key}-summary": "table",
+        f"{key}-series": "markdown",
+    }
+    assert found[key]["data"] == 100.0
+    assert found[key]["description"].startswith("8 of 8 shards")
+    rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
+    assert rows["shards"] == "8 of 8, 8 in this run"
+    assert rows["images"] == "180 of 180, 180 in this run"
+    assert {"this run", "one worker", "stage generate", "stage encode"} <= set(rows)
+    sheet = found[f"{key}-series"]["data"]
+    assert sheet.startswith("![series ") and "](data:image/webp;base64," in sheet
+    assert len(sheet) < 150_000
+    latest = json.load(urlopen(f"{prefect_api}/artifacts/{key}-series/latest"))
+    assert latest["flow_run_id"] == str(run.id)
