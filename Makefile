@@ -19,8 +19,10 @@ setup: .venv/installed
 quickstart: setup
 	$(BIN)/semix quickstart
 
+# A process a core, at most four: each makes its own small roots and starts its own server.
 test: setup
-	$(BIN)/python -m pytest --durations=10
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		--durations=10
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --durations=10

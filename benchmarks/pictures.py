@@ -1,5 +1,6 @@
 """Pictures that cost nothing to make, so that roots of any size can be written for reading."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from pipeline.build import generate_shard
 from pipeline.conditioning import Conditioning
 from pipeline.models import Models
 from pipeline.noise.source import random_noise
+from pipeline.plan import BuildPlan
 from pipeline.root import plan_of
 
 
@@ -23,12 +25,13 @@ class Blends:
 
     Args:
         size: side of the images, a multiple of 8.
+        seconds: that every batch takes, asleep.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, seconds: float = 0.0) -> None:
         self.device = torch.device("cpu")
         self.latent_shape = (1, 8, 8)
-        self._size = size
+        self._size, self._seconds = size, seconds
         digits = load_digits()
         means = [digits.images[digits.target == k].mean(0) for k in range(10)]
         self._digits = torch.from_numpy(np.stack(means)).float() / 16  # [10, 8, 8]
@@ -40,6 +43,7 @@ class Blends:
     def sample(
         self, noise: Tensor, condition: Conditioning, alphas: Tensor | None = None
     ) -> Tensor:
+        time.sleep(self._seconds)
         return condition.tokens.reshape(-1, *self.latent_shape) + 0.1 * noise
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -60,15 +64,24 @@ class Guesses:
         return {FEATURES: torch.randn(len(images), self._width, generator=self._rng)}
 
 
-def fill(root: Root, *, size: int) -> None:
-    """Make all shards of a root of blends of digits; its features are guesses."""
-    plan = plan_of(root)
-    blends = Blends(size)
+def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 0.0) -> Models:
+    """In the place of a root's models: blends of digits, and features that are guesses.
+
+    Args:
+        size, seconds: as of `Blends`.
+    """
+    blends = Blends(size, seconds=seconds)
     prototypes = root.store.get(PROTOTYPES)
     annotator = build_annotator(plan.config.annotation, prototypes, device="cpu")
     width = annotator.spaces[FEATURES].prototypes.shape[1]
     guessing: Any = replace(annotator, encoders=Guesses(width))
     embeddings = blends.encode(plan.class_names)
-    models = Models(blends, guessing, embeddings, random_noise(blends.latent_shape))
+    return Models(blends, guessing, embeddings, random_noise(blends.latent_shape))
+
+
+def fill(root: Root, *, size: int) -> None:
+    """Make all shards of a root of blends of digits; its features are guesses."""
+    plan = plan_of(root)
+    models = blending_models(root, plan, size=size)
     for shard in root.missing():
         generate_shard(plan.shard(shard), plan, models=models, root=root)

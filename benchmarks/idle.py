@@ -1,0 +1,84 @@
+"""Roots of many small shards, and flows whose workers cost nothing but their own loop."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+from data.root import PLAN, PROTOTYPES, Root
+
+T = TypeVar("T")
+
+MODULE, SECONDS = "benchmarks.idle_worker", "SEMIX_IDLE_SECONDS"
+
+
+def idle_root(shards: int) -> Root:
+    """A plan of so many shards, one series of two images each; its prototypes are measured."""
+    return planned_root(
+        "mixing.pairs={kind: named, names: [[zero, one]]}",
+        f"mixing.groups_per_pair={shards}",
+        "mixing.alphas=2",
+        "shards.groups_per_shard=1",
+        "shards.groups_per_batch=1",
+    )
+
+
+def planned_root(*overrides: str) -> Root:
+    """A root of the stand-ins' config, without shards; its prototypes are measured."""
+    from benchmarks.models import build_config  # heavy, and not for those that watch
+    from pipeline.prototypes import ensure_prototypes
+    from pipeline.root import create_root
+
+    root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
+    ensure_prototypes(root, device="cpu")
+    return root
+
+
+def copied(root: Root) -> Root:
+    """The same plan in a new folder, with none of its shards."""
+    folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
+    for name in (PLAN, PROTOTYPES):
+        shutil.copy(Path(root.url, name), folder / name)
+    return Root(str(folder))
+
+
+@contextmanager
+def idle_workers(seconds: float = 0.0) -> Iterator[None]:
+    """Flows of this process start workers whose models cost nothing.
+
+    Args:
+        seconds: that each shard takes, asleep.
+    """
+    from flows import slot
+
+    kept, slot.WORKER = slot.WORKER, MODULE
+    os.environ[SECONDS] = str(seconds)
+    try:
+        yield
+    finally:
+        slot.WORKER = kept
+        del os.environ[SECONDS]
+
+
+@contextmanager
+def own_prefect() -> Iterator[Path]:
+    """Processes started in the block have a Prefect home of their own, which it yields."""
+    kept = {name: os.environ.pop(name, None) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
+    with tempfile.TemporaryDirectory(prefix="semix-prefect-", ignore_cleanup_errors=True) as home:
+        os.environ["PREFECT_HOME"] = home
+        try:
+            yield Path(home)
+        finally:
+            del os.environ["PREFECT_HOME"]
+            os.environ.update({name: value for name, value in kept.items() if value is not None})
+
+
+def apart(function: Callable[[], T]) -> T:
+    """What it returns in a new process with a Prefect home of its own."""
+    with own_prefect(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function).result()

@@ -1,0 +1,28 @@
+"""A worker whose models cost nothing: leases, shards and commits as ever, no generation.
+
+    python -m benchmarks.idle_worker URL --slot 0 --slots 2
+
+takes the arguments of `pipeline.worker`; each batch takes SEMIX_IDLE_SECONDS, asleep.
+"""
+
+import os
+import sys
+from typing import Any
+
+from benchmarks.idle import SECONDS
+from benchmarks.pictures import blending_models
+from data.root import Root
+from pipeline import work, worker
+from pipeline.models import Models
+from pipeline.plan import BuildPlan
+
+SIZE = 8  # of an image, pixels
+
+
+def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> Models:
+    return blending_models(root, plan, size=SIZE, seconds=float(os.environ.get(SECONDS, "0")))
+
+
+if __name__ == "__main__":
+    work.load_models = load_nothing
+    sys.exit(worker.main())

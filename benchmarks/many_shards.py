@@ -1,0 +1,124 @@
+"""Ten thousand shards that cost nothing through the build flow: memory, requests, what is left."""
+
+import multiprocessing
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from benchmarks.idle import idle_root, idle_workers, own_prefect
+from benchmarks.measure import Result
+from data.root import Root
+
+SHARDS, SLOTS = 10_000, 2
+LOOK_EVERY_S = 1.0
+WARM = 0.1  # of the shards: after these, what a process needs anyway is loaded
+MOST_TASK_RUNS = 200
+TABLES = ("flow_run", "task_run", "log", "events", "artifact", "artifact_collection")
+
+
+@dataclass
+class Watch:
+    """Shards done and megabytes of each process, every second.
+
+    Attributes:
+        memory: by role (flow, server, slot 0 ..): rows of shards done, resident and own MB.
+    """
+
+    root: Root
+    flow: psutil.Process
+    memory: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        done = sum(1 for _ in Path(self.root.url).glob("shards/*/*.json"))
+        for process in [self.flow, *self.flow.children(recursive=True)]:
+            try:
+                found = process.memory_full_info()
+                row = (done, found.rss / 2**20, found.uss / 2**20)
+                self.memory.setdefault(role(process.cmdline()), []).append(row)
+            except psutil.Error:
+                continue  # it ended meanwhile
+
+    def growth(self) -> dict[str, dict[str, float]]:
+        """Of each process, once warm and until the last shard: its own MB, a line through them."""
+        found, last = {}, self.root.plan["num_shards"]
+        for name, rows in self.memory.items():
+            warm = np.array([row for row in rows if WARM * last <= row[0] < last])
+            if len(warm) > 2:
+                done, _, own = warm.T
+                found[name] = {
+                    "first_mb": float(np.median(own[: len(own) // 10 + 1])),
+                    "last_mb": float(np.median(own[-(len(own) // 10 + 1) :])),
+                    "peak_resident_mb": max(row[1] for row in rows),  # with start and end
+                    "mb_a_thousand_shards": float(np.polyfit(done / 1000, own, 1)[0]),
+                }
+        return found
+
+
+def run() -> Result:
+    result = Result("shards", f"{SHARDS:,} shards that cost nothing, {SLOTS} slots, one flow")
+    with own_prefect() as home:
+        root = idle_root(SHARDS)
+        process = multiprocessing.get_context("spawn").Process(target=flow, args=(root.url,))
+        start = time.perf_counter()
+        process.start()
+        watch = Watch(root, psutil.Process(process.pid))
+        while process.is_alive():
+            watch.look()
+            process.join(LOOK_EVERY_S)
+        seconds = time.perf_counter() - start
+        assert process.exitcode == 0, "the flow failed"
+        accounted(result, Root(root.url))
+        prefect_kept(result, home)
+    grown = watch.growth()
+    flat = grown["flow"]["last_mb"] / grown["flow"]["first_mb"]
+    result.at_most(f"memory of the flow, last over first after {WARM:.0%}", flat, 1.1)
+    result.figures |= {
+        "seconds": seconds,
+        "shards_a_second": SHARDS / seconds,
+        "memory": grown,
+        "flow_samples": watch.memory["flow"][:: max(1, len(watch.memory["flow"]) // 20)],
+    }
+    return result
+
+
+def flow(url: str) -> None:
+    """In a process of its own, as `semix resume` runs it."""
+    from flows.build import resume
+
+    with idle_workers():
+        resume(Root(url), slots=SLOTS)
+
+
+def role(command: list[str]) -> str:
+    if "flows.server" in command:
+        return "server"
+    slots = [word.removeprefix("--slot=") for word in command if word.startswith("--slot=")]
+    if slots:
+        return f"slot {slots[0]}"
+    return "flow" if any("spawn_main" in word for word in command) else "other"
+
+
+def accounted(result: Result, root: Root) -> None:
+    """Every shard is in the store once, and nothing else was left there."""
+    result.equal("shards missing", len(root.missing()), 0)
+    result.equal("shards committed", root.progress().done, SHARDS)
+    names = root.store.list("shards")
+    for kind, ending in (("records", ".json"), ("tars", ".tar"), ("features", ".safetensors")):
+        result.equal(f"{kind} in the store", sum(name.endswith(ending) for name in names), SHARDS)
+    result.equal("leases left", len(root.store.list("leases")), 0)
+    result.equal("failures", len(root.failures()), 0)
+    result.equal("indices", len(root.indices()), 1)
+
+
+def prefect_kept(result: Result, home: Path) -> None:
+    """What the run left in Prefect's database."""
+    sizes = {path.name: path.stat().st_size for path in home.glob("prefect.db*")}
+    with sqlite3.connect(f"file:{home / 'prefect.db'}?mode=ro", uri=True) as database:
+        counts = {table: database.execute(f"select count(*) from {table}") for table in TABLES}
+        rows = {table: found.fetchone()[0] for table, found in counts.items()}
+    result.at_most("task runs", rows["task_run"], MOST_TASK_RUNS)
+    result.figures |= {"rows": rows, "database_bytes": sum(sizes.values())}

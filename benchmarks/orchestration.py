@@ -1,0 +1,134 @@
+"""C10: a flow of shards that cost nothing, against the same workers without Prefect."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.idle import apart, copied, idle_root, idle_workers
+from benchmarks.measure import Result
+from data.root import Root
+
+SLOTS = 2
+# Turns of each side by how long a shard takes (seconds, asleep) and by how many there are.
+TURNS = {0.0: {1: 3, 10: 3, 100: 2, 1000: 1}, 1.0: {1: 1, 10: 1, 100: 1}}
+SETTLE_S = 2.0  # the server has events left to write when a flow ends
+SHARD_S, MANY = 30.0, 100  # the run that the bar is about
+BAR = 0.02
+
+Sides = dict[str, list[float]]
+
+
+def run() -> Result:
+    result = Result("C10", f"shards of 0 s and 1 s in {SLOTS} slots: flow over workers alone")
+    report(result, *apart(measured))
+    return result
+
+
+def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
+    """Seconds of a server's start, and of the sides by seconds a shard and number of shards."""
+    start = time.perf_counter()
+    from flows.server import prefect_server
+
+    with prefect_server():
+        server_s = time.perf_counter() - start
+        plans = {count: idle_root(count) for count in {*TURNS[0.0], *TURNS[1.0]}}
+        return server_s, {
+            seconds: {count: sides(plans[count], seconds, n) for count, n in turns.items()}
+            for seconds, turns in TURNS.items()
+        }
+
+
+def report(result: Result, server_s: float, found: dict[float, dict[int, Sides]]) -> None:
+    over = {
+        seconds: {
+            count: median(side["flow"]) - median(side["plain"]) for count, side in row.items()
+        }
+        for seconds, row in found.items()
+    }
+    counts = sorted(over[0.0])
+    a_shard, fixed = np.polyfit(counts, [over[0.0][count] for count in counts], 1)
+    work_s = MANY * SHARD_S / SLOTS
+    share = (server_s + max(over[1.0][MANY], fixed + MANY * a_shard)) / work_s
+    result.at_most(f"overhead of {MANY} shards of {SHARD_S:g} s, all of it", share, BAR)
+    each = max(a_shard, over[1.0][MANY] / MANY) * SLOTS / SHARD_S
+    result.at_most(f"overhead a shard of {SHARD_S:g} s, a running server", each, BAR)
+    result.figures |= {
+        "server_start_seconds": server_s,
+        "flow_fixed_seconds": float(fixed),
+        "flow_seconds_a_shard": float(a_shard),
+        "overhead_seconds_a_shard": {
+            f"{seconds:g} s": {count: value / count for count, value in row.items()}
+            for seconds, row in over.items()
+        },
+        "prefect_cpu_seconds_a_run": {
+            f"{seconds:g} s": {count: median(side["prefect_cpu"]) for count, side in row.items()}
+            for seconds, row in found.items()
+        },
+        "plain_seconds_a_shard": marginal(found[0.0], "plain"),
+        "with_flow_seconds_a_shard": marginal(found[0.0], "flow"),
+        "wall_seconds": {f"{seconds:g} s": row for seconds, row in found.items()},
+    }
+
+
+def marginal(found: dict[int, Sides], side: str) -> float:
+    """Wall seconds of one more shard, between the two longest runs."""
+    few, many = sorted(found)[-2:]
+    return (median(found[many][side]) - median(found[few][side])) / (many - few)
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def sides(plan: Root, seconds: float, turns: int) -> Sides:
+    """Wall seconds of a flow and of its workers alone, in turns; and CPU seconds of Prefect."""
+    found: Sides = {"flow": [], "plain": [], "prefect_cpu": []}
+    with idle_workers(seconds):
+        for _ in range(turns):
+            before = prefect_cpu()
+            found["flow"].append(timed(by_flow, copied(plan)))
+            time.sleep(SETTLE_S)
+            found["prefect_cpu"].append(prefect_cpu() - before)
+            found["plain"].append(timed(by_workers, copied(plan)))
+    return found
+
+
+def timed(side: Any, root: Root) -> float:
+    start = time.perf_counter()
+    side(root)
+    seconds = time.perf_counter() - start
+    assert not root.missing(), "not all shards were made"
+    return seconds
+
+
+def by_flow(root: Root) -> None:
+    from flows.build import resume
+
+    resume(root, slots=SLOTS)
+
+
+def by_workers(root: Root) -> None:
+    """The same commands that a flow's slots run, and nobody who watches them."""
+    from flows import child, slot
+    from flows.slot_settings import SlotSettings
+
+    settings = SlotSettings(SLOTS)
+    workers = []
+    for number in range(SLOTS):
+        arguments = slot.worker_arguments(root.url, number, SLOTS, settings=settings)
+        command = child.python_module(slot.WORKER, *arguments)
+        workers.append(child.start(command, stdout=subprocess.DEVNULL))
+    for worker in workers:
+        assert worker.wait() == 0
+        child.end(worker)
+
+
+def prefect_cpu() -> float:
+    """CPU seconds so far of this process, where the flow runs, and of the server beside it."""
+    server = [c for c in psutil.Process().children() if "flows.server" in c.cmdline()]
+    times = [process.cpu_times() for process in (psutil.Process(), *server)]
+    return sum(each.user + each.system for each in times)

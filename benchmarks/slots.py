@@ -1,0 +1,60 @@
+"""Two slots on two cores against one: the quickstart's own models in real worker processes."""
+
+import os
+import time
+from typing import Any
+
+from benchmarks.idle import apart, copied, planned_root
+from benchmarks.measure import Result, ratio
+from data.root import Root
+
+SHARDS, TURNS = 60, 3
+SERIES, PAIRS = 6, 45  # of a shard, in one batch; of the digits
+BAR = 1.7
+
+
+def run() -> Result:
+    cores = os.cpu_count()
+    result = Result("slots", f"{SHARDS} shards of {SERIES} series through the flow, {cores} cores")
+    found = apart(measured)
+    working = {slots: [turn["working"] for turn in turns] for slots, turns in found.items()}
+    speedup = ratio(working[1], working[2])
+    result.at_least("shards a second, two slots over one", speedup["ratio"], BAR)
+    result.figures |= {"speedup": speedup, "wall_seconds": found}
+    return result
+
+
+def measured() -> dict[int, list[dict[str, float]]]:
+    """Seconds of builds by their number of slots, in turns."""
+    from flows.server import prefect_server
+
+    plan = planned_root(
+        f"mixing.groups_per_pair={SHARDS * SERIES // PAIRS}",
+        f"shards.groups_per_shard={SERIES}",
+        f"shards.groups_per_batch={SERIES}",
+    )
+    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    with prefect_server():
+        for _ in range(TURNS):
+            for slots, turns in found.items():
+                turns.append(built(copied(plan), slots))
+    return found
+
+
+def built(root: Root, slots: int) -> dict[str, float]:
+    """Seconds a shard from the first commit to the last, when models are loaded, and of all.
+
+    Each worker has one thread (OMP_NUM_THREADS=1), so one slot uses one core.
+    """
+    from flows.build import resume
+
+    start = time.perf_counter()
+    resume(root, slots=slots)
+    whole = time.perf_counter() - start
+    times = sorted(commit_times(root))
+    return {"working": (times[-1] - times[0]) / (len(times) - 1), "whole": whole}
+
+
+def commit_times(root: Root) -> list[float]:
+    facts: dict[str, Any] = root.store.facts("shards")
+    return [fact.modified for name, fact in facts.items() if name.endswith(".json")]
