@@ -50,7 +50,8 @@ def report(result: Result, server_s: float, found: dict[float, dict[int, Sides]]
         for seconds, row in found.items()
     }
     counts = sorted(over[0.0])
-    a_shard, fixed = np.polyfit(counts, [over[0.0][count] for count in counts], 1)
+    line = np.polyfit(counts, [over[0.0][count] for count in counts], 1)
+    a_shard, fixed = (float(value) for value in line)
     work_s = MANY * SHARD_S / SLOTS
     share = (server_s + max(over[1.0][MANY], fixed + MANY * a_shard)) / work_s
     result.at_most(f"overhead of {MANY} shards of {SHARD_S:g} s, all of it", share, BAR)
@@ -58,8 +59,8 @@ def report(result: Result, server_s: float, found: dict[float, dict[int, Sides]]
     result.at_most(f"overhead a shard of {SHARD_S:g} s, a running server", each, BAR)
     result.figures |= {
         "server_start_seconds": server_s,
-        "flow_fixed_seconds": float(fixed),
-        "flow_seconds_a_shard": float(a_shard),
+        "flow_fixed_seconds": fixed,
+        "flow_seconds_a_shard": a_shard,
         "overhead_seconds_a_shard": {
             f"{seconds:g} s": {count: value / count for count, value in row.items()}
             for seconds, row in over.items()

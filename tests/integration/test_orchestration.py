@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from data.leases import living
 from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
@@ -180,7 +181,7 @@ def survive(config, bucket: str, tmp_path: Path) -> None:
         root = Root(out)
         assert contents(root) == expected
         assert root.verify(full=True) == []
-        assert root.store.list("leases") == []
+        assert living(root.store) == set()  # one killed just after a commit may leave a lease
         begun = [shard for shard, _ in watch.begun]
         workers = {pid for _, pid in watch.begun}
         assert len(begun) - len(set(begun)) <= len(workers.intersection(killed))
