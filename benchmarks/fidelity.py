@@ -41,7 +41,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no such option: {', '.join(sorted(unknown))}")
     from benchmarks.measure import Result, write
-    from flows.server import prefect_server
+    from flows.server.run_server import prefect_server
 
     result = Result("fidelity", "approximate options: the gate, and a classifier trained on each")
     with prefect_server(), tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:

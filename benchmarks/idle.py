@@ -54,7 +54,7 @@ def idle_workers(seconds: float = 0.0) -> Iterator[None]:
     Args:
         seconds: that each shard takes, asleep.
     """
-    from flows import slot
+    from flows.slots import slot
 
     kept, slot.WORKER = slot.WORKER, MODULE
     os.environ[SECONDS] = str(seconds)

@@ -31,7 +31,7 @@ def run() -> Result:
 def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
     """Seconds of a server's start, and of the sides by seconds a shard and number of shards."""
     start = time.perf_counter()
-    from flows.server import prefect_server
+    from flows.server.run_server import prefect_server
 
     with prefect_server():
         server_s = time.perf_counter() - start
@@ -114,8 +114,9 @@ def by_flow(root: Root) -> None:
 
 def by_workers(root: Root) -> None:
     """The same commands that a flow's slots run, and nobody who watches them."""
-    from flows import child, slot
-    from flows.slot_settings import SlotSettings
+    from flows import child
+    from flows.slots import slot
+    from flows.slots.settings import SlotSettings
 
     settings = SlotSettings(SLOTS)
     workers = []
@@ -130,6 +131,6 @@ def by_workers(root: Root) -> None:
 
 def prefect_cpu() -> float:
     """CPU seconds so far of this process, where the flow runs, and of the server beside it."""
-    server = [c for c in psutil.Process().children() if "flows.server" in c.cmdline()]
+    server = [c for c in psutil.Process().children() if "flows.server.run_server" in c.cmdline()]
     times = [process.cpu_times() for process in (psutil.Process(), *server)]
     return sum(each.user + each.system for each in times)

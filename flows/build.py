@@ -14,8 +14,8 @@ from flows.build_end import BuildFailed, refuse_gaps, say_complete
 from flows.build_start import ALL, check_work, opened, put_damage_aside, say_notes
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
-from flows.server import prefect_server
-from flows.slot_settings import SlotSettings
+from flows.server.run_server import prefect_server
+from flows.slots.settings import SlotSettings
 from pipeline.config import BuildConfig
 from pipeline.extension import described, extend_root
 from pipeline.root import checked_plan, create_root, plan_of

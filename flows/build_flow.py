@@ -20,9 +20,9 @@ from flows.build_start import ALL, check_work, opened, put_damage_aside, say_not
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
 from flows.selection import Selection
-from flows.slot import RECORD
-from flows.slot_settings import SlotSettings
-from flows.slots import follow, slots_running
+from flows.slots.running import follow, slots_running
+from flows.slots.settings import SlotSettings
+from flows.slots.slot import RECORD
 from pipeline.fidelity import ensure_fidelity
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import plan_of

@@ -8,7 +8,7 @@ from data.repair import put_aside
 from data.root import Root
 from data.settings import load_settings
 from flows.selection import Selection
-from flows.slot_settings import SlotSettings, check_slots
+from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
 from pipeline.root import create_root, plan_of

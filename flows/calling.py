@@ -12,9 +12,9 @@ from prefect import Flow, get_client, runtime
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 
-from flows.prefect_api import ServerLost, probe
-from flows.server import how_ours_ended
-from flows.server_loss import loss
+from flows.server.loss import loss
+from flows.server.probe import ServerLost, probe
+from flows.server.run_server import how_ours_ended
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from flows.commands import (
     training,
 )
 from flows.errors import RunFailed
-from flows.server_loss import in_words
+from flows.server.loss import in_words
 from flows.terminal import say, say_error, set_up_logging
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
 from data.settings import load_settings
-from flows.server import prefect_server
+from flows.server.run_server import prefect_server
 
 
 def evaluate(

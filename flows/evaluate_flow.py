@@ -11,7 +11,7 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
 from flows.evaluate import measured
 from flows.flow_runs import flow_options, name_of, running
-from flows.slot import RECORD
+from flows.slots.slot import RECORD
 
 
 def run_name(given: Mapping[str, Any]) -> str:

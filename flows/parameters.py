@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from flows.machines import MOST_RESTARTS
-from flows.slot_settings import MOST_SLOTS
+from flows.slots.settings import MOST_SLOTS
 
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 

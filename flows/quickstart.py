@@ -19,7 +19,7 @@ from data.root import Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build import build
-from flows.server import prefect_server
+from flows.server.run_server import prefect_server
 from flows.train import train
 from pipeline.config import BuildConfig
 from pipeline.root import create_root

@@ -21,7 +21,7 @@ from flows.quickstart import (
     make_report,
     train_method,
 )
-from flows.slot import RECORD
+from flows.slots.slot import RECORD
 from pipeline.standins import StandIns
 
 

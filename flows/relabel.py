@@ -9,8 +9,8 @@ from data.label_sets import LabelSet, label_sets
 from data.root import Root
 from data.store import Store
 from flows.relabel_end import RelabelFailed, facts_of
-from flows.server import prefect_server
-from flows.slot_settings import SlotSettings, check_slots
+from flows.server.run_server import prefect_server
+from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks.models import check_clip
 from pipeline.config import AnnotationConfig, BuildConfig
 from pipeline.relabel.sets import (

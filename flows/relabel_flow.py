@@ -18,9 +18,9 @@ from flows.flow_runs import flow_options, name_of, running
 from flows.progress import now_and_then, shown
 from flows.relabel import planned, say_what_lacks
 from flows.relabel_end import facts_of, refuse_gaps
-from flows.slot import RECORD
-from flows.slot_settings import SlotSettings
-from flows.slots import follow, slots_running
+from flows.slots.running import follow, slots_running
+from flows.slots.settings import SlotSettings
+from flows.slots.slot import RECORD
 from pipeline.relabel.prototypes import ensure_set_prototypes
 from pipeline.relabel.sets import IMAGES, relabelled_config
 from pipeline.relabel.stored import label_stored

@@ -22,8 +22,8 @@ from data.files import read_json, write_json
 from data.settings import load_settings
 from data.store import Store
 from flows.errors import RunFailed
-from flows.server import prefect_server
-from flows.slot_settings import MOST_SLOTS
+from flows.server.run_server import prefect_server
+from flows.slots.settings import MOST_SLOTS
 from flows.train import check_launch
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file

@@ -18,8 +18,8 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
-from flows.slot import RECORD
-from flows.slot_settings import MOST_SLOTS
+from flows.slots.settings import MOST_SLOTS
+from flows.slots.slot import RECORD
 from flows.study import StudyFailed, failure_message, prepared
 from flows.study_slot import settings_of, work
 

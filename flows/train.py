@@ -12,7 +12,7 @@ from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 from flows.machines import MOST_RESTARTS, Machines, check_machines
-from flows.server import prefect_server
+from flows.server.run_server import prefect_server
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
 LOOK_S = 1.0

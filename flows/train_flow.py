@@ -29,7 +29,7 @@ from flows.launcher import (
     write_launcher,
 )
 from flows.machines import Machines
-from flows.slot import RECORD
+from flows.slots.slot import RECORD
 from flows.supervise import Outcome, supervise
 from flows.train import checked, claim
 

@@ -37,7 +37,7 @@ KEPT = Path(__file__).parents[1] / "build" / "standins"
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
     """One real Prefect server, with a home of its own; yields its URL."""
-    from flows.server import prefect_server
+    from flows.server.run_server import prefect_server
 
     with prefect_server() as url:
         yield url

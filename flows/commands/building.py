@@ -20,7 +20,7 @@ from flows.commands.options import (
     chosen,
 )
 from flows.costs import SHARE
-from flows.slot_settings import SlotSettings
+from flows.slots.settings import SlotSettings
 from flows.terminal import emit_facts
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def deploy(
 def _automations() -> dict[str, str]:
     from prefect.client.orchestration import get_client
 
-    from flows.automations import ensure_automations
+    from flows.deployments.automations import ensure_automations
 
     with get_client(sync_client=True) as client:
         return ensure_automations(client)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from data.ranges import parse_ranges
-from flows.slot_settings import MOST_SLOTS
+from flows.slots.settings import MOST_SLOTS
 
 if TYPE_CHECKING:
     from data.shard_numbers import ShardNumbers

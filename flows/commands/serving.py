@@ -22,9 +22,9 @@ def server(
     check: Annotated[bool, typer.Option("--check", help="check everything, start nothing")] = False,
 ) -> None:
     """Run a Prefect server that stays; beyond the loopback with a key alone."""
-    from flows import serve
+    from flows.server import standing
 
-    serving = serve.prepare(host, port, database)
-    emit_facts(serve.described(serving), as_json=False)
+    serving = standing.prepare(host, port, database)
+    emit_facts(standing.described(serving), as_json=False)
     if not check:
-        serve.start(serving)
+        standing.start(serving)

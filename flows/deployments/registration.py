@@ -9,7 +9,7 @@ from data.errors import InputError
 from flows.deployments.catalogue import FLOWS, Deployable
 from flows.deployments.pools import job_variables, ready_pool
 from flows.deployments.settings import DeploySettings, check_settings, no_such
-from flows.prefect_api import require_server
+from flows.server.probe import require_server
 
 if TYPE_CHECKING:
     from prefect import Flow

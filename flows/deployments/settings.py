@@ -10,7 +10,7 @@ import yaml
 
 from data.errors import InputError
 from flows.deployments.catalogue import FLOWS
-from flows.slot_settings import DEVICES
+from flows.slots.settings import DEVICES
 
 POOL = "semix"
 TYPES = ("process", "docker", "kubernetes")

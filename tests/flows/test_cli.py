@@ -298,7 +298,7 @@ def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, a
     process = start("resume", unfinished, "--slots", "2")
     until(lambda: len(children(process, "pipeline.worker")) == 2)
     ours = psutil.Process(process.pid).children(recursive=True)
-    assert children(process, "flows.server")
+    assert children(process, "flows.server.run_server")
     process.kill()
     process.communicate()
     until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)

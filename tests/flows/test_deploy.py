@@ -11,9 +11,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.importtools import import_object
 
 from data.errors import InputError
-from flows.automations import ensure_automations
 from flows.commands.deploying import deploy as command
 from flows.deployments import DeploySettings, deploy
+from flows.deployments.automations import ensure_automations
 from flows.deployments.catalogue import FLOWS
 from flows.deployments.pools import ENVIRONMENT
 from flows.deployments.settings import TYPES, check_settings, pairs

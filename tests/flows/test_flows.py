@@ -25,7 +25,7 @@ from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
 from flows.build_start import check_work, opened
 from flows.flow_runs import running
-from flows.slot_settings import SlotSettings
+from flows.slots.settings import SlotSettings
 from pipeline.root import create_root
 
 CHECKOUT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import pytest
 
 from data.leases import claim
 from data.store import Store
-from flows import run_lease as module
-from flows.run_lease import FlowEnded, run_lease
+from flows.slots import run_lease as module
+from flows.slots.run_lease import FlowEnded, run_lease
 
 NAME = "leases/run.json"
 

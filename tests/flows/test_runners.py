@@ -23,9 +23,9 @@ from prefect.context import FlowRunContext
 from data.errors import InputError
 from data.progress import Progress
 from data.root import Root
-from flows.run_lease import FORGOTTEN_AFTER_S
-from flows.slot_settings import SlotSettings
-from flows.slots import follow, slots_running
+from flows.slots.run_lease import FORGOTTEN_AFTER_S
+from flows.slots.running import follow, slots_running
+from flows.slots.settings import SlotSettings
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from tests.integration.conftest import contents
@@ -233,7 +233,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         with pytest.raises(ValueError, match="enough"):
             make.with_options(name="left")(root.url, settings, enough=1)
         assert workers(root) == []
-        script = "from flows.slot_settings import SlotSettings\n"
+        script = "from flows.slots.settings import SlotSettings\n"
         script += "from tests.flows.test_runners import make\n"
         script += f"make({root.url!r}, {settings!r})"
         paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
@@ -259,7 +259,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
 def test_a_cluster_that_does_not_answer_is_named(
     runner, address, said, started, prefect_api, monkeypatch
 ):
-    monkeypatch.setattr("flows.runners.dask.CONNECT_S", 2)
+    monkeypatch.setattr("flows.slots.runners.dask.CONNECT_S", 2)
     settings = SlotSettings(runner=runner, cluster=address)
     with pytest.raises(InputError, match=rf"cluster = {address}: {said}"):
         make(started.url, settings)

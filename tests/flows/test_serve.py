@@ -16,9 +16,9 @@ from prefect.settings import (
 )
 
 from data.errors import InputError
-from flows import serve, server_backends
-from flows.serve import check_key, check_port, is_loopback
-from flows.server_backends import check_database, check_redis
+from flows.server import backends, standing
+from flows.server.backends import check_database, check_redis
+from flows.server.standing import check_key, check_port, is_loopback
 from tests.servers import free_port
 
 KEY = "semix:3f1c0a97be2d4856"
@@ -56,7 +56,7 @@ def test_a_key_that_can_be_guessed_is_refused(password):
 
 
 def test_the_key_that_the_remedy_makes_is_one():
-    program = serve.MAKE_KEY.split('"')[1]
+    program = standing.MAKE_KEY.split('"')[1]
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     check_key(made.stdout.strip(), "0.0.0.0")
 
@@ -101,7 +101,7 @@ def test_a_database_that_does_not_answer_is_named():
 
 
 def test_a_sqlite_file_that_is_locked_or_none_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_backends, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(backends, "TIMEOUT_S", 0.1)
     path = tmp_path / "prefect.db"
     url = f"sqlite+aiosqlite:///{path}"
     assert check_database(url) == url  # not there yet: the server makes it
@@ -130,7 +130,7 @@ def test_redis_that_does_not_answer_is_named(monkeypatch):
 def test_what_the_owner_set_wins_by_any_of_its_names(monkeypatch):
     monkeypatch.setenv("PREFECT_SERVER_CSRF_PROTECTION_ENABLED", "false")  # an older name
     monkeypatch.setenv("PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED", "events")
-    chosen = serve.environment(Settings(), origin="http://127.0.0.1:4200")
+    chosen = standing.environment(Settings(), origin="http://127.0.0.1:4200")
     assert "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED" not in chosen
     assert chosen["PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED"] == "events"
     assert chosen["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
@@ -147,7 +147,7 @@ def test_what_the_owner_set_wins_by_any_of_its_names(monkeypatch):
 def test_the_server_speaks_for_itself():
     """Importing flows silences Prefect's console, for runs; a server's warnings are wanted."""
     assert os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] == "CRITICAL"
-    chosen = serve.environment(Settings(), origin="")
+    chosen = standing.environment(Settings(), origin="")
     assert "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL" not in chosen
 
 
@@ -155,14 +155,14 @@ def test_a_server_tells_what_clients_set(tmp_path):
     database = f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
     port = free_port()
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: KEY}):
-        told = serve.described(serve.prepare("0.0.0.0", port, database))
+        told = standing.described(standing.prepare("0.0.0.0", port, database))
     name = socket.gethostname()
     assert told["on clients"].startswith(f"export PREFECT_API_URL=http://{name}:{port}/api; ")
     assert "export PREFECT_API_AUTH_STRING=" in told["on clients"]
     assert KEY.partition(":")[2] not in json.dumps(told)
     assert told["database"] == database
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: database}):
-        told = serve.described(serve.prepare(port=port))
+        told = standing.described(standing.prepare(port=port))
     assert told["pages"] == f"http://127.0.0.1:{port}"
     assert told["authentication"].startswith("off")
     assert not Path(tmp_path / "prefect.db").exists()

@@ -8,15 +8,15 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-import flows.server
+import flows.server.run_server
 from flows import child
-from flows.server import Server, prefect_server
+from flows.server.run_server import Server, prefect_server
 
 
 def servers() -> list[int]:
     """Process ids of the server processes that we started."""
     found = psutil.Process().children()
-    return [process.pid for process in found if "flows.server" in process.cmdline()]
+    return [process.pid for process in found if "flows.server.run_server" in process.cmdline()]
 
 
 def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def test_the_server_knows_its_own_pages_address(prefect_api):
 
 def test_a_configured_server_is_used(prefect_api):
     code = (
-        "from flows.server import prefect_server\nimport flows.server, psutil\n"
+        "from flows.server.run_server import prefect_server\nimport psutil\n"
         "with prefect_server() as url: print(url, len(psutil.Process().children()))"
     )
     done = in_a_new_process(code, PREFECT_API_URL=prefect_api)
@@ -56,7 +56,7 @@ def test_a_configured_server_is_used(prefect_api):
 
 
 def test_a_configured_server_that_is_not_there_is_named():
-    code = "from flows.server import prefect_server\nwith prefect_server(): pass"
+    code = "from flows.server.run_server import prefect_server\nwith prefect_server(): pass"
     done = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server" in done.stderr
 
@@ -76,4 +76,4 @@ def test_nothing_is_reported_to_anyone(prefect_api):
     assert os.environ["DO_NOT_TRACK"] == "1"
     environment = psutil.Process(servers()[0]).environ()
     assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
-    assert flows.server.SETTINGS.items() <= environment.items()
+    assert flows.server.run_server.SETTINGS.items() <= environment.items()

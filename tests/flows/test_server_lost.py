@@ -20,8 +20,8 @@ from data.root import Root
 from flows import child
 from flows.cli import explain
 from flows.errors import RunFailed
-from flows.prefect_api import ServerLost, probe, require_server
-from flows.server_settings import SETTINGS
+from flows.server.probe import ServerLost, probe, require_server
+from flows.server.settings import SETTINGS
 
 KEY = "semix:a-key-of-the-tests"
 
@@ -43,7 +43,7 @@ class PrefectServer:
             listener.bind(("127.0.0.1", self.port))
             listener.listen()
             self.process = child.start(
-                child.python_module("flows.server", str(listener.fileno())),
+                child.python_module("flows.server.run_server", str(listener.fileno())),
                 environment=SETTINGS
                 | {
                     "PREFECT_API_URL": "",
@@ -191,9 +191,10 @@ def flow_on(server, monkeypatch):
     from prefect import flow
 
     from flows.calling import call_flow
-    from flows.server import prefect_server
+    from flows.server.run_server import prefect_server
 
-    monkeypatch.setattr("flows.server._ours", None)  # else the server of all tests is used
+    # else the server of all tests is used
+    monkeypatch.setattr("flows.server.run_server._ours", None)
 
     def run(function, *, before=lambda: None):
         with client_of(server.url), prefect_server():
@@ -321,7 +322,7 @@ def test_a_locked_database_holds_nothing_up(server, build, until):
 
 @pytest.mark.slow
 def test_our_own_server_on_a_locked_database_says_so(tmp_path):
-    code = "from flows.cli import explain\nfrom flows.server import prefect_server\n"
+    code = "from flows.cli import explain\nfrom flows.server.run_server import prefect_server\n"
     code += "import sys\ntry:\n with prefect_server(): pass\n"
     code += "except Exception as error: sys.exit(explain(error))"
     home = {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": ""}

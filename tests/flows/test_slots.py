@@ -15,11 +15,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE
-from flows.runners.local import local_slots
-from flows.slot import RETRIES, SILENCE_S, WorkerFailed, WorkerLost, generate, worker_arguments
-from flows.slot_log import SlotLog, slot_log
-from flows.slot_settings import MOST_SLOTS, SlotSettings, check_slots, is_here
-from flows.slots import slots_running
+from flows.slots.log import SlotLog, slot_log
+from flows.slots.runners.local import local_slots
+from flows.slots.running import slots_running
+from flows.slots.settings import MOST_SLOTS, SlotSettings, check_slots, is_here
+from flows.slots.slot import (
+    RETRIES,
+    SILENCE_S,
+    WorkerFailed,
+    WorkerLost,
+    generate,
+    worker_arguments,
+)
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -82,7 +89,7 @@ def test_local_slots_have_a_gpu_each(monkeypatch):
 def test_an_extra_that_is_not_installed_is_named(runner, monkeypatch):
     missing = f"prefect_{runner}"
     monkeypatch.setattr(
-        "flows.slot_settings.find_spec", lambda name: None if name == missing else find_spec(name)
+        "flows.slots.settings.find_spec", lambda name: None if name == missing else find_spec(name)
     )
     with pytest.raises(InputError, match=rf"not installed; pip install 'semix\[{runner}\]'"):
         check_slots(SlotSettings(runner=runner))

@@ -19,8 +19,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
 
 from data.root import Root
-from flows.automations import RESUME, STOP, ZOMBIES, ensure_automations
 from flows.deployments import DeploySettings, deploy
+from flows.deployments.automations import RESUME, STOP, ZOMBIES, ensure_automations
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from tests.integration.conftest import contents

@@ -15,8 +15,8 @@ import yaml
 
 from data.errors import InputError
 from data.root import Root
-from flows import serve
-from flows.server_backends import check_database, check_redis
+from flows.server import standing
+from flows.server.backends import check_database, check_redis
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
@@ -97,7 +97,7 @@ def make_bucket(servers: Team, folder: Path) -> str:
     ("key", "told"), [(None, "asks for a key"), ("semix:another", "refuses the key")]
 )
 def test_only_the_key_opens_the_server(servers: Team, key, told):
-    from flows.prefect_api import require_server
+    from flows.server.probe import require_server
 
     with as_client(servers, key), pytest.raises(InputError, match=told):
         require_server(servers.url)
@@ -131,7 +131,7 @@ def test_refusals_of_database_and_redis_are_named(servers: Team, tmp_path, monke
     from prefect.settings import Settings
 
     given = servers.shipped.environment("server", tmp_path)
-    url, password = given[serve.DATABASE], servers.shipped.secrets["POSTGRES_PASSWORD"]
+    url, password = given[standing.DATABASE], servers.shipped.secrets["POSTGRES_PASSWORD"]
     with pytest.raises(InputError, match="it refuses this user or password") as caught:
         check_database(url.replace(password, "wrong"))
     assert "wrong" not in str(caught.value)

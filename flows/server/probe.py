@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from data.errors import InputError
 from data.store.urls import shown
-from flows import client_settings
 from flows.errors import RunFailed
+from flows.server import client_settings
 
 if TYPE_CHECKING:  # the command line starts without it
     import httpx

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.gpus import visible_gpus
-from flows.runners.place import Place, Record, quiet, shared_threads
-from flows.slot_settings import SlotSettings, slots_here
+from flows.slots.runners.place import Place, Record, quiet, shared_threads
+from flows.slots.settings import SlotSettings, slots_here
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 from data.label_sets import LabelSet
 from data.progress import Progress
 from data.root import Root
-from flows.runners.local import local_slots
-from flows.runners.place import Place, SlotFuture
-from flows.slot import generate, worker_arguments
-from flows.slot_settings import SlotSettings, check_slots
+from flows.slots.runners.local import local_slots
+from flows.slots.runners.place import Place, SlotFuture
+from flows.slots.settings import SlotSettings, check_slots
+from flows.slots.slot import generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
 END_S = 30.0  # until slots elsewhere have noticed that they must end
@@ -48,11 +48,11 @@ def slots_running(
 def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
     # Dask and Ray are extras, and take seconds to import.
     if settings.runner == "dask":
-        from flows.runners.dask import dask_slots
+        from flows.slots.runners.dask import dask_slots
 
         return dask_slots(settings, url)
     if settings.runner == "ray":
-        from flows.runners.ray import ray_slots
+        from flows.slots.runners.ray import ray_slots
 
         return ray_slots(settings, url)
     return local_slots(settings)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from prefect_dask import DaskTaskRunner
 
 from data.errors import InputError
-from flows.run_lease import run_lease
-from flows.runners.place import Place, quiet, shared_threads
-from flows.slot_settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+from flows.slots.run_lease import run_lease
+from flows.slots.runners.place import Place, quiet, shared_threads
+from flows.slots.settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
 
 CONNECT_S = 30
 

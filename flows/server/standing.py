@@ -65,7 +65,7 @@ def prepare(host: str = "", port: int = 0, database: str = "") -> Serving:
     """
     from prefect.settings import get_current_settings
 
-    from flows.server_backends import check_database, check_redis
+    from flows.server.backends import check_database, check_redis
 
     settings = get_current_settings()
     host, port = host or settings.server.api.host, port or settings.server.api.port

@@ -12,8 +12,8 @@ from prefect.cache_policies import NO_CACHE
 
 from data.leases import TIME_TO_LIVE
 from flows.child import python_module
-from flows.slot_log import SlotLog, slot_log
-from flows.slot_settings import SlotSettings
+from flows.slots.log import SlotLog, slot_log
+from flows.slots.settings import SlotSettings
 from flows.supervise import Heartbeat, Outcome, Stop, supervise
 
 WORKER = "pipeline.worker"  # the module of a worker process

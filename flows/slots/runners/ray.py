@@ -14,9 +14,9 @@ from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
 from data.errors import InputError
-from flows.run_lease import run_lease
-from flows.runners.place import Place, Record, SlotFuture, quiet, shared_threads
-from flows.slot_settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+from flows.slots.run_lease import run_lease
+from flows.slots.runners.place import Place, Record, SlotFuture, quiet, shared_threads
+from flows.slots.settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes

@@ -3,7 +3,7 @@
 from typing import Any
 
 from data.store.urls import shown
-from flows.prefect_api import ServerLost, failure_words
+from flows.server.probe import ServerLost, failure_words
 
 # By name, so that the command line can ask without Prefect, which takes a second to import.
 ANSWERS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")

@@ -1,7 +1,7 @@
 """The Prefect server of a run: the configured one, else one of our own on the loopback.
 
 Without a configured server every process that runs a flow would start one, all on the same
-SQLite file. `python -m flows.child flows.server SOCKET` is the server process.
+SQLite file. `python -m flows.child flows.server.run_server SOCKET` is the server process.
 """
 
 import gc
@@ -21,10 +21,10 @@ from urllib.request import ProxyHandler, build_opener
 
 from flows import child
 from flows.errors import RunFailed
-from flows.prefect_api import probe, require_server
-from flows.prefect_queues import drop_rest, send_rest
-from flows.server_loss import loss
-from flows.server_settings import SETTINGS
+from flows.server.loss import loss
+from flows.server.probe import probe, require_server
+from flows.server.queues import drop_rest, send_rest
+from flows.server.settings import SETTINGS
 
 log = logging.getLogger("semix.server")
 
@@ -152,7 +152,7 @@ def _start() -> Server:
         port = listener.getsockname()[1]
         url = f"http://127.0.0.1:{port}/api"
         process = child.start(
-            child.python_module("flows.server", str(listener.fileno())),
+            child.python_module("flows.server.run_server", str(listener.fileno())),
             environment={**SETTINGS, "PREFECT_API_URL": "", "PREFECT_UI_API_URL": url},
             pass_fds=(listener.fileno(),),
             stdout=output,

@@ -1,0 +1,1 @@
+"""Prefect servers: the one of a run, the one that stays, and what a client sends and meets."""
