@@ -33,8 +33,10 @@ def _needed(subject: Subject) -> float | None:
     if subject.build is None:
         return None
     try:
-        found = [weights(path) for _, path in folders(subject).values() if path is not None]
+        found = [weights(path) if path else {} for _, path in folders(subject).values()]
     except Exception:  # what is wrong with them is said with the models
+        return None
+    if not all(found):  # a model that is not here yet
         return None
     return BYTES[subject.dtype] * sum(sum(files.values()) for files in found)
 

@@ -13,7 +13,7 @@ from data.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from calib.config import TrainConfig
-    from flows.prefect_api import ServerFacts
+    from flows.server.probe import ServerFacts
     from pipeline.config import BuildConfig
 
 PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -48,7 +48,7 @@ class Subject:
         """What the configured Prefect server says; None without one."""
         from prefect.settings import PREFECT_API_URL
 
-        from flows.prefect_api import probe
+        from flows.server.probe import probe
 
         url = PREFECT_API_URL.value()
         return probe(url) if url else None

@@ -96,6 +96,7 @@ def test_another_protocol_is_named(home):
 def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config, home, tmp_path):
     status, found = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
     assert status == 1 and "not a diffusers directory" in found["models"]["remedy"]
+    assert "weights" not in found["memory"]["found"]  # there are none to tell of
     damaged = tmp_path / "damaged"
     shutil.copytree(hasty_config.generator.model, damaged)
     weights = next(damaged.glob("unet/*.safetensors"))
@@ -109,6 +110,7 @@ def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monk
     hub = ("--set", "generator.model=nobody/no-model", "--set", f"generator.revision={'a' * 40}")
     status, found = doctor(config_file, *hub)
     assert status == 0 and "`hf download`" in found["generator.model"]["remedy"]
+    assert "weights" not in found["memory"]["found"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     status, found = doctor(config_file, *hub)
     assert status == 1 and "unset HF_HUB_OFFLINE" in found["generator.model"]["remedy"]

@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
+from flows.deployments import DeploySettings, deploy
 from flows.train import train
 from tests.calib.runs import assert_same_results
 from tests.trainings import (
@@ -28,26 +29,35 @@ from tests.trainings import (
 
 CHECKOUT = Path(__file__).parents[2]
 EPOCHS = 12
-SERVE = """
+NAME = "cancelled"  # of the deployment, and of its work pool
+SERVE = f"""
 from flows.train_flow import train_flow
-train_flow.serve("cancelled", pause_on_shutdown=False)
+train_flow.serve("{NAME}", pause_on_shutdown=False)
 """
+COMMANDS = {
+    "serve": ("-c", SERVE),
+    "work pool": ("-m", "prefect", "worker", "start", "--pool", NAME, "--name", NAME),
+}
 
 
-@pytest.fixture
-def served(prefect_api: str, tmp_path: Path) -> Iterator[subprocess.Popen]:
+@pytest.fixture(params=COMMANDS)
+def served(
+    request: pytest.FixtureRequest, prefect_api: str, tmp_path: Path
+) -> Iterator[subprocess.Popen]:
     """A process that runs what is asked of the deployment semix-train/cancelled."""
+    if request.param == "work pool":
+        deploy(DeploySettings(pool=NAME, flows=("train",), create_pool=True))
     environment = {
         **os.environ,
         "PREFECT_API_URL": prefect_api,
         "PYTHONPATH": str(CHECKOUT),
         "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PREFECT_LOGGING_LEVEL": "INFO",
     }
+    command = [sys.executable, *COMMANDS[request.param]]
     with (tmp_path / "serve.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE], env=environment, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         yield process
         process.terminate()
         process.wait(60)
@@ -66,7 +76,7 @@ def started(client: SyncPrefectClient, config: Path, run: Path) -> FlowRun:
 
     def deployed() -> bool:
         with suppress(ObjectNotFound):
-            found.append(client.read_deployment_by_name("semix-train/cancelled").id)
+            found.append(client.read_deployment_by_name(f"semix-train/{NAME}").id)
         return bool(found)
 
     wait_until(deployed)
@@ -76,7 +86,8 @@ def started(client: SyncPrefectClient, config: Path, run: Path) -> FlowRun:
 
 def flow_processes(served: subprocess.Popen) -> list[psutil.Process]:
     found = psutil.Process(served.pid).children()
-    return [process for process in found if "spawn_main" in " ".join(process.cmdline())]
+    kinds = ("spawn_main", "prefect.flow_engine", "flow-run execute")
+    return [one for one in found if any(kind in " ".join(one.cmdline()) for kind in kinds)]
 
 
 @pytest.mark.slow

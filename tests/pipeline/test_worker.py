@@ -293,7 +293,7 @@ def test_a_million_shards_are_walked_without_a_copy_of_them():
     finally:
         tracemalloc.stop()
     assert walked == total
-    assert peak < 10_000  # bytes
+    assert peak < 10**6  # bytes: a copy takes 8e6; other threads of this process allocate too
     first = list(islice(share.in_order(range(total), total), 3))
     assert first == [300_001, 300_009, 300_017]
 
