@@ -14,11 +14,11 @@ from calib.checkpoint import Checkpoint, save_checkpoint
 from calib.divergence import Diverged
 from calib.middle import Middle
 from calib.progress import Progress
+from calib.run_folder import HISTORY
 from calib.stopping import Interrupted, Stop, Stopped, Vote
 from calib.trackers import Tracking
 from data.files import write_atomically
 
-HISTORY = "history.jsonl"
 CHECKPOINT = "checkpoint"
 
 Figures = dict[str, float | None]

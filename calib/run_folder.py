@@ -12,6 +12,7 @@ from data.fingerprint import fingerprint
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
+HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 2  # of evaluation.json
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"

@@ -2,7 +2,8 @@
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,7 +15,7 @@ from calib.config import TrainConfig
 from calib.run_folder import EVALUATION, is_measured
 from data.settings import load_settings
 from flows import parameters as p
-from flows.artifacts import artifact_key, link_to, result_table
+from flows.artifacts import artifact_key, link_to, result_table, training_artifact
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.launcher import (
@@ -86,10 +87,10 @@ def train_flow(
     with running("train"):
         settings = load_settings(TrainConfig, config, overrides)
         run = checked(settings, out, together, restarts=restarts)
+        key = artifact_key("train", str(run))
         if not is_measured(settings, run):
-            see_through(settings, run, together, resume=resume, restarts=restarts)
+            see_through(settings, run, together, resume=resume, restarts=restarts, key=key)
         if machine_rank == 0:
-            key = artifact_key("train", str(run))
             result_table([run], key=key)
             link_to(run / EVALUATION, key=key)
         return {
@@ -101,15 +102,32 @@ def train_flow(
 
 
 def see_through(
-    settings: TrainConfig, run: Path, machines: Machines, *, resume: bool, restarts: int
+    settings: TrainConfig,
+    run: Path,
+    machines: Machines,
+    *,
+    resume: bool,
+    restarts: int,
+    key: str,
 ) -> None:
-    """Launch the trainer, and again with --resume where it was lost."""
+    """Launch the trainer, and again with --resume where it was lost.
+
+    Args:
+        key: of the artifact that shows how far it is; the first machine's grows.
+    """
     trainer = ["--config", str(claim(settings, run, machines)), *["--resume"] * resume]
-    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
+    grows = machines.rank == 0
+    showing = training_artifact(settings, run, key=key) if grows else nullcontext(_nothing)
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder, showing as show:
         launcher = write_launcher(settings, Path(folder), machines)
         command = launch_command(launcher, trainer, num_processes=machines.here)
         restarting = launch.with_options(retries=restarts, retry_delay_seconds=pauses(restarts))
-        restarting(command, trainer_environment(machines), restarts)
+        restarting(command, trainer_environment(machines), restarts, show)
+        show()
+
+
+def _nothing() -> None:
+    pass
 
 
 def pauses(restarts: int) -> list[float]:
@@ -122,12 +140,18 @@ def worth_a_restart(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bo
 
 
 @task(task_run_name="accelerate launch", retry_condition_fn=worth_a_restart, **RECORD)
-def launch(command: Sequence[str], environment: Mapping[str, str], restarts: int = 0) -> None:
+def launch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    restarts: int = 0,
+    show: Callable[[], None] = _nothing,
+) -> None:
     """Run the trainer to its end; Prefect starts it again where it was lost.
 
     Args:
         environment: changes to our own.
         restarts: how many there may be.
+        show: called with every line, as an epoch has one.
 
     Raises:
         TrainFailed: with the exit status and the trainer's last lines.
@@ -139,6 +163,7 @@ def launch(command: Sequence[str], environment: Mapping[str, str], restarts: int
         words.extend(last_word(line))
         if not line.startswith(REFUSAL):  # the exception will say it
             log.info("%s", line)
+        show()
 
     restart = runtime.task_run.run_count - 1
     if restart:

@@ -6,6 +6,7 @@ from flows.artifacts.progress_artifact import growing_artifact, progress_artifac
 from flows.artifacts.publishing import artifact_key
 from flows.artifacts.result_table import link_to, markdown_file, result_table
 from flows.artifacts.series_sheet import series_sheet
+from flows.artifacts.training_artifact import training_artifact
 
 __all__ = [
     "artifact_key",
@@ -17,4 +18,5 @@ __all__ = [
     "progress_artifact",
     "result_table",
     "series_sheet",
+    "training_artifact",
 ]

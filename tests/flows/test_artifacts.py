@@ -10,7 +10,10 @@ from PIL import Image
 from prefect import flow, runtime
 from prefect.artifacts import Artifact, create_markdown_artifact
 
+from calib.config import TrainConfig
+from data.files import write_json
 from data.progress import Progress
+from data.settings import load_settings
 from flows.artifacts import (
     artifact_key,
     build_summary,
@@ -24,8 +27,10 @@ from flows.artifacts.build_summary import summary
 from flows.artifacts.publishing import only_shown
 from flows.artifacts.result_table import as_markdown
 from flows.artifacts.series_sheet import MOST_TEXT, as_text
+from flows.artifacts.training_artifact import training_progress
 from flows.flow_runs import running
 from tests.handmade import make_root
+from tests.trainings import SETTINGS
 
 HALF = Progress(
     shards=4,
@@ -81,6 +86,17 @@ def test_results_as_a_table():
         "| CE \\| x | 90.00 ± 1.00 | 5.00 ± 0.20 | 1.23 | 0.400 ± 0.100 | 0.400 ± 0.100 |"
     )
     assert note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
+
+
+def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):
+    settings = load_settings(TrainConfig, {**SETTINGS, "seeds": [0, 1, 2], "epochs": 4})
+    assert training_progress(settings, tmp_path) == (0.0, "0 of 3 seeds measured")
+    write_json(tmp_path / "seed-0" / "evaluation.json", {})
+    (tmp_path / "seed-0" / "history.jsonl").write_text("{}\n" * 2)  # ended early
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1" / "history.jsonl").write_text("{}\n" * 2)
+    share, words = training_progress(settings, tmp_path)
+    assert (share, words) == (0.5, "1 of 3 seeds measured, seed 1: epoch 2 of 4")
 
 
 def test_a_picture_shrinks_until_it_fits():

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from urllib.request import urlopen
 
 import pytest
 from prefect import flow
 
 from data.errors import InputError
+from flows.artifacts import artifact_key
 from flows.machines import Machines
 from flows.train import train
 from flows.train_flow import TrainerLost, TrainFailed, launch, pauses
@@ -32,6 +34,9 @@ def test_training_leaves_an_evaluation(prefect_api, config, tmp_path, caplog):
         run = train(config, tmp_path / "run", overrides=["seeds=[3]"])
     lines = [record.message for record in caplog.records if record.name == "semix.train"]
     assert lines[0].startswith("quick seed 3 base 1/1")  # not a warning of accelerate
+    key = artifact_key("train", str(run))
+    progress = json.load(urlopen(f"{prefect_api}/artifacts/{key}/latest"))
+    assert (progress["data"], progress["description"]) == (100.0, "1 of 1 seeds measured")
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert [(row["stage"], row["seed"]) for row in rows] == [("base", 3)]
     with pytest.raises(InputError, match=r"epochs: 1 there, 2 now"):
