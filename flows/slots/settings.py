@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from socket import SOCK_STREAM, getaddrinfo, socket
+from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
 from data.errors import InputError
 from data.part import parse_part
@@ -15,6 +15,9 @@ LOCAL = "local"
 PACKAGES = {"dask": "prefect_dask", "ray": "prefect_ray"}  # each an extra of that name
 RUNNERS = (LOCAL, *PACKAGES)
 DEVICES = ("auto", "cpu", "cuda")
+AUTO = "auto"  # the Ray cluster that this machine belongs to
+ADDRESSES = {"dask": "tcp://HOST:8786", "ray": "ray://HOST:10001, or auto"}
+CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def check_slots(settings: SlotSettings) -> None:
 
     Raises:
         InputError: what cannot be, an extra that is not installed, a GPU that is not here, or a
-            cluster that would not reach the Prefect server.
+            cluster that does not answer or would not reach the Prefect server.
     """
     if not 0 <= settings.count <= MOST_SLOTS:
         remedy = f"0 to {MOST_SLOTS}; more machines take a part each, with --range i/n"
@@ -67,6 +70,7 @@ def check_slots(settings: SlotSettings) -> None:
         raise InputError("device", settings.device, remedy)
     if settings.cluster:  # its other machines are looked at once it is reached
         refuse_unreachable_server(settings.cluster, [settings.cluster])
+        _refuse_silence(settings)
 
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
@@ -84,12 +88,21 @@ def _check_runner(settings: SlotSettings) -> None:
         raise InputError("runner", settings.runner, remedy)
 
 
-def is_here(address: str) -> bool:
-    """Whether tcp://HOST:PORT, ray://HOST:PORT, HOST:PORT or HOST is this machine.
+def _refuse_silence(settings: SlotSettings) -> None:
+    """Ray itself would go on asking for minutes."""
+    port = re.search(r":(\d+)$", settings.cluster)
+    if port is None:
+        return
+    try:
+        create_connection((_host(settings.cluster), int(port[1])), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        remedy = f"nothing answers there ({error}); write {ADDRESSES[settings.runner]}"
+        raise InputError("cluster", settings.cluster, remedy) from None
 
-    `auto` is: the Ray cluster that this machine belongs to.
-    """
-    if address == "auto":
+
+def is_here(address: str) -> bool:
+    """Whether tcp://HOST:PORT, ray://HOST:PORT, HOST:PORT, HOST or AUTO is this machine."""
+    if address == AUTO:
         return True
     try:
         found = getaddrinfo(_host(address), 0, type=SOCK_STREAM)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from socket import socket
+from socket import create_server, socket
 from subprocess import PIPE, STDOUT
 from typing import Any
 
@@ -59,9 +59,9 @@ def started(built: Root, hasty_config, tmp_path: Path) -> Root:
 
 @pytest.fixture(scope="module")
 def slow_config(make_config, hasty_standins):
-    """A build that is not done before one has looked."""
-    changes = ("generator.steps=40", "shards.groups_per_shard=1", "shards.groups_per_batch=1")
-    return make_config(hasty_standins, *changes)
+    """A build of 4,500 shards, which is not done before those who forget its flow end."""
+    shards = ("shards.groups_per_shard=1", "shards.groups_per_batch=1")
+    return make_config(hasty_standins, "mixing.groups_per_pair=100", "generator.steps=40", *shards)
 
 
 def children(*words: str) -> list[psutil.Process]:
@@ -248,19 +248,11 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         assert root.missing()
 
 
-@pytest.mark.parametrize(
-    ("runner", "address", "said"),
-    [
-        ("dask", "tcp://127.0.0.1:9", "no Dask scheduler answers there"),
-        ("ray", "127.0.0.1:9", "no Ray cluster answers there"),
-    ],
-)
-@pytest.mark.slow  # Ray looks for a minute
-def test_a_cluster_that_does_not_answer_is_named(
-    runner, address, said, started, prefect_api, monkeypatch
-):
+def test_what_is_no_scheduler_is_named(started, prefect_api, monkeypatch):
     monkeypatch.setattr("flows.slots.runners.dask.CONNECT_S", 2)
-    settings = SlotSettings(runner=runner, cluster=address)
-    with pytest.raises(InputError, match=rf"cluster = {address}: {said}"):
-        make(started.url, settings)
+    with create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        said = f"cluster = {address}: no Dask scheduler answers there"
+        with pytest.raises(InputError, match=said):
+            make(started.url, SlotSettings(runner="dask", cluster=address))
     assert started.store.list("leases") == []

@@ -6,7 +6,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from socket import gethostname
+from socket import create_server, gethostname
 from typing import Any
 
 import pytest
@@ -45,6 +45,18 @@ CHECKOUT = Path(__file__).parents[2]
             r"cluster = tcp://10\.0\.0\.1:8786: its machines cannot reach a Prefect server on this "
             r"machine's loopback; set PREFECT_API_URL",
         ),
+        (
+            SlotSettings(runner="dask", cluster="tcp://127.0.0.1:9"),
+            r"cluster = tcp://127\.0\.0\.1:9: nothing answers there .* write tcp://HOST:8786",
+        ),
+        (
+            SlotSettings(runner="ray", cluster="127.0.0.1:9"),
+            r"cluster = 127\.0\.0\.1:9: nothing answers there .* write ray://HOST:10001, or auto",
+        ),
+        (
+            SlotSettings(runner="ray", cluster="127.0.0.1:100000"),
+            r"cluster = 127\.0\.0\.1:100000: nothing answers there",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(settings, said, prefect_api):
@@ -53,13 +65,15 @@ def test_what_cannot_be_is_refused_before_anything_starts(settings, said, prefec
 
 
 def test_what_can_be_is_let_through(prefect_api):
-    for settings in (
-        SlotSettings(),
-        SlotSettings(MOST_SLOTS, range="3/4", device="cpu"),
-        SlotSettings(runner="dask", cluster="tcp://127.0.0.1:8786"),
-        SlotSettings(runner="ray", cluster="auto", device="cuda"),  # its slots look for GPUs
-    ):
-        check_slots(settings)
+    with create_server(("127.0.0.1", 0)) as listening:
+        scheduler = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        for settings in (
+            SlotSettings(),
+            SlotSettings(MOST_SLOTS, range="3/4", device="cpu"),
+            SlotSettings(runner="dask", cluster=scheduler),
+            SlotSettings(runner="ray", cluster="auto", device="cuda"),  # its slots look for GPUs
+        ):
+            check_slots(settings)
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_told_at_once(monkeypatch):

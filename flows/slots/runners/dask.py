@@ -1,18 +1,28 @@
 """Slots as tasks of a Dask cluster: an existing one, or one of this machine for the run."""
 
+import asyncio
 import logging
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from distributed import Security
+from distributed.comm import connect
 from prefect_dask import DaskTaskRunner
 
 from data.errors import InputError
 from flows.slots.run_lease import run_lease
 from flows.slots.runners.place import Place, quiet, shared_threads
-from flows.slots.settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+from flows.slots.settings import (
+    ADDRESSES,
+    MOST_SLOTS,
+    SlotSettings,
+    refuse_unreachable_server,
+    slots_here,
+)
 
-CONNECT_S = 30
+CONNECT_S = 30.0
 
 
 @contextmanager
@@ -39,6 +49,7 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
 
 def _runner(settings: SlotSettings, folder: str) -> DaskTaskRunner:
     if settings.cluster:
+        _require_scheduler(settings.cluster)
         return DaskTaskRunner(address=settings.cluster, client_kwargs={"timeout": CONNECT_S})
     own = {
         "n_workers": slots_here(settings),
@@ -53,14 +64,24 @@ def _runner(settings: SlotSettings, folder: str) -> DaskTaskRunner:
     return DaskTaskRunner(cluster_kwargs=own)
 
 
+def _require_scheduler(cluster: str) -> None:
+    """Raises InputError: what listens there is none. Dask's client waits for its word for ever."""
+
+    async def greet() -> None:
+        own = Security().get_connection_args("client")
+        (await connect(cluster, timeout=CONNECT_S, **own)).abort()
+
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a loop already
+        try:
+            thread.submit(asyncio.run, asyncio.wait_for(greet(), CONNECT_S)).result()
+        except (OSError, TypeError, ValueError) as error:
+            reason = str(error) or "it says nothing"
+            remedy = f"no Dask scheduler answers there ({reason}); write {ADDRESSES['dask']}"
+            raise InputError("cluster", cluster, remedy) from None
+
+
 def _workers(runner: DaskTaskRunner, settings: SlotSettings) -> int:
-    try:
-        workers = list(runner.client.nthreads())  # their addresses
-    except (OSError, ValueError) as error:
-        if not settings.cluster:
-            raise
-        remedy = f"no Dask scheduler answers there ({error}); write tcp://HOST:8786"
-        raise InputError("cluster", settings.cluster, remedy) from None
+    workers = list(runner.client.nthreads())  # their addresses
     if not workers:
         remedy = "this Dask cluster has no workers; start some with `dask worker`"
         raise InputError("cluster", settings.cluster, remedy)

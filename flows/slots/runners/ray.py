@@ -16,7 +16,14 @@ from prefect_ray.context import remote_options
 from data.errors import InputError
 from flows.slots.run_lease import run_lease
 from flows.slots.runners.place import Place, Record, SlotFuture, quiet, shared_threads
-from flows.slots.settings import MOST_SLOTS, SlotSettings, refuse_unreachable_server, slots_here
+from flows.slots.settings import (
+    ADDRESSES,
+    AUTO,
+    MOST_SLOTS,
+    SlotSettings,
+    refuse_unreachable_server,
+    slots_here,
+)
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes
@@ -59,8 +66,8 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
             raise
         first = (str(error).splitlines() or [""])[0]
         remedy = (
-            f"no Ray cluster answers there ({first}); write ray://HOST:10001, or auto; where it "
-            "asks for a token, set RAY_AUTH_MODE=token"
+            f"no Ray cluster answers there ({first}); write {ADDRESSES['ray']}; where it asks for "
+            "a token, set RAY_AUTH_MODE=token"
         )
         raise InputError("cluster", settings.cluster, remedy) from None
     try:
@@ -78,8 +85,8 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
 
 def _runner(settings: SlotSettings) -> "RayTaskRunner[Record]":
     # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
-    if settings.cluster == "auto":
-        return RayTaskRunner(init_kwargs={"address": "auto", **SILENT})
+    if settings.cluster == AUTO:
+        return RayTaskRunner(init_kwargs={"address": AUTO, **SILENT})
     if settings.cluster:
         return RayTaskRunner(address=settings.cluster, init_kwargs=SILENT)
     own = {
