@@ -21,6 +21,7 @@ from calib.evaluate import evaluate_seed, write_evaluation
 from calib.head_stage import HeadStage
 from calib.micro_batches import check_shares
 from calib.parameters import one_of
+from calib.processes import leave_group
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -194,11 +195,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INPUT_ERROR
     except Diverged as error:
         print(f"diverged: {error}", file=sys.stderr)
-        return DIVERGED
+        return _ended(DIVERGED)
     except Interrupted as stopped:
         print(f"interrupted: {stopped}; go on with --resume", file=sys.stderr)
-        return TERMINATED
-    return 0
+        return _ended(TERMINATED)
+    return _ended(0)
+
+
+def _ended(status: int) -> int:
+    """All processes came to this end; bad input may be met by some of them alone."""
+    leave_group()
+    return status
 
 
 def parser() -> argparse.ArgumentParser:

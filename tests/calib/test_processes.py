@@ -47,7 +47,7 @@ from calib.base_stage import BaseStage
 from calib.classifier import load_classifier
 from calib.config import TrainConfig
 from calib.divergence import Diverged
-from calib.train import make_accelerator, train
+from calib.train import main, make_accelerator, train
 from calib.head_stage import HeadStage
 from calib.stopping import Interrupted, Vote
 from calib.split_outputs import SplitOutputs
@@ -116,6 +116,8 @@ try:
     stage.train_epoch(0)
 except Diverged as error:
     print(f"ended: {error}", flush=True)
+assert main(["--config", str(run / "config.json")]) == 0
+assert not torch.distributed.is_initialized()
 """
 
 
