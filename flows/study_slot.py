@@ -17,9 +17,9 @@ from calib.study.failures import note_failure
 from data.errors import InputError
 from data.settings import load_settings
 from flows.gpus import visible_gpus
+from flows.launcher import DIVERGENCE, GRACE_S, REFUSAL, launch_command, launcher_settings
 from flows.slots.slot import RECORD
 from flows.supervise import Outcome, supervise
-from flows.train_flow import DIVERGENCE, GRACE_S, REFUSAL, launch_command, launcher_settings
 
 log = logging.getLogger("semix.study")
 

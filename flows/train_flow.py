@@ -25,7 +25,6 @@ from flows.launcher import (
     REFUSAL,
     last_word,
     launch_command,
-    launcher_settings,
     trainer_environment,
     write_launcher,
 )
@@ -33,17 +32,6 @@ from flows.machines import Machines
 from flows.slots.slot import RECORD
 from flows.supervise import Outcome, supervise
 from flows.train import checked, claim
-
-__all__ = [
-    "DIVERGENCE",
-    "GRACE_S",
-    "REFUSAL",
-    "TrainFailed",
-    "TrainerLost",
-    "launch_command",
-    "launcher_settings",
-    "train_flow",
-]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
