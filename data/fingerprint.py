@@ -34,12 +34,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_digest(folder: Path) -> str:
-    """Digest of every file below `folder`: names and contents, not dates or location."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return fingerprint({path.relative_to(folder).as_posix(): file_digest(path) for path in files})
-
-
 def _refuse_unstable(value: Any, place: str) -> None:
     if value is None or isinstance(value, bool | int | str):
         return

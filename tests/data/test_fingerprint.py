@@ -1,7 +1,7 @@
 import pytest
 
 from data.errors import InputError
-from data.fingerprint import canonical_json, fingerprint, folder_digest
+from data.fingerprint import canonical_json, fingerprint
 
 
 def test_key_order_and_tuples_do_not_matter():
@@ -14,12 +14,3 @@ def test_key_order_and_tuples_do_not_matter():
 def test_values_without_a_stable_form_are_refused_by_their_path(value):
     with pytest.raises(InputError, match=r"settings\.part"):
         fingerprint({"part": value})
-
-
-def test_folder_digest_sees_names_and_contents_but_not_location(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name / "sub").mkdir(parents=True)
-        (tmp_path / name / "sub" / "file").write_text("same")
-    assert folder_digest(tmp_path / "one") == folder_digest(tmp_path / "two")
-    (tmp_path / "two" / "sub" / "file").write_text("other")
-    assert folder_digest(tmp_path / "one") != folder_digest(tmp_path / "two")
