@@ -65,7 +65,7 @@ def build_flow(
         if lacking:
             settings = SlotSettings(slots, runner, cluster, range, device)
             check_work(root, settings)
-            prepare(root)
+            prepare(root, device=settings.flow_device)
             errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
         else:
             say_complete(root, selection)
@@ -80,26 +80,26 @@ def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
     return {"plan": root.plan["digest"], "lacking": len(selection.wanted(root))}
 
 
-def prepare(root: Root) -> None:
+def prepare(root: Root, *, device: str) -> None:
     """What all shards need, before any is made."""
     config = plan_of(root).config
     say_notes(config)
-    prototypes(root)
+    prototypes(root, device)
     if config.generator.approximate.active:
-        fidelity(root)
+        fidelity(root, device)
 
 
 @task(task_run_name="prototypes", **RECORD)
-def prototypes(root: Root) -> None:
+def prototypes(root: Root, device: str) -> None:
     """Measured again if they were put aside; they must then be those that shards carry."""
-    ensure_prototypes(root)
+    ensure_prototypes(root, device=device)
     refuse_other_prototypes(root)
 
 
 @task(task_run_name="fidelity", **RECORD)
-def fidelity(root: Root) -> None:
+def fidelity(root: Root, device: str) -> None:
     log.info("comparing approximate images with exact ones before any shard is made")
-    ensure_fidelity(root)
+    ensure_fidelity(root, device=device)
 
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:

@@ -74,7 +74,7 @@ def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
     source, errors = labels.plan["features"], []
     what = "images" if source == IMAGES else "stored features"
     log.info("label set %s: %d shards from %s", labels.digest[:12], len(missing), what)
-    prototypes(labels)
+    prototypes(labels, settings.flow_device)
     if source == IMAGES:
         errors = label_images(labels, settings, key=key)
     else:
@@ -83,8 +83,8 @@ def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
 
 
 @task(task_run_name="prototypes", **RECORD)
-def prototypes(labels: LabelSet) -> None:
-    ensure_set_prototypes(labels)
+def prototypes(labels: LabelSet, device: str) -> None:
+    ensure_set_prototypes(labels, device=device)
 
 
 def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[str]:

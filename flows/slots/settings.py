@@ -44,6 +44,11 @@ class SlotSettings:
         """Whether all slots are on this machine, started by this run."""
         return not self.cluster
 
+    @property
+    def flow_device(self) -> str:
+        """What the flow's own process uses; slots on a cluster may have GPUs that it has not."""
+        return "cpu" if self.device == "cpu" else "auto"
+
 
 def slots_here(settings: SlotSettings) -> int:
     """How many slots there are on this machine: by default one a visible GPU, or one."""

@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE
+from flows import build_flow
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.runners.local import local_slots
 from flows.slots.running import slots_running
@@ -74,6 +75,16 @@ def test_what_can_be_is_let_through(prefect_api):
             SlotSettings(runner="ray", cluster="auto", device="cuda"),  # its slots look for GPUs
         ):
             check_slots(settings)
+
+
+@pytest.mark.parametrize(("device", "own"), [("cpu", "cpu"), ("auto", "auto"), ("cuda", "auto")])
+def test_prototypes_are_measured_where_the_slots_may_work(device, own, built, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "flows.build_flow.ensure_prototypes", lambda _, device: asked.append(device)
+    )
+    build_flow.prototypes.fn(built, SlotSettings(runner="ray", device=device).flow_device)
+    assert asked == [own]
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_told_at_once(monkeypatch):
