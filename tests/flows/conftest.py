@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
+from uuid import UUID
 
 import psutil
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
 
 
 @pytest.fixture
@@ -57,5 +61,27 @@ def artifacts_of(prefect_api: str) -> Callable[[object], dict[str, dict[str, Any
             {"Content-Type": "application/json"},
         )
         return {artifact["key"]: artifact for artifact in json.load(urlopen(request))}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
+    """ended_tasks(flow run's id, count): its tasks by name, once the server tells of so many ends.
+
+    A server records tasks from their events, so they come a moment after their run. Too few of
+    them after a while are returned as they are, for a test's own words.
+    """
+
+    def read(flow_run: UUID, count: int, timeout_s: float = 60) -> dict[str, TaskRun]:
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+        deadline = time.monotonic() + timeout_s
+        with get_client(sync_client=True) as client:
+            while True:
+                tasks = client.read_task_runs(flow_run_filter=chosen, limit=9)
+                ended = [task for task in tasks if task.state and task.state.is_final()]
+                if len(ended) >= count or time.monotonic() > deadline:
+                    return {task.name: task for task in tasks}
+                time.sleep(0.1)
 
     return read
