@@ -1,24 +1,21 @@
 """Further labels over a root's images: which shards a set covers, and what it says of them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from data.errors import InputError
 from data.failures import FailedShards, Failures
-from data.label_records import Record, read_set_record, read_shard_labels, write_record
+from data.label_files import SETS, LabelFiles
+from data.label_records import Record, read_set_record, write_record
 from data.labelled_folder import LabelledFolder
 from data.progress import Progress
-from data.root import Root, spec_digest
-from data.schemas import PER_FOLDER
+from data.root import Root
 from data.shard_numbers import ShardNumbers
-from data.shards import shard_name
 from data.store import Store
 from data.tombstones import numbered_folders
 
-SETS = "labels"
 SHORTEST = 6  # digits that may stand for a digest
-AT_ONCE = 64  # label files read at once; a shard's are some ten kilobytes
 
 
 class LabelSet:
@@ -38,7 +35,8 @@ class LabelSet:
         self.root = root
         self.store = root.store
         self.digest = _resolved(root, digest)
-        self.folder = f"{SETS}/{self.digest}"
+        self._files = LabelFiles(self.store, self.digest)
+        self.folder = self._files.folder
         self.plan: Record = _read_plan(root, self.digest)
         self._seen: dict[int, LabelledFolder] = {}
         self._failures = Failures(Store(f"{root.url}/{self.folder}"))
@@ -51,11 +49,11 @@ class LabelSet:
         """A thousand shards at a time: commit records of the images, and heads of labels that
         are of just these."""
         for images in self.root.folders():
-            yield images, self._of_images(images)
+            yield images, self._files.heads_of(images)
 
     def heads(self, number: int) -> dict[int, Record]:
         """As in `committed`, of the shards from 1000 x `number` on."""
-        return self._of_images(self.root.folder(number))
+        return self._files.heads_of(self.root.folder(number))
 
     def committed(self) -> dict[int, Record]:
         """By shard what its labels say but the labels: images, number of groups, features.
@@ -81,8 +79,7 @@ class LabelSet:
 
     def head(self, shard: int) -> Record | None:
         """As in `committed`, of one shard and read now, whatever images it is of."""
-        found = self._read_some([shard])
-        return _head(found[shard]) if shard in found else None
+        return self._files.head(shard)
 
     def labels(self, shard: int) -> dict[int, Record]:
         """weights, labels and what else the rule gives, by group number.
@@ -90,17 +87,7 @@ class LabelSet:
         Raises:
             ValueError: the shard is not labelled, its labels are damaged, or of other images.
         """
-        name, images = self.name(shard), self.root.record(shard)
-        try:
-            record = read_shard_labels(self.store.get(name))
-        except FileNotFoundError:
-            raise ValueError(f"{name}: shard {shard} has no labels of this set") from None
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        if not self._in_place(record, shard):
-            raise ValueError(f"{name}: these labels are of another set or shard")
-        if images is None or record["images"] != images["sha256"]:
-            raise ValueError(f"{name}: these labels are of other images; run `semix relabel`")
+        record = self._files.read(shard, images=self.root.record(shard))
         return {series.pop("group"): series for series in record["groups"]}
 
     def commit(
@@ -115,17 +102,8 @@ class LabelSet:
         Raises:
             ValueError: they would not be read back, as a label that is not a number.
         """
-        record = {"spec": spec_digest(self.digest, shard), "shard": shard, "images": images}
-        record |= {"groups": groups} | ({"features": features} if features else {})
-        content = write_record(record)
-        read_shard_labels(content)
-        name = self.name(shard)
-        if self.store.create(name, content):
-            return True
-        if self.is_committed(shard, images):
-            return False
-        self.store.put(name, content)  # what stood there was damaged, or of earlier images
-        return True
+        labels: Record = {"images": images, "groups": groups}
+        return self._files.write(shard, labels | ({"features": features} if features else {}))
 
     def record_failure(self, shard: int, error: Record) -> None:
         """Write `failed/...N.json` of this set for the next free attempt number N."""
@@ -169,10 +147,11 @@ class LabelSet:
 
     def name(self, shard: int) -> str:
         """Where a shard's labels are."""
-        return f"{self.stem(shard)}.json"
+        return self._files.name(shard)
 
     def stem(self, shard: int) -> str:
-        return shard_name(shard).replace("shards", self.folder, 1)
+        """The same without its ending, for what is stored beside them."""
+        return self._files.stem(shard)
 
     def _unlabelled(self) -> ShardNumbers:
         return ShardNumbers.spans([(0, self.root.plan["num_shards"])]) - self.done()
@@ -194,45 +173,16 @@ class LabelSet:
     def _update(self, number: int, digest: str, count: int) -> None:
         """Read labels of one folder that are new, or not of the images that are there now."""
         seen = self._seen.setdefault(number, LabelledFolder(number))
-        facts = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
-        shards = range(number * PER_FOLDER, (number + 1) * PER_FOLDER)
-        listed = {s: facts[self.name(s)] for s in shards if self.name(s) in facts}
+        listed = self._files.listed(number)
         if seen.is_as_before(digest, listed):
             return
         unsettled = seen.reopen(digest, listed)
         images = {s: e["sha256"] for s, e in self.root.folder(number, only=unsettled).items()}
         unread = [shard for shard in images if not seen.knows(shard, images[shard])]
-        for start in range(0, len(unread), AT_ONCE):
-            for shard, record in self._read_some(unread[start : start + AT_ONCE]).items():
-                seen.learn(shard, record["images"], len(record["groups"]))
+        for shard, head in self._files.heads(unread):
+            seen.learn(shard, head["images"], head["groups"])
         labelled = [shard for shard in images if seen.knows(shard, images[shard])]
         seen.settle(digest, listed, labelled, of=count)
-
-    def _of_images(self, images: Mapping[int, Record]) -> dict[int, Record]:
-        found: dict[int, Record] = {}
-        shards = list(images)
-        for start in range(0, len(shards), AT_ONCE):
-            for shard, record in self._read_some(shards[start : start + AT_ONCE]).items():
-                if record["images"] == images[shard]["sha256"]:
-                    found[shard] = _head(record)
-        return found
-
-    def _read_some(self, shards: Iterable[int]) -> dict[int, Record]:
-        """Labels that can be read and lie in their place; damaged ones count as missing."""
-        names = {self.name(shard): shard for shard in shards}
-        found = {}
-        for name, content in self.store.get_many(list(names)).items():
-            try:
-                record = read_shard_labels(content)
-            except ValueError:
-                continue
-            if self._in_place(record, names[name]):
-                found[names[name]] = record
-        return found
-
-    def _in_place(self, record: Record, shard: int) -> bool:
-        spec = spec_digest(self.digest, shard)
-        return (record["shard"], record["spec"]) == (shard, spec)
 
 
 def label_sets(root: Root) -> list[str]:
@@ -246,10 +196,6 @@ def create_set(root: Root, record: Record) -> LabelSet:
     read_set_record(write_record(record))
     root.store.create(f"{SETS}/{record['digest']}/set.json", write_record(record))
     return LabelSet(root, record["digest"])
-
-
-def _head(record: Record) -> Record:
-    return record | {"groups": len(record["groups"])}
 
 
 def _resolved(root: Root, digest: str) -> str:
