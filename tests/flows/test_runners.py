@@ -231,11 +231,20 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         assert root.missing()
 
 
-def test_what_is_no_scheduler_is_named(started, prefect_api, monkeypatch):
-    monkeypatch.setattr("flows.slots.runners.dask.CONNECT_S", 2)
+@pytest.mark.parametrize(
+    ("runner", "scheme", "named"),
+    [
+        ("dask", "tcp://", "no Dask scheduler"),
+        ("ray", "ray://", "no Ray cluster"),
+        ("ray", "", "no Ray cluster"),
+    ],
+)
+def test_what_listens_and_is_no_cluster_is_named(
+    runner, scheme, named, started, prefect_api, monkeypatch
+):
+    monkeypatch.setattr(f"flows.slots.runners.{runner}.CONNECT_S", 2)
     with create_server(("127.0.0.1", 0)) as other:
-        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        said = f"cluster = {address}: no Dask scheduler answers there"
-        with pytest.raises(InputError, match=said):
-            make(started.url, SlotSettings(runner="dask", cluster=address))
+        address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"cluster = {address}: {named} answers there"):
+            make(started.url, SlotSettings(runner=runner, cluster=address))
     assert started.store.list("leases") == []

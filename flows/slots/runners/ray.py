@@ -2,12 +2,14 @@
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import ray
 from prefect.tasks import Task
 from prefect_ray import RayTaskRunner
@@ -27,6 +29,7 @@ from flows.slots.settings import (
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes
+CONNECT_S = 30.0
 SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
@@ -57,6 +60,8 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
 def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
     """Connected to the cluster; disconnected in the end, and our own one stopped."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if re.search(r":\d+$", settings.cluster):
+        _require_ray(settings.cluster)
     runner = _runner(settings)
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -65,11 +70,7 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
         if not settings.cluster:
             raise
         first = (str(error).splitlines() or [""])[0]
-        remedy = (
-            f"no Ray cluster answers there ({first}); write {ADDRESSES['ray']}; where it asks for "
-            "a token, set RAY_AUTH_MODE=token"
-        )
-        raise InputError("cluster", settings.cluster, remedy) from None
+        raise _no_cluster(settings.cluster, first) from None
     try:
         # Ray takes the signal for itself: whoever is asked to end would end without us.
         if threading.current_thread() is threading.main_thread():
@@ -81,6 +82,29 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
     finally:
         runner.__exit__(None, None, None)
         ray.shutdown()  # the runner leaves connections to existing clusters open
+
+
+def _require_ray(cluster: str) -> None:
+    """Raises InputError: what listens there is no part of Ray, which itself would ask for minutes.
+
+    All of Ray's ports speak gRPC, which a dashboard or a Dask scheduler does not.
+    """
+    if os.environ.get("RAY_USE_TLS", "0") == "1":
+        return  # with certificates that Ray alone knows how to show
+    address = re.sub(r"^[a-z]+://", "", cluster)
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError:
+            raise _no_cluster(cluster, "what listens there does not speak gRPC") from None
+
+
+def _no_cluster(cluster: str, reason: str) -> InputError:
+    remedy = (
+        f"no Ray cluster answers there ({reason}); write {ADDRESSES['ray']}; where it asks for a "
+        "token, set RAY_AUTH_MODE=token"
+    )
+    return InputError("cluster", cluster, remedy)
 
 
 def _runner(settings: SlotSettings) -> "RayTaskRunner[Record]":
