@@ -34,7 +34,9 @@ class Checkpoint:
         load_exactly(module, self.path / f"{name}.safetensors")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.path / f"{name}.safetensors")
+        """In memory: a file that is mapped cannot be removed from a network's disk."""
+        found = load_file(self.path / f"{name}.safetensors")
+        return {name: tensor.clone() for name, tensor in found.items()}
 
     def objects(self) -> dict[str, Any]:
         """Optimiser state and the like, on the CPU. Only plain values and tensors are read."""
@@ -82,7 +84,7 @@ def save_checkpoint(
         sync_folder(folder)
     for other in folder.iterdir():
         if other != target:
-            shutil.rmtree(other)
+            shutil.rmtree(other, ignore_errors=True)  # what stays costs room, not the run
     return target
 
 

@@ -114,10 +114,10 @@ class Walk:
             figures = self._train(stage, epoch)
             last = epoch + 1 == stage.epochs or stage.finished
             stopping = self.vote.look()
-            if self.accelerator.is_main_process:
-                progress.show(epoch + 1, figures, last=last)
             if stopping or last or (epoch + 1) % self.every == 0:
                 self._save(stage, epoch + 1)
+            if self.accelerator.is_main_process:  # after the checkpoint: nobody may be listening
+                progress.show(epoch + 1, figures, last=last)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 

@@ -20,7 +20,6 @@ from calib.run_folder import (
     DATA,
     EVALUATION,
     SCHEMA,
-    measured_as,
     pinned_index,
     run_digest,
     seed_evaluation,
@@ -41,6 +40,7 @@ __all__ = [
     "in_chunks",
     "load_classifier",
     "measure",
+    "measure_again",
     "predict",
     "write_evaluation",
 ]
@@ -64,8 +64,8 @@ def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict
     data = open_data(config, pinned=pinned_index(run), weights=weights, compare_splits=False)
     place = torch.device(device)
     for seed in config.seeds:
-        _evaluate_again(config, data, run, seed=seed, device=place, fresh=fresh)
-    return write_evaluation(config, data, run, device=place)
+        measure_again(config, data, run, seed=seed, device=place, fresh=fresh)
+    return write_evaluation(config, data, run)
 
 
 def evaluate_seed(
@@ -106,20 +106,8 @@ def evaluate_seed(
         write_json(seed_evaluation(run, seed), found)
 
 
-def write_evaluation(
-    config: TrainConfig,
-    data: TrainingData,
-    run: Path,
-    *,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 - a value that nobody changes
-) -> dict[str, Any]:
-    """Gather the seeds' evaluations in the run's `evaluation.json`, which is written last.
-
-    A seed that was measured under other settings of `evaluation` is measured again first.
-    """
-    for seed in config.seeds:
-        if not measured_as(config, read_json(seed_evaluation(run, seed))):
-            _evaluate_again(config, data, run, seed=seed, device=device)
+def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> dict[str, Any]:
+    """Gather the seeds' evaluations in the run's `evaluation.json`, which is written last."""
     seeds = [read_json(seed_evaluation(run, seed)) for seed in config.seeds]
     evaluation = {
         "schema": SCHEMA,
@@ -138,15 +126,26 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
-def _evaluate_again(
+def measure_again(
     config: TrainConfig,
     data: TrainingData,
     run: Path,
     *,
     seed: int,
     device: torch.device,
+    accelerator: "Accelerator | None" = None,
     fresh: bool = False,
 ) -> None:
+    """As `evaluate_seed`, of a seed that may have been measured: its seconds are kept."""
     path = seed_evaluation(run, seed)
     seconds = read_json(path)["seconds"] if path.is_file() else 0.0
-    evaluate_seed(config, data, run, seed=seed, seconds=seconds, device=device, fresh=fresh)
+    evaluate_seed(
+        config,
+        data,
+        run,
+        seed=seed,
+        seconds=seconds,
+        device=device,
+        accelerator=accelerator,
+        fresh=fresh,
+    )

@@ -87,19 +87,23 @@ def measured_as(config: TrainConfig, found: Mapping[str, Any]) -> bool:
     return found.get("schema") == SCHEMA and found.get("evaluation") == settings
 
 
+def measured_otherwise(config: TrainConfig, run: Path) -> list[int]:
+    """Seeds of a run of which all are measured, but these under other settings."""
+    paths = {seed: seed_evaluation(run, seed) for seed in config.seeds}
+    if not all(path.is_file() for path in paths.values()):
+        return []
+    return [s for s, path in paths.items() if not measured_as(config, read_json(path))]
+
+
 def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:
     """Digest of settings and data: equal digests and seeds train equal models."""
     return fingerprint({"config": config.identity(), "data": dict(data)})
 
 
 def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place: Path) -> None:
-    """Raises InputError for the settings, besides seeds and names, that differ."""
-    old, new, outside = _flat(found), _flat(wanted), _flat(OUTSIDE_IDENTITY)
-    differing = sorted(
-        name
-        for name in old.keys() | new.keys()
-        if old.get(name) != new.get(name) and name not in outside
-    )
+    """Raises InputError for the settings that differ, of those that training depends on."""
+    old, new = _flat(_identity(found)), _flat(_identity(wanted))
+    differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if differing:
         shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]
         if len(shown) > SHOWN:
@@ -110,6 +114,17 @@ def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place:
 
 def _begun(run: Path) -> bool:
     return any(run.glob("seed-*"))
+
+
+def _identity(
+    settings: Mapping[str, Any], outside: Mapping[str, Any] = OUTSIDE_IDENTITY
+) -> dict[str, Any]:
+    """As `TrainConfig.identity`, of settings that another version may have written."""
+    found = {name: value for name, value in settings.items() if outside.get(name) is not True}
+    for name, within in outside.items():
+        if within is not True and isinstance(found.get(name), Mapping):
+            found[name] = _identity(found[name], within)
+    return found
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,44 +3,42 @@
 import argparse
 import signal
 import sys
+import traceback
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
 
-from calib.base_stage import BaseStage
-from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
-from calib.classifier import HEAD, MODEL, load_classifier
+from calib.checkpoint import latest_checkpoint
 from calib.config import TrainConfig, check
 from calib.divergence import Diverged
-from calib.epochs import CHECKPOINT, Stage, Walk
-from calib.evaluate import evaluate_seed, write_evaluation
-from calib.head_stage import HeadStage
+from calib.epochs import CHECKPOINT
+from calib.evaluate import measure_again, write_evaluation
 from calib.micro_batches import check_shares
 from calib.parameters import one_of
 from calib.processes import leave_group
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
+    measured_otherwise,
     pin_data,
     pinned_index,
     refuse_differing,
-    run_digest,
     seed_evaluation,
     seed_folder,
 )
 from calib.second_stage.memory import check_memory
 from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
-from calib.trackers import Tracking, require_trackers
+from calib.trackers import require_trackers
+from calib.train_seed import train_seed
 from calib.training_data import TrainingData, open_data
 from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 
-INPUT_ERROR, DIVERGED, TERMINATED = 2, 3, 128 + signal.SIGTERM
+CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
 
 
 def train(
@@ -79,70 +77,26 @@ def train(
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         else:
             accelerator.print(f"{config.name} seed {seed}: done already")
+    measure_otherwise(config, data, run, accelerator=accelerator)
     measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and measured:
-        write_evaluation(config, data, run, device=accelerator.device)
+        write_evaluation(config, data, run)
         print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
     accelerator.wait_for_everyone()  # who launched any of them finds the evaluation
 
 
-def train_seed(
-    config: TrainConfig,
-    data: TrainingData,
-    run: Path,
-    *,
-    seed: int,
-    accelerator: Accelerator,
-    stop: Stop,
+def measure_otherwise(
+    config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
-    """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
-    folder, digest = seed_folder(run, seed), run_digest(config, data.record)
-    label = f"{config.name} seed {seed}"
-    settings = config.model_dump(mode="json")
-    tracking = Tracking(config.trackers, folder, label=label, settings=settings)
-    walk = Walk(
-        folder=folder,
-        label=label,
-        state={"config": config.identity(), "digest": digest},
-        every=config.checkpoint_every,
-        accelerator=accelerator,
-        stop=stop,
-        tracking=tracking,
-    )
-    with closing(tracking):
-        checkpoint = walk.go_on_from(latest_checkpoint(folder / CHECKPOINT))
-        if not is_exported(folder / MODEL, digest):
-            base = BaseStage(config, data, seed=seed, accelerator=accelerator)
-            finish(walk, base, checkpoint, folder / MODEL)
-        if config.head is not None and not is_exported(folder / HEAD, digest):
-            network = load_classifier(run, seed).network
-            head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
-            finish(walk, head, checkpoint, folder / HEAD)
-    with ends_at_once(label):
-        evaluate_seed(
-            config,
-            data,
-            run,
-            seed=seed,
-            seconds=walk.seconds,
-            device=accelerator.device,
-            accelerator=accelerator,
-        )
-    accelerator.wait_for_everyone()
-
-
-def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
-    """Train a stage to its end and export what it has learnt."""
-    own = checkpoint is not None and checkpoint.state["stage"] == stage.name
-    walk.run(stage, checkpoint if own else None)
-    if walk.accelerator.is_main_process:
-        stage.export(path, digest=walk.state["digest"])
-    walk.accelerator.wait_for_everyone()
-    walk.accelerator.free_memory()
-
-
-def is_exported(path: Path, digest: str) -> bool:
-    return read_metadata(path).get("digest") == digest
+    """Measure again the seeds that were measured under other settings, once all are trained."""
+    # The main process decides: files come later to other machines.
+    seeds = broadcast_object_list([measured_otherwise(config, run)])[0]
+    for seed in seeds:
+        with ends_at_once(f"{config.name} seed {seed}"):
+            measure_again(
+                config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
+            )
+        accelerator.wait_for_everyone()
 
 
 def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int]:
@@ -199,6 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as stopped:
         print(f"interrupted: {stopped}; go on with --resume", file=sys.stderr)
         return _ended(TERMINATED)
+    except Exception as error:
+        traceback.print_exc()
+        first = next(iter(str(error).splitlines()), "")
+        print(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
+        return CRASHED  # others may be in an exchange with us: whoever launched us ends them
     return _ended(0)
 
 

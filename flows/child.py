@@ -100,6 +100,9 @@ def _signal_group(group: int, number: int) -> bool:
 def _end_with_parent(grace_s: str) -> None:
     while os.read(0, 4096):
         pass
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # nobody reads them any more, and a last word must not fail for that
+        os.dup2(nowhere, stream)
     # Outside the group, for SIGTERM may end this process before what it has launched.
     subprocess.Popen(
         [*_ourselves(), f"--insist={grace_s}", str(os.getpgrp())],

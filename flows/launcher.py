@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,16 @@ from typing import Any
 from calib.config import TrainConfig
 from flows.child import python_module
 from flows.machines import Machines
+from flows.supervise import Outcome
 
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
 ENDING_S = 10.0  # of that, for torchrun to end processes that did not follow
-# How the trainer begins its last word.
-REFUSAL, DIVERGENCE, INTERRUPTION = "error: ", "diverged: ", "interrupted: "
+# How the trainer begins its last word, the most telling first.
+REFUSAL, DIVERGENCE, CRASH, INTERRUPTION = "error: ", "diverged: ", "crashed: ", "interrupted: "
+WORDS = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
+# As torchrun puts it; others that it ended, or that missed this one, have words of their own.
+KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
+SILENCE = "it gave no reason: a process that was killed, most often for want of memory, has none"
 ALONE = Machines()
 
 
@@ -87,5 +94,29 @@ def trainer_environment(machines: Machines) -> dict[str, str]:
 
 
 def last_word(line: str) -> list[str]:
-    """The line, if the trainer says with it why it ends."""
-    return [line] if line.startswith((REFUSAL, DIVERGENCE, INTERRUPTION)) else []
+    """What the line says, if it says why a training ends."""
+    if found := KILLED.search(line):
+        name = signal.strsignal(int(found[1]))
+        return [f"process {found[2]} of this machine died of signal {found[1]} ({name})"]
+    return [line] if line.startswith(WORDS) else []
+
+
+def most_telling(words: Sequence[str]) -> str:
+    """Of all last words of one training, that which says why it ended; empty if none does.
+
+    Of several processes the first that ends makes the others fail.
+    """
+    for prefix in (REFUSAL, DIVERGENCE):
+        if found := [word for word in words if word.startswith(prefix)]:
+            return found[-1]
+    killed = [word for word in words if not word.startswith(WORDS)]
+    crashed = [word for word in words if word.startswith(CRASH)]
+    return next(iter([*killed, *crashed, *words]), "")
+
+
+def how_it_ended(outcome: Outcome, words: Sequence[str]) -> str:
+    """One line on a training that gave no result: its exit status, and why."""
+    word = most_telling(words)
+    if not word and any(line.startswith("Traceback") for line in outcome.last_lines):
+        word = outcome.last_lines[-1]
+    return f"{outcome}: {word or SILENCE}"

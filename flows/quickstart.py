@@ -19,6 +19,7 @@ from data.root import Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build import build
+from flows.places import training_folder
 from flows.server.run_server import prefect_server
 from flows.train import train
 from pipeline.config import BuildConfig
@@ -60,7 +61,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         InputError: the folder cannot be used, or holds a quickstart of other settings.
         RunFailed: the build or a training failed; the same command goes on.
     """
-    out = out.absolute()
+    out = training_folder(out)
     Store(str(out)).check_writable()
     with prefect_server():
         from flows.calling import call_flow  # Prefect costs seconds: not to refuse

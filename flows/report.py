@@ -6,6 +6,7 @@ from pathlib import Path
 from calib.report import print_table, summary_table, write_report
 from data.errors import InputError
 from data.files import read_json
+from flows.places import own_file
 from flows.terminal import emit, emit_json
 
 
@@ -20,6 +21,7 @@ def report(
     Raises:
         InputError: a run that is not evaluated; no mixed dataset.
     """
+    own_file("--out", out)
     url = mixed or mixed_of(runs)
     write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
     rows = summary_table(runs)

@@ -22,6 +22,7 @@ from data.files import read_json, write_json
 from data.settings import load_settings
 from data.store import Store
 from flows.errors import RunFailed
+from flows.places import training_folder
 from flows.server.run_server import prefect_server
 from flows.slots.settings import MOST_SLOTS
 from flows.train import check_launch
@@ -60,7 +61,7 @@ def study(
         InputError: settings or folder cannot be used; nothing was started.
         StudyFailed: names the cells that are not measured, and why.
     """
-    out = Path(out).absolute()
+    out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
     settings = load_settings(StudyConfig, source, overrides)
     cells, todo = prepared(settings, out, slots=slots or 0, only=only)

@@ -18,6 +18,7 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
+from flows.places import training_folder
 from flows.slots.settings import MOST_SLOTS
 from flows.slots.slot import RECORD
 from flows.study import StudyFailed, failure_message, prepared
@@ -46,7 +47,7 @@ def study_flow(
     Start it again at any time: measured cells are kept, interrupted ones go on.
     """
     with running("study"):
-        place = Path(out).absolute()
+        place = training_folder(out)
         settings = load_settings(StudyConfig, config, overrides)
         cells, todo = prepared(settings, place, slots=slots, only=only)
         count, failed = slots or max(1, len(visible_gpus())), None

@@ -17,7 +17,16 @@ from calib.study.failures import note_failure
 from data.errors import InputError
 from data.settings import load_settings
 from flows.gpus import visible_gpus
-from flows.launcher import DIVERGENCE, GRACE_S, REFUSAL, launch_command, launcher_settings
+from flows.launcher import (
+    DIVERGENCE,
+    GRACE_S,
+    REFUSAL,
+    how_it_ended,
+    last_word,
+    launch_command,
+    launcher_settings,
+    most_telling,
+)
 from flows.slots.slot import RECORD
 from flows.supervise import Outcome, supervise
 
@@ -66,22 +75,24 @@ def train(
         for seed in job.seeds:
             if sibling := take_over(run, seed=seed):
                 log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
-        outcome = _launch(run, job, slots=slots, environment=environment, stop=stop)
+        outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
     except (InputError, OSError) as error:
         note_failure(run, str(error), last_lines=[])
         log.error("%s: %s", name, error)
         return
     if outcome.returncode != 0 and not stop.is_set():
-        note_failure(run, _reason(outcome), last_lines=outcome.last_lines)
-        log.error("%s: %s", name, _reason(outcome))
+        note_failure(run, reason, last_lines=outcome.last_lines)
+        log.error("%s: %s", name, reason)
 
 
 def _launch(
     run: Path, job: Job, *, slots: int, environment: dict[str, str], stop: threading.Event
-) -> Outcome:
-    name = f"{run.parent.name}/{run.name}"
+) -> tuple[Outcome, str]:
+    """How it ended, and the same in one line: what the trainer refused or met."""
+    name, words = f"{run.parent.name}/{run.name}", list[str]()
 
     def on_line(line: str) -> None:
+        words.extend(last_word(line))
         log.info("%s: %s", name, line)
 
     seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
@@ -91,17 +102,13 @@ def _launch(
         trainer = ["--config", str(run / CONFIG), "--resume", *seeds]
         # Trainers beside each other share the machine's cores, as processes of one would.
         command = launch_command(launcher, trainer, num_processes=slots)
-        return supervise(
+        outcome = supervise(
             command, on_line=on_line, environment=environment, stop=stop, grace_s=GRACE_S
         )
-
-
-def _reason(outcome: Outcome) -> str:
-    """One line: what the trainer refused or met, or how it ended and the last thing it said."""
-    words = [line for line in outcome.last_lines if line.startswith((REFUSAL, DIVERGENCE))]
-    if words:
-        return words[-1].removeprefix(REFUSAL)
-    return f"{outcome}: {outcome.last_lines[-1]}" if outcome.last_lines else str(outcome)
+    word = most_telling(words)
+    if word.startswith((REFUSAL, DIVERGENCE)):
+        return outcome, word.removeprefix(REFUSAL)
+    return outcome, how_it_ended(outcome, words)
 
 
 def settings_of(run: Path) -> TrainConfig:

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,8 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        say(f"{clock} {mark}{record.getMessage()}")
+        with suppress(OSError):  # a log on a full disk ends no work
+            say(f"{clock} {mark}{record.getMessage()}")
 
 
 def set_up_logging(*, debug: bool = False) -> None:

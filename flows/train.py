@@ -12,6 +12,7 @@ from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 from flows.machines import MOST_RESTARTS, Machines, check_machines
+from flows.places import training_folder
 from flows.server.run_server import prefect_server
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
@@ -84,14 +85,12 @@ def checked(
         InputError: names the setting or argument that cannot be used.
     """
     check(settings)
-    if "://" in str(run):
-        remedy = "networks are trained in a folder; give one that all processes see"
-        raise InputError("out", run, remedy)
+    folder = training_folder(run)
     if not 0 <= restarts <= MOST_RESTARTS:
         raise InputError("restarts", restarts, f"choose 0 to {MOST_RESTARTS}")
     check_machines(machines)
     check_launch(settings, machines.processes)
-    return Path(run).absolute()
+    return folder
 
 
 def check_launch(settings: TrainConfig, num_processes: int) -> None:

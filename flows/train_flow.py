@@ -21,10 +21,11 @@ from flows.flow_runs import flow_options, name_of, running
 from flows.launcher import (
     DIVERGENCE,
     GRACE_S,
-    INTERRUPTION,
     REFUSAL,
+    how_it_ended,
     last_word,
     launch_command,
+    most_telling,
     trainer_environment,
     write_launcher,
 )
@@ -173,12 +174,11 @@ def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
         words: what trainers said of their end. accelerate turns every exit status into 1, and of
             several processes says so at length.
     """
-    word = words[-1] if words else ""
+    word = most_telling(words)
     if word.startswith(REFUSAL):
         return TrainFailed(word.removeprefix(REFUSAL), exit_status=2)
     if word.startswith(DIVERGENCE):  # going on would come to the same end
         return TrainFailed(f"{word}; the last checkpoint stays")
-    if word.startswith(INTERRUPTION):
-        return TrainFailed(word)
-    lines = [f"training ended: {outcome}", *outcome.last_lines]
+    # Who asks semix to stop does not come here: an interruption, too, is a loss.
+    lines = [f"training ended: {how_it_ended(outcome, words)}", *outcome.last_lines]
     return TrainerLost("\n".join([*lines, "checkpoints stay; go on with --resume"]))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import Json, Url
+from flows.places import own_file
 from flows.terminal import emit_facts
 
 
@@ -41,6 +42,7 @@ def export(
     from data.export.parquet import write_parquet
     from data.export.rows import open_source
 
+    own_file("--to", to)
     source = open_source(
         url,
         index=index or None,

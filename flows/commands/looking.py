@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.options import Json, Url, chosen
+from flows.places import own_file
 from flows.terminal import emit, emit_json
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def browse(
     from data.root import Root
     from data.series import read_series, some_of_all_pairs
 
+    own_file("--out", out)
     root = Root(url)
     wanted = sorted(chosen(groups)) if groups else some_of_all_pairs(root)
     contact_sheet(read_series(root, wanted)).save(out)
@@ -43,6 +45,8 @@ def show(
     from data.root import Root
     from data.series import shard_of
 
+    if out:
+        own_file("--out", out)
     root = Root(url)
     shard = shard_of(root, group)
     record = root.record(shard)

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +47,23 @@ def test_a_new_one_replaces_the_old(tmp_path):
     save(tmp_path, 9, nn.Linear(3, 2))
     save(tmp_path, 10, nn.Linear(3, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["000010"]
+
+
+def test_what_else_lies_there_ends_no_training(tmp_path):
+    save(tmp_path, 9, nn.Linear(3, 2))
+    (tmp_path / ".DS_Store").write_text("")
+    save(tmp_path, 10, nn.Linear(3, 2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".DS_Store", "000010"]
+    assert latest_checkpoint(tmp_path).state == {"epoch": 10}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
+def test_tensors_that_were_read_hold_no_file(tmp_path):
+    """A network's file system keeps a file that is mapped, and its folder with it."""
+    save(tmp_path, 9, nn.Linear(3, 2))
+    tensors = latest_checkpoint(tmp_path).tensors("network")
+    assert tensors["weight"].shape == (2, 3)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_one_in_an_epoch_is_between_those_before_and_after(tmp_path):

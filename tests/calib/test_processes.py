@@ -49,6 +49,7 @@ from calib.config import TrainConfig
 from calib.divergence import Diverged
 from calib.train import main, make_accelerator, train
 from calib.head_stage import HeadStage
+from calib.run_folder import claim_run
 from calib.stopping import Interrupted, Vote
 from calib.split_outputs import SplitOutputs
 from calib.training_data import TrainingData, decode, open_data
@@ -116,6 +117,10 @@ try:
     stage.train_epoch(0)
 except Diverged as error:
     print(f"ended: {error}", flush=True)
+config = load_settings(TrainConfig, run / "config.json", ["evaluation.bins=7"])
+if accelerator.is_main_process:
+    claim_run(config, run)
+accelerator.wait_for_everyone()
 assert main(["--config", str(run / "config.json")]) == 0
 assert not torch.distributed.is_initialized()
 """

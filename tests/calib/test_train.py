@@ -111,6 +111,19 @@ def power_cut_after(epochs: int):
     return stop
 
 
+def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
+    """Who would read the line may be gone, and printing it fail."""
+
+    def show(*arguments, **options) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    monkeypatch.setattr("calib.epochs.Progress.show", show)
+    run = make_run("unheard", "checkpoint_every=1")
+    with pytest.raises(BrokenPipeError):
+        train(run)
+    assert latest_checkpoint(run / "seed-0" / "checkpoint").state["epoch"] == 1
+
+
 def test_the_chosen_epoch_and_the_early_stop_survive_a_resume(make_run):
     overrides = (
         "select=nll",
@@ -151,6 +164,7 @@ def test_a_loss_that_is_no_number_stops_at_once_and_leaves_the_last_checkpoint(m
     assert text.startswith(f"diverged: all seed 0 base epoch {epochs + 1}: step ")
     assert "the real loss is NaN or infinite; lower optimiser.learning_rate" in text
     assert sorted(path.name for path in (run / "seed-0").iterdir()) == [
+        ".lock",
         "checkpoint",
         "history.jsonl",
         "tensorboard",
@@ -185,6 +199,16 @@ def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     places = [(row["seed"], row["stage"]) for row in rows]
     assert places == [(0, "base"), (0, "head"), (1, "base"), (1, "head")]
+
+
+def test_seeds_are_measured_again_under_other_settings(unbroken, make_run, tmp_path):
+    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    before = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
+    make_run("run", "evaluation.bins=7")
+    train(run)
+    assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
+    found = [json.loads((run / name / "evaluation.json").read_text()) for name in ("", "seed-0")]
+    assert [record["evaluation"]["bins"] for record in found] == [7, 7]
 
 
 @pytest.mark.parametrize("state", ["half done", "done"])

@@ -62,7 +62,7 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     )
     until(lambda: list(mac.glob("seed-3/checkpoint/0*")))
     child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 128 + signal.SIGTERM
+    assert child.wait(150) == 128 + signal.SIGTERM
     assert 1 <= len(epochs_of(mac)) < EPOCHS
     assert not (out / "study.json").exists()
 
@@ -103,6 +103,8 @@ def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     with pytest.raises(InputError, match=r"^--only = digits: no cell has this name"):
         study(config, out, only=["digits"])
     assert not out.exists()
+    with pytest.raises(InputError, match=r"^out = gs://bucket/x: networks are trained in a folder"):
+        study(config, "gs://bucket/x")
 
 
 def test_a_failure_names_cells_reasons_and_the_way_on(tmp_path):

@@ -114,6 +114,33 @@ def test_a_child_ends_when_its_parent_is_killed(alive, until, sleeper):
     until(lambda: not alive(child), timeout_s=20)
 
 
+def test_a_child_whose_parent_was_killed_may_still_speak(tmp_path, until):
+    (tmp_path / "lasting.py").write_text(
+        "import pathlib, signal, sys\n"
+        "def end(*_):\n"
+        "    print('x' * 10**6, file=sys.stderr, flush=True)\n"
+        "    print('x' * 10**6, flush=True)\n"
+        "    pathlib.Path(sys.argv[1]).touch()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('begun', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    parent = (
+        "import sys\nfrom flows.child import python_module\nfrom flows.supervise import supervise\n"
+        f"supervise(python_module('lasting', {str(tmp_path / 'saved')!r}),"
+        " on_line=lambda line: print(line, flush=True))"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    process = subprocess.Popen(
+        python(parent), stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert process.stdout.readline() == "begun\n"
+    process.kill()
+    process.communicate()
+    until((tmp_path / "saved").exists, timeout_s=20)
+
+
 def test_a_module_runs_as_python_would_run_it(tmp_path, monkeypatch):
     (tmp_path / "told.py").write_text(
         "import sys; print(__name__, sys.argv[1:], 'prefect' in sys.modules); sys.exit(75)"

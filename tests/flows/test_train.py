@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -9,6 +10,7 @@ from prefect import flow
 
 from data.errors import InputError
 from flows.artifacts import artifact_key
+from flows.launcher import SILENCE
 from flows.machines import Machines
 from flows.train import train
 from flows.train_flow import TrainerLost, TrainFailed, launch, pauses
@@ -70,14 +72,19 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
         train(config, tmp_path / "file" / "run")
 
 
-def test_networks_are_trained_in_a_folder(config):
+@pytest.mark.parametrize("place", ["s3://bucket/run", Path("s3://bucket/run")])
+def test_networks_are_trained_in_a_folder(config, place):
     with pytest.raises(InputError, match=r"^out = s3://bucket/run: networks are trained in a fold"):
-        train(config, "s3://bucket/run")
+        train(config, place)
 
 
 def test_restarts_have_a_limit(config, tmp_path):
     with pytest.raises(InputError, match=r"^restarts = 101: choose 0 to 100"):
         train(config, tmp_path / "run", restarts=101)
+
+
+ENDED = "training ended: exit status 1: "
+KILLED = "E1122 api.py:988] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: /bin/python"
 
 
 @flow(name="launch alone")
@@ -88,11 +95,20 @@ def launch_alone(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "text", "status", "lost"),
     [
-        ("print('epoch 1'); exit(1)", "training ended: exit status 1\nepoch 1\ncheckp", 1, True),
+        ("print('epoch 1'); exit(1)", f"{ENDED}{SILENCE}\nepoch 1\ncheckp", 1, True),
+        ("import lost", f"{ENDED}ModuleNotFoundError: No module named 'lost'\nTr", 1, True),
+        ("print('crashed: E: x'); print(2); exit(1)", f"{ENDED}crashed: E: x\ncr", 1, True),
+        (
+            f"print('crashed: other'); print({KILLED!r}); print('interrupted: x'); exit(1)",
+            f"{ENDED}process 1 of this machine died of signal 9 (Killed)\n",
+            1,
+            True,
+        ),
         ("print('error: run = x: unfinished'); exit(1)", "run = x: unfinished", 2, False),
         ("print('error: a = b: c'); [print(i) for i in range(99)]; exit(1)", "a = b: c", 2, False),
         ("print('diverged: epoch 2'); exit(3)", "diverged: epoch 2; the last ch", 1, False),
-        ("print('interrupted: x; go on'); exit(1)", "interrupted: x; go on", 1, False),
+        ("print('interrupted: x'); exit(1)", f"{ENDED}interrupted: x\n", 1, True),
+        ("print('crashed: y'); print('error: a = b: c'); exit(1)", "a = b: c", 2, False),
     ],
 )
 def test_a_failed_training_says_why(prefect_api, code, text, status, lost):

@@ -52,7 +52,7 @@ def test_sigterm_to_semix_stops_the_trainer_in_the_middle_of_an_epoch(
         )
         wait_until(lambda: epochs_of(run) or process.poll() is not None)
         process.terminate()
-        status = process.wait(100)
+        status = process.wait(150)
         log.seek(0)
         text = log.read()
     assert status == 143, text
