@@ -18,6 +18,7 @@ from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from tests.data.whole_roots import commit_record, prototypes
+from tests.family import below
 from tests.handmade import make_plan
 
 CHECKOUT = Path(__file__).parents[2]
@@ -278,8 +279,7 @@ def unfinished(hasty_config, tmp_path_factory) -> str:
 
 
 def children(process: subprocess.Popen[str], module: str) -> list[psutil.Process]:
-    found = psutil.Process(process.pid).children()
-    return [child for child in found if module in child.cmdline()]
+    return below(process.pid, module, direct=True)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from socket import create_server, socket
@@ -25,6 +25,7 @@ from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
+from tests.family import below
 from tests.integration.conftest import contents
 
 CHECKOUT = Path(__file__).parents[2]
@@ -62,16 +63,7 @@ def slow_config(make_config, hasty_standins):
 
 
 def children(*words: str) -> list[psutil.Process]:
-    """Processes below this one whose command line holds all these words."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            line = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if all(word in line for word in words):
-            found.append(process)
-    return found
+    return below(os.getpid(), *words)
 
 
 def workers(root: Root) -> list[psutil.Process]:
@@ -183,7 +175,8 @@ def test_an_existing_cluster_survives_the_death_of_one_of_its_processes(
     gpus = set()
 
     def victims() -> list[psutil.Process]:
-        gpus.update(worker.environ().get("CUDA_VISIBLE_DEVICES") for worker in workers(started))
+        with suppress(psutil.Error):  # one that ends while we look
+            gpus.update(worker.environ().get("CUDA_VISIBLE_DEVICES") for worker in workers(started))
         return supervisors(started)
 
     with CLUSTERS[runner]() as address:

@@ -11,12 +11,12 @@ import pytest
 import flows.server.run_server
 from flows import child
 from flows.server.run_server import Server, prefect_server
+from tests.family import below
 
 
 def servers() -> list[int]:
     """Process ids of the server processes that we started."""
-    found = psutil.Process().children()
-    return [process.pid for process in found if "flows.server.run_server" in process.cmdline()]
+    return [server.pid for server in below(os.getpid(), "flows.server.run_server", direct=True)]
 
 
 def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from prefect.states import Cancelling
 from flows.deployments import DeploySettings, deploy
 from flows.train import train
 from tests.calib.runs import assert_same_results
+from tests.family import below
 from tests.trainings import (
     checkpoint_of,
     claimed,
@@ -85,9 +86,8 @@ def started(client: SyncPrefectClient, config: Path, run: Path) -> FlowRun:
 
 
 def flow_processes(served: subprocess.Popen) -> list[psutil.Process]:
-    found = psutil.Process(served.pid).children()
     kinds = ("spawn_main", "prefect.flow_engine", "flow-run execute")
-    return [one for one in found if any(kind in " ".join(one.cmdline()) for kind in kinds)]
+    return [one for kind in kinds for one in below(served.pid, kind, direct=True)]
 
 
 @pytest.mark.slow

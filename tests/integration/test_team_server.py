@@ -21,6 +21,7 @@ from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from pipeline.worker import main as quiet_worker
+from tests.family import below
 from tests.integration.conftest import contents
 from tests.servers import Started
 from tests.team import Team, health, team
@@ -163,8 +164,7 @@ def test_a_deployment_is_built_on_the_team_server(
 
 def workers_of(process: Started) -> list[psutil.Process]:
     """The shard workers below a Prefect worker."""
-    below = psutil.Process(process.process.pid).children(recursive=True)
-    return [one for one in below if "pipeline.worker" in one.cmdline()]
+    return below(process.process.pid, "pipeline.worker")
 
 
 @pytest.mark.slow
