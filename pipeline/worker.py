@@ -5,8 +5,8 @@
     python -m pipeline.worker URL --labels DIGEST
 
 makes images, or labels of images that are there. Exit status: 0 nothing is left to do, 1 some
-shards failed (see `failed/`), 75 start me again (the device is in a bad state), 78 the settings
-are wrong, 143 asked to stop, 70 anything else.
+shards failed (see `failed/`), 75 start me again (the device is in a bad state, the store does not
+answer, or shard after shard fails), 78 the settings are wrong, 143 asked to stop, 70 anything else.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -95,7 +96,8 @@ class Worker:
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
         finally:
-            release(self.work.store, lease)
+            with suppress(OSError):  # whoever wants it sees that nobody renews it
+                release(self.work.store, lease)
         return True
 
     def _beat_for(self, lease: int | str) -> Beat:
@@ -106,7 +108,8 @@ class Worker:
             nonlocal renewed
             self.beat()
             if time.monotonic() - renewed >= RENEW_EVERY_S:
-                renew(self.work.store, lease)
+                with suppress(OSError):  # at worst another worker makes the shard as well
+                    renew(self.work.store, lease)
                 renewed = time.monotonic()
 
         return beat
@@ -135,6 +138,10 @@ def main(arguments: list[str] | None = None) -> int:
         return CONFIGURATION
     except DeviceError as error:
         print(f"device error, asking for a new process: {error}", file=sys.stderr)
+        return RESTART
+    except OSError as error:
+        traceback.print_exc()
+        print(f"the store or a file fails, asking for a new process: {error}", file=sys.stderr)
         return RESTART
     except Exception as error:
         traceback.print_exc()

@@ -14,11 +14,14 @@ from data.leases import TIME_TO_LIVE
 from flows.child import python_module
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.settings import SlotSettings
-from flows.supervise import Heartbeat, Outcome, Stop, supervise
+from flows.supervise import POLL_S, Heartbeat, Outcome, Stop, supervise
 
 WORKER = "pipeline.worker"  # the module of a worker process
 RETRIES = 3  # losses in a row without a shard between them, after which a slot is given up
 PAUSE_S = 3.0  # before a lost worker is started again
+# After each further loss in a row ten times as long: together they outlive a store that is away
+# for five minutes.
+PAUSES_GROW, LONGEST_PAUSE_S = 10.0, 300.0
 SILENCE_S = TIME_TO_LIVE  # of a heartbeat; one forward batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
 
@@ -70,6 +73,7 @@ def generate(
         environment: changes to that of the process this runs in.
         shards: only these, as in `3,7-9`; empty for all.
         module: of the process; WORKER by default.
+        pause_s: before the first restart; further ones in a row wait longer.
     Raises:
         WorkerLost: more than RETRIES losses in a row.
         WorkerFailed: at once.
@@ -92,7 +96,21 @@ def generate(
             then = f"restart {losses} of {RETRIES}"
             get_run_logger().warning(f"{text}\n{then}")
             log.warning("%s; %s", reason, then, extra={"told_prefect": True})
-            time.sleep(pause_s)
+            _sleep(pause_after(losses, pause_s), stop)
+            if stop.is_set():
+                raise WorkerFailed(text)
+
+
+def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
+    """Seconds to wait after so many losses in a row."""
+    return min(first_s * PAUSES_GROW ** (losses - 1), LONGEST_PAUSE_S)
+
+
+def _sleep(seconds: float, stop: Stop) -> None:
+    """Until then, or until `stop` is set."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not stop.is_set():
+        time.sleep(POLL_S)
 
 
 def _live(

@@ -1,6 +1,7 @@
 """Settings of slots, their log, and following them; runs of whole builds are elsewhere."""
 
 import importlib.util
+import logging
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ from flows.slots.slot import (
     WorkerFailed,
     WorkerLost,
     generate,
+    pause_after,
     worker_arguments,
 )
 
@@ -300,6 +302,35 @@ def test_only_losses_in_a_row_count(prefect_api, tmp_path, ends, starts):
         assert isinstance(result, WorkerLost)
     else:
         assert result == {"slot": 0, "status": 0, "made": ends.count("1")}
+
+
+def test_pauses_outlive_a_store_that_is_away_for_minutes():
+    assert [pause_after(losses) for losses in (1, 2, 3, 4)] == [3, 30, 300, 300]
+    assert sum(pause_after(losses) for losses in range(1, 1 + RETRIES)) > 300
+    assert pause_after(3, 0.0) == 0
+
+
+def test_a_pause_ends_with_the_flow(prefect_api, tmp_path):
+    worker = as_worker(tmp_path, "short", "import os; os.kill(os.getpid(), 9)")
+    stop = threading.Event()
+
+    class StopAtPause(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            stop.set()
+
+    @flow
+    def one():
+        future = generate.submit(0, [], **worker, stop=stop, pause_s=600.0)
+        return [future.result(raise_on_failure=False)]
+
+    handler = StopAtPause()
+    logging.getLogger("semix.build").addHandler(handler)
+    try:
+        [result] = one()
+    finally:
+        logging.getLogger("semix.build").removeHandler(handler)
+    assert isinstance(result, WorkerFailed)
+    assert str(result) == "slot 0: its worker ended: killed by signal 9 (SIGKILL)"
 
 
 TOLD = """

@@ -187,6 +187,43 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
     assert len(set(seen)) > 2
 
 
+def unreadable(lease: Path) -> None:
+    """A folder in its place: what reads it gets an OSError, as of a store that is away."""
+    lease.unlink(missing_ok=True)
+    lease.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("broken_at", ["renewal", "release"])
+def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broken_at):
+    monkeypatch.setattr("pipeline.worker.RENEW_EVERY_S", 0.0)
+    work = Numbers(tmp_path, count=3)
+    make = work.make
+
+    def make_and_break(shard: int, *, beat) -> str:
+        lease = tmp_path / f"leases/numbers-{shard}.json"
+        if shard == 1 and broken_at == "renewal":
+            unreadable(lease)
+        said = make(shard, beat=beat)
+        if shard == 1:
+            unreadable(lease)
+        return said
+
+    work.make = make_and_break  # type: ignore[method-assign]
+    assert run(work) == 0
+    assert work.tried == [0, 1, 2]
+    assert work.failures() == {}
+
+
+def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
+    root.discard(3)
+    (Path(root.url) / "leases").rmdir()
+    (Path(root.url) / "leases").write_text("")  # nothing can be claimed
+    assert worker([root.url, "--device", "cpu"]) == 75
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("the store or a file fails, asking for a new process: [Errno ")
+    assert root.failures() == {}
+
+
 def test_a_device_error_asks_for_a_new_process_after_writing_it_down(tmp_path):
     work = Numbers(tmp_path, errors={2: torch.OutOfMemoryError("no memory left")})
     with pytest.raises(DeviceError, match="no memory left"):
