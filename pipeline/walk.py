@@ -57,9 +57,11 @@ def _within(missing: Sequence[int], part: Part, total: int) -> Sequence[int]:
 class Walk:
     """The missing shards as of the last look, without those that failed or are held.
 
+    What never failed comes first: a shard that ends its worker must not keep it from the others.
+
     Attributes:
         before: attempts that had failed when this walk began, by shard.
-        failed: shards that some worker failed to make since.
+        failed: shards that we failed to make since, or several attempts of others.
         held: shards that others were seen to hold.
     """
 
@@ -68,6 +70,8 @@ class Walk:
     before: dict[int, int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     held: Held = field(default_factory=Held)
+    _ours: set[int] = field(default_factory=set)  # of `failed` what we tried
+    _attempts: dict[int, int] = field(default_factory=dict)  # that failed, by shard
     _missing: Sequence[int] = ()
     _looked: float = 0.0  # monotonic
     _cost_s: float = 0.0  # of a look
@@ -75,14 +79,17 @@ class Walk:
 
     def __post_init__(self) -> None:
         # Attempts are counted: clocks of several machines, or one that is set back, would lie.
-        self.before = {shard: len(tries) for shard, tries in self.work.failures().items()}
+        self.before = self._failed_attempts()
 
     def look(self) -> bool:
         """Read what is missing now; False if there is nothing that may be tried."""
         started = time.monotonic()
-        failures = self.work.failures().items()
-        self.failed = {s for s, tries in failures if len(tries) > self.before.get(s, 0)}
+        self._attempts = self._failed_attempts()
         self._missing = self.work.missing()
+        # One attempt may tell of a sick worker; a healthy one tries again.
+        since = ((s, count - self.before.get(s, 0)) for s, count in self._attempts.items())
+        self.failed = {shard for shard, count in since if count > 1}
+        self.failed |= {shard for shard in self._ours if shard in self._missing}
         self._looked = time.monotonic()
         self._cost_s = self._looked - started
         return next(self._wanted(), None) is not None
@@ -103,8 +110,24 @@ class Walk:
     def went_on(self) -> None:
         self._wait_s = SHORTEST_WAIT_S
 
+    def give_up(self, shard: int) -> None:
+        """We failed to make it."""
+        self._ours.add(shard)
+        self.failed.add(shard)
+
     def _wanted(self) -> Iterator[int]:
+        """The fewer attempts failed the sooner; ours first among equals."""
+        for shard in self._in_order():
+            if shard not in self._attempts:
+                yield shard
+        again = [shard for shard in self._in_order() if shard in self._attempts]
+        yield from sorted(again, key=self._attempts.__getitem__)
+
+    def _in_order(self) -> Iterator[int]:
         only = self.share.only
         for shard in self.share.in_order(self._missing, self.work.num_shards):
             if shard not in self.failed and (only is None or shard in only):
                 yield shard
+
+    def _failed_attempts(self) -> dict[int, int]:
+        return {shard: len(tries) for shard, tries in self.work.failures().items()}

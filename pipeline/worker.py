@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
@@ -30,10 +31,26 @@ from pipeline.work import Beat, Building, Work, failure_note
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 RENEW_EVERY_S = 60.0  # of a lease; see data.leases.TIME_TO_LIVE
+# So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
+MOST_FAILED_IN_A_ROW = 3
+# What cuBLAS, cuSPARSE and cuDNN report is no error of torch's own kinds.
+DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 
 
 class DeviceError(RuntimeError):
     """The device failed in a way that only a new process heals."""
+
+
+class FailsAlways(RuntimeError):
+    """Shard after shard failed here; another process, or another worker, may fare better."""
+
+
+class Tried(Enum):
+    """What became of a shard that was claimed."""
+
+    FOUND_DONE = auto()
+    MADE = auto()
+    FAILED = auto()
 
 
 @dataclass
@@ -53,6 +70,7 @@ class Worker:
     only: Container[int] | None = None
     part: Part = WHOLE
     beat: Beat = lambda: None
+    _failed_in_a_row: int = 0
 
     def run(self) -> int:
         self.work.store.sweep()
@@ -76,29 +94,43 @@ class Worker:
                 walk.held.add(shard)
                 continue
             walk.held.remove(shard)
-            if self.make(shard, lease):
-                tried += 1
-            elif walk.is_stale():
-                break
+            end = self.make(shard, lease)
+            if end is Tried.FOUND_DONE:
+                if walk.is_stale():
+                    break
+                continue
+            tried += 1
+            self._take_note(walk, shard, end)
         return tried
 
-    def make(self, shard: int, lease: int | str) -> bool:
-        """Try one shard under our lease, and let it go; False if it was done."""
+    def make(self, shard: int, lease: int | str) -> Tried:
+        """Try one shard under our lease, and let it go."""
         try:
             if self.work.is_done(shard):  # finished between our look and our claim
-                return False
+                return Tried.FOUND_DONE
             made = self.work.make(shard, beat=self._beat_for(lease))
             print(f"shard {shard}: {made}", flush=True)
+            return Tried.MADE
         except InputError:
             raise
         except Exception as error:
             self._record(shard, error)
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
+            return Tried.FAILED
         finally:
             with suppress(OSError):  # whoever wants it sees that nobody renews it
                 release(self.work.store, lease)
-        return True
+
+    def _take_note(self, walk: Walk, shard: int, end: Tried) -> None:
+        """Raises FailsAlways after too many failures in a row, of shards that had none before."""
+        if end is Tried.MADE:
+            self._failed_in_a_row = 0
+            return
+        walk.give_up(shard)
+        self._failed_in_a_row += shard not in walk.before
+        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
+            raise FailsAlways(f"{self._failed_in_a_row} shards in a row failed")
 
     def _beat_for(self, lease: int | str) -> Beat:
         """Our beat, which also renews the lease now and then."""
@@ -139,6 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
     except DeviceError as error:
         print(f"device error, asking for a new process: {error}", file=sys.stderr)
         return RESTART
+    except FailsAlways as error:
+        print(f"{error}, asking for a new process", file=sys.stderr)
+        return RESTART
     except OSError as error:
         traceback.print_exc()
         print(f"the store or a file fails, asking for a new process: {error}", file=sys.stderr)
@@ -166,7 +201,9 @@ def _chosen(options: argparse.Namespace) -> Container[int] | None:
 def _is_device_error(error: Exception) -> bool:
     import torch
 
-    return isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError)
+    if isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and str(error).startswith(DEVICE_WORDS)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

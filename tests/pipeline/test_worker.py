@@ -16,10 +16,11 @@ import torch
 from data.errors import InputError
 from data.leases import claim
 from data.part import Part, parse_part
+from data.shards import shard_name
 from data.store import Store
 from pipeline.held import Held
-from pipeline.walk import Share
-from pipeline.worker import DeviceError, Worker, _chosen, _parse
+from pipeline.walk import Share, Walk
+from pipeline.worker import DeviceError, FailsAlways, Worker, _chosen, _parse
 from pipeline.worker import main as worker
 
 CHECKOUT = Path(__file__).parents[2]
@@ -120,6 +121,93 @@ def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
     assert run(Numbers(tmp_path)) == 0
 
 
+NOTE = {"error": "ValueError", "message": "no", "time": 0.0}
+
+
+def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
+    work = Numbers(tmp_path)
+    for shard in (0, 0, 2, 3):
+        work.record_failure(shard, NOTE)
+    assert run(work, slot=1, slots=2) == 0
+    assert work.tried == [1, 5, 4, 3, 2, 0]
+
+
+def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
+    work = Numbers(tmp_path, count=3)
+    work.record_failure(0, NOTE)
+    walk = Walk(work, Share(0, 1))
+    for shard in (0, 1, 2, 2):
+        work.record_failure(shard, NOTE)
+    assert walk.look()
+    assert list(walk) == [1, 0]
+    assert walk.failed == {2}
+    walk.give_up(1)
+    work.record_failure(1, NOTE)
+    assert walk.look()
+    assert list(walk) == [0]
+    assert walk.failed == {1, 2}
+
+
+def always(count: int) -> dict[int, Exception]:
+    return {shard: OSError(28, "No space left on device") for shard in range(count)}
+
+
+def test_where_shard_after_shard_fails_a_new_process_is_asked_for(tmp_path):
+    for tried in ([0, 1, 2], [3, 4, 5]):
+        work = Numbers(tmp_path, count=7, errors=always(7))
+        with pytest.raises(FailsAlways, match=r"^3 shards in a row failed$"):
+            run(work)
+        assert work.tried == tried
+    work = Numbers(tmp_path, count=7, errors=always(7))
+    assert run(work) == 1  # only the first of these had not failed before
+    assert work.tried == [6, 0, 1, 2, 3, 4, 5]
+
+
+def test_failures_with_a_shard_between_ask_for_nothing(tmp_path):
+    errors = {shard: ValueError("no") for shard in (0, 1, 3, 4)}
+    assert run(Numbers(tmp_path, errors=errors)) == 1
+
+
+def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
+    sick = Numbers(tmp_path, count=30, errors=always(30))
+    healthy = Numbers(tmp_path, count=30)
+    make = healthy.make
+
+    def make_while_another_fails(shard: int, *, beat) -> str:
+        while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four lives
+            with pytest.raises(FailsAlways):
+                run(sick, slot=1, slots=2)
+        return make(shard, beat=beat)
+
+    healthy.make = make_while_another_fails  # type: ignore[method-assign]
+    assert run(healthy, slot=0, slots=2) == 0
+    assert sorted(set(sick.tried)) == list(range(1, 25, 2))
+    assert healthy.missing() == []
+
+
+def test_a_shard_that_we_failed_at_and_another_made_is_no_failure_in_the_end(tmp_path):
+    work = Numbers(tmp_path, count=2, errors={0: ValueError("no")})
+    make = work.make
+
+    def make_what_failed(shard: int, *, beat) -> str:
+        if shard == 1:
+            work.store.create("done/0", b"")
+        return make(shard, beat=beat)
+
+    work.make = make_what_failed  # type: ignore[method-assign]
+    assert run(work) == 0
+
+
+def test_the_exit_status_asks_for_a_new_process_where_shard_after_shard_fails(capsys, root):
+    for shard in (3, 4, 5):
+        root.discard(shard)
+        (Path(root.url) / f"{shard_name(shard)}.json").mkdir()  # its record cannot be written
+    assert worker([root.url, "--device", "cpu"]) == 75
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "3 shards in a row failed, asking for a new process"
+    assert list(root.failures()) == [3, 4, 5]
+
+
 def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_path, monkeypatch):
     now = [1e9]
 
@@ -189,8 +277,8 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
 
 def unreadable(lease: Path) -> None:
     """A folder in its place: what reads it gets an OSError, as of a store that is away."""
-    lease.unlink(missing_ok=True)
-    lease.mkdir(exist_ok=True)
+    lease.unlink()
+    lease.mkdir()
 
 
 @pytest.mark.parametrize("broken_at", ["renewal", "release"])
@@ -204,7 +292,7 @@ def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broke
         if shard == 1 and broken_at == "renewal":
             unreadable(lease)
         said = make(shard, beat=beat)
-        if shard == 1:
+        if shard == 1 and broken_at == "release":
             unreadable(lease)
         return said
 
@@ -230,6 +318,26 @@ def test_a_device_error_asks_for_a_new_process_after_writing_it_down(tmp_path):
         run(work)
     assert work.failures()[2][0]["error"] == "OutOfMemoryError"
     assert work.store.list("leases") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_the_devices"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublas`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), True),
+        (RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid engine"), True),
+        (RuntimeError("expected a CUDA error"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_errors_of_the_devices_libraries_are_the_devices(tmp_path, error, is_the_devices):
+    work = Numbers(tmp_path, count=1, errors={0: error})
+    if is_the_devices:
+        with pytest.raises(DeviceError):
+            run(work)
+    else:
+        assert run(work) == 1
+    assert len(work.failures()[0]) == 1
 
 
 def test_wrong_settings_are_no_shards_failure(tmp_path):
