@@ -5,6 +5,7 @@ plus a thread that ends the whole process group when standard input closes, whic
 for us even if we are killed.
 """
 
+import logging
 import os
 import runpy
 import signal
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 GRACE_S = 10.0  # between asking a process group to end (SIGTERM) and ending it (SIGKILL)
+KILL_S = 30.0  # after SIGKILL, until a process counts as stuck in the kernel
 POLL_S = 0.05
 CHECKOUT = Path(__file__).resolve().parents[1]
+
+log = logging.getLogger("semix.child")
 
 
 def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> list[str]:
@@ -58,17 +62,25 @@ def start(
 def end(child: "subprocess.Popen[str]", *, grace_s: float = GRACE_S) -> None:
     """End a child and every process of its group; returns when none is left.
 
-    They are asked with SIGTERM, and ended with SIGKILL after `grace_s` seconds. What a child
-    that ended by itself left behind is ended at once.
+    They are asked with SIGTERM, and ended with SIGKILL after `grace_s` seconds; at once if that
+    is 0. What a child that ended by itself left behind is ended at once, too. One that SIGKILL
+    does not end is left after KILL_S seconds, its `returncode` still None.
     """
-    if child.poll() is None:
+    if grace_s and child.poll() is None:
         _signal_group(child.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         # A launcher may go at once while what it launched still writes a checkpoint.
         while _group_lives(child) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     _signal_group(child.pid, signal.SIGKILL)
-    child.wait()
+    try:
+        child.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        log.error(
+            "process %d lives in spite of SIGKILL: it is stuck in the kernel, as with a lost GPU "
+            "or a dead file server; if it stays, restart this machine",
+            child.pid,
+        )
     if child.stdin is not None:
         child.stdin.close()
 

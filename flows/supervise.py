@@ -28,16 +28,22 @@ class Outcome:
     """How a child ended.
 
     Attributes:
+        pid: its process, which is no more unless it is stuck.
         returncode: exit status; -n after signal n, as in `subprocess`.
         hung: the watchdog ended it.
+        stuck: it lives in spite of SIGKILL, which its returncode names.
         last_lines: the end of its output, for failure messages.
     """
 
+    pid: int
     returncode: int
     hung: bool
+    stuck: bool
     last_lines: tuple[str, ...]
 
     def __str__(self) -> str:
+        if self.stuck:
+            return f"process {self.pid} is stuck in the kernel; SIGKILL did not end it"
         if self.hung:
             return "no heartbeat; ended by the watchdog"
         if self.returncode >= 0:
@@ -82,9 +88,10 @@ def supervise(
 ) -> Outcome:
     """Run a command until it ends, `stop` is set, its heartbeat stops, or we are interrupted.
 
-    In the last three cases, and when `on_line` raises, its process group gets SIGTERM and, if
-    that does not help within `grace_s` seconds, SIGKILL. An interrupt (KeyboardInterrupt or any
-    other exception raised here by a signal handler) is passed on after that.
+    Except that a silent one is killed at once, its process group then gets SIGTERM and, if that
+    does not help within `grace_s` seconds, SIGKILL; also when `on_line` raises. An interrupt
+    (KeyboardInterrupt or any other exception raised here by a signal handler) is passed on after
+    that. What SIGKILL does not end is left.
 
     Args:
         on_line: called here with every line the child writes, standard error included.
@@ -109,10 +116,13 @@ def supervise(
             report(POLL_S)
             hung = heartbeat is not None and heartbeat.silent()
     finally:
-        child.end(process, grace_s=grace_s)
+        # Asked, a hung one might let go of its work, and nobody would know at what it hung.
+        child.end(process, grace_s=0.0 if hung else grace_s)
         reader.join(grace_s)
         report(0)  # its last words, also where we are interrupted
-    return Outcome(process.returncode, hung and process.returncode != 0, tuple(last))
+    stuck = process.returncode is None
+    status = -signal.SIGKILL if stuck else process.returncode
+    return Outcome(process.pid, status, hung and status != 0, stuck, tuple(last))
 
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:

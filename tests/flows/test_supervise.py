@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import child
 from flows.child import python_module
 from flows.supervise import LAST_LINES, Heartbeat, supervise
 
@@ -86,6 +88,37 @@ def test_a_silent_child_is_ended(tmp_path):
     outcome = supervise(python("import time; time.sleep(600)"), on_line=print, heartbeat=heartbeat)
     assert outcome.hung
     assert str(outcome) == "no heartbeat; ended by the watchdog"
+
+
+def test_a_silent_child_is_not_asked_first(tmp_path):
+    heartbeat = Heartbeat(tmp_path / "beat", timeout_s=3.0)
+    code = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(600)"
+    )
+    outcome = supervise(python(code), on_line=print, heartbeat=heartbeat)
+    assert (outcome.hung, outcome.last_lines) == (True, ("ready",))
+
+
+def test_a_child_that_cannot_be_killed_is_left_and_named(alive, sleeper, monkeypatch, caplog):
+    monkeypatch.setattr(child, "_signal_group", lambda group, number: True)  # as if in the kernel
+    monkeypatch.setattr(child, "KILL_S", 0.1)
+    logging.getLogger("semix").propagate = True
+    stop = threading.Event()
+    outcome = supervise(
+        [sys.executable, str(sleeper)], on_line=lambda _: stop.set(), stop=stop, grace_s=0.1
+    )
+    try:
+        assert alive(outcome.pid)
+        assert outcome.last_lines == (str(outcome.pid),)
+        said = f"process {outcome.pid} is stuck in the kernel; SIGKILL did not end it"
+        assert (outcome.stuck, outcome.hung, str(outcome)) == (True, False, said)
+        assert f"process {outcome.pid} lives in spite of SIGKILL" in caplog.text
+    finally:
+        os.kill(outcome.pid, signal.SIGKILL)
+        os.waitpid(outcome.pid, 0)
 
 
 def test_a_child_that_beats_is_left_alone(tmp_path):
