@@ -57,6 +57,13 @@ def forgotten(store: Store) -> dict[str, Fact]:
     return {name: fact for name, fact in facts.items() if not _held(store, name, fact)}
 
 
+def held_by(store: Store, pid: int) -> list[str]:
+    """The work that a process of this machine claimed and did not release, dead or alive."""
+    us = (socket.gethostname(), pid)
+    held = (name for name in store.facts(FOLDER) if _holder(store, name) == us)
+    return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in held]
+
+
 def lease_name(work: int | str) -> str:
     return f"{FOLDER}/{work:07d}.json" if isinstance(work, int) else f"{FOLDER}/{work}.json"
 

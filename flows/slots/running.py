@@ -73,6 +73,8 @@ def _submit(
                 ),
                 "environment": place.environment(slot),
                 "stop": place.stop,
+                "url": url,
+                "labels": labels,
                 "shards": shards,
             },
         )

@@ -11,8 +11,10 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from data.leases import TIME_TO_LIVE
+from data.ranges import format_ranges
 from flows.child import python_module
 from flows.slots.log import SlotLog, slot_log
+from flows.slots.lost_shards import record_lost
 from flows.slots.settings import SlotSettings
 from flows.supervise import POLL_S, Heartbeat, Outcome, Stop, supervise
 
@@ -60,6 +62,8 @@ def generate(
     *,
     environment: Mapping[str, str],
     stop: Stop,
+    url: str = "",
+    labels: str = "",
     shards: str = "",
     module: str = "",
     silence_s: float = SILENCE_S,
@@ -71,6 +75,8 @@ def generate(
 
     Args:
         environment: changes to that of the process this runs in.
+        url, labels: what the arguments name, to write down which shards a lost worker was making;
+            empty for a worker that makes none.
         shards: only these, as in `3,7-9`; empty for all.
         module: of the process; WORKER by default.
         pause_s: before the first restart; further ones in a row wait longer.
@@ -90,6 +96,8 @@ def generate(
             text = "\n".join([reason, *outcome.last_lines[-8:]])
             if stop.is_set() or not _is_lost(outcome):
                 raise WorkerFailed(text)
+            if url:
+                _record_lost(url, outcome, labels)
             losses = 1 if lines.made > made else losses + 1
             if losses > RETRIES:
                 raise WorkerLost(text)
@@ -99,6 +107,17 @@ def generate(
             _sleep(pause_after(losses, pause_s), stop)
             if stop.is_set():
                 raise WorkerFailed(text)
+
+
+def _record_lost(url: str, outcome: Outcome, labels: str) -> None:
+    """That may fail: a slot outlives its store's silence."""
+    try:
+        shards = record_lost(url, outcome, labels=labels, told=outcome.returncode == RESTART)
+    except (OSError, ValueError) as error:
+        log.warning("what worker %d was making is not written down: %s", outcome.pid, error)
+        return
+    if shards:
+        log.info("shards %s count as failed once; others come first", format_ranges(shards))
 
 
 def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
@@ -138,4 +157,5 @@ def _is_lost(outcome: Outcome) -> bool:
     """Whether a new process may fare better."""
     status = outcome.returncode
     # 128 + n is how a process that handles signal n says that it ended by it.
-    return outcome.hung or status == RESTART or status < 0 or status > 128
+    lost = outcome.hung or status == RESTART or status < 0 or status > 128
+    return lost and not outcome.stuck  # which a new process on its device would be as well

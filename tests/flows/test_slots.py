@@ -5,9 +5,11 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from socket import create_server, gethostname
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,7 +18,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE
-from flows import build_flow
+from data.root import Root
+from flows import build_flow, child
+from flows.build import resume
+from flows.selection import Selection
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.runners.local import local_slots
 from flows.slots.running import slots_running
@@ -30,6 +35,7 @@ from flows.slots.slot import (
     pause_after,
     worker_arguments,
 )
+from flows.supervise import supervise
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -331,6 +337,111 @@ def test_a_pause_ends_with_the_flow(prefect_api, tmp_path):
         logging.getLogger("semix.build").removeHandler(handler)
     assert isinstance(result, WorkerFailed)
     assert str(result) == "slot 0: its worker ended: killed by signal 9 (SIGKILL)"
+
+
+# A worker of the project, which one shard kills.
+POISONED = """
+import os, sys
+from pipeline import work, worker
+make = work.Building.make
+
+def make_or_die(self, shard, *, beat):
+    if shard == 3: os.kill(os.getpid(), 9)
+    return make(self, shard, beat=beat)
+
+work.Building.make = make_or_die
+sys.exit(worker.main())
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(
+    prefect_api, root, built, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flows.slots.slot.RETRIES", 1)
+    for shard in (1, 3, 4, 7):
+        root.discard(shard)
+    worker = as_worker(tmp_path, "poisoned", POISONED)
+
+    @flow
+    def one():
+        arguments, stop = worker_arguments(root.url, 0, 1, settings=SlotSettings()), Event()
+        future = generate.submit(0, arguments, **worker, stop=stop, url=root.url, pause_s=0.0)
+        return [future.result(raise_on_failure=False)]
+
+    [result] = one()
+    assert isinstance(result, WorkerLost)
+    assert root.missing() == [3]
+    tries = root.failures()[3]
+    assert len(tries) == 3  # one before others were made, one after them, one restart
+    assert {failure["error"] for failure in tries} == {"WorkerLost"}
+    assert tries[0]["message"] == "killed by signal 9 (SIGKILL)"
+    assert root.store.list("leases") == []
+    made = {s: record["sha256"] for s, record in root.committed().items()}
+    assert made == {s: r["sha256"] for s, r in built.committed().items() if s != 3}
+    left = resume(Root(root.url), slots=1, selection=Selection(skip_failed="1"))
+    assert left.missing() == [3]
+
+
+# It hangs in its first life, and would let go of its work if it were asked to end.
+HUNG = """
+import signal, sys, time
+from data.leases import claim, release
+from data.store import Store
+store = Store(sys.argv[1])
+if store.list("failed"): sys.exit(0)
+assert claim(store, 3)
+signal.signal(signal.SIGTERM, lambda *_: release(store, 3))
+while True: time.sleep(600)
+"""
+
+
+def test_a_shard_at_which_a_worker_hangs_is_known(prefect_api, root, tmp_path):
+    root.discard(3)
+    worker = as_worker(tmp_path, "hung_at_3", HUNG)
+
+    @flow
+    def one():
+        options = {**worker, "stop": Event(), "url": root.url, "pause_s": 0.0, "silence_s": 5.0}
+        return generate.submit(0, [root.url], **options).result()
+
+    assert one()["status"] == 0
+    assert [failure["message"] for failure in root.failures()[3]] == [
+        "no heartbeat; ended by the watchdog"
+    ]
+
+
+def test_a_root_that_cannot_be_read_ends_no_slot(prefect_api, tmp_path):
+    worker = as_worker(tmp_path, "row", ROW)
+
+    @flow
+    def one():
+        options = {**worker, "stop": Event(), "url": str(tmp_path / "gone"), "pause_s": 0.0}
+        return generate.submit(0, [str(tmp_path / "starts"), "00"], **options).result()
+
+    assert one() == {"slot": 0, "status": 0, "made": 0}
+
+
+def test_no_worker_is_started_beside_one_that_cannot_be_killed(
+    prefect_api, tmp_path, monkeypatch, alive, until
+):
+    monkeypatch.setattr(child, "_signal_group", lambda group, number: True)  # as if in the kernel
+    monkeypatch.setattr(child, "KILL_S", 0.1)
+    monkeypatch.setattr("flows.slots.slot.supervise", partial(supervise, grace_s=1.0))
+    file = tmp_path / "starts"
+    code = LIVES.format(path=str(file), end=ENDS["hung"], bad=99)
+    worker = as_worker(tmp_path, "stuck", code.replace('"x"', 'f"{os.getpid()} "'))
+
+    @flow
+    def one():
+        options = {**worker, "stop": Event(), "pause_s": 0.0, "silence_s": 5.0}
+        return [generate.submit(0, [], **options).result(raise_on_failure=False)]
+
+    [result] = one()
+    [pid] = map(int, file.read_text().split())
+    until(lambda: not alive(pid))  # its lifeline ends it, which nothing would in the kernel
+    assert isinstance(result, WorkerFailed)
+    assert str(result).startswith(f"slot 0: its worker ended: process {pid} is stuck in the kernel")
 
 
 TOLD = """
