@@ -5,6 +5,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from data.label_sets import LabelSet
@@ -61,7 +62,7 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 def _submit(
     place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str
 ) -> list[SlotFuture]:
-    what = "label" if labels else "generate"
+    what, settings = "label" if labels else "generate", replace(settings, device=place.device)
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
     return [
         place.submit(

@@ -166,27 +166,44 @@ def supervisors(root: Root) -> list[psutil.Process]:
     return [parent for worker in workers(root) if (parent := worker.parent())]
 
 
+@contextmanager
+def gpus_seen(root: Root) -> Iterator[set[str | None]]:
+    """Which GPUs its workers may use."""
+    seen: set[str | None] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            for worker in workers(root):
+                with suppress(psutil.Error):
+                    seen.add(worker.environ().get("CUDA_VISIBLE_DEVICES"))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join(60)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_an_existing_cluster_survives_the_death_of_one_of_its_processes(
     runner, started, built, prefect_api, ray_token
 ):
-    gpus = set()
-
-    def victims() -> list[psutil.Process]:
-        with suppress(psutil.Error):  # one that ends while we look
-            gpus.update(worker.environ().get("CUDA_VISIBLE_DEVICES") for worker in workers(started))
-        return supervisors(started)
-
     with CLUSTERS[runner]() as address:
-        settings = SlotSettings(runner=runner, cluster=address)
-        refused = make(started.url, replace(settings, device="cuda"))["errors"]
+        settings = SlotSettings(runner=runner, cluster=address, device="cpu")
+        # Of a slot that Ray gives a GPU it is demanded in any case.
+        demanding = replace(settings, device="auto" if runner == "ray" else "cuda")
+        with gpus_seen(started) as gpus:
+            refused = make(started.url, demanding)["errors"]
         assert len(refused) == 2  # one slot a Dask worker or a GPU of Ray's
         for error in refused:
             assert "its worker ended: exit status 78" in error
             assert "error: device = cuda: this machine has no CUDA device" in error
-        with killed(started, victims) as dead:
+        with killed(started, lambda: supervisors(started)) as dead:
             end = make(started.url, settings)
         assert len(dead) == 1
         assert end["errors"] == []

@@ -108,14 +108,37 @@ def test_local_slots_have_a_gpu_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with local_slots(SlotSettings()) as place:
+        assert place.device == "cuda"
         found = [place.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(place.count)]
     assert found == ["4", "7"]
     with local_slots(SlotSettings(3)) as place:
         assert place.environment(2)["CUDA_VISIBLE_DEVICES"] == "4"
     with local_slots(SlotSettings(device="cpu")) as place:
-        assert place.count == 1
+        assert (place.count, place.device) == (1, "cpu")
         cores = str(os.cpu_count())
         assert place.environment(0) == {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}
+
+
+def test_a_slot_whose_gpu_is_gone_does_not_go_on_without(prefect_api, root, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
+    root.discard(3)
+
+    @flow
+    def one():
+        with slots_running(root.url, SlotSettings()) as futures:
+            return [future.result(raise_on_failure=False) for future in futures]
+
+    [result] = one()
+    assert isinstance(result, WorkerFailed)
+    assert "exit status 78\nerror: device = cuda: this machine has no CUDA device" in str(result)
+    assert root.missing() == [3]
+
+
+def test_without_a_gpu_a_slot_takes_what_is_asked_for(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for device in ("auto", "cpu"):
+        with local_slots(SlotSettings(device=device)) as place:
+            assert place.device == device
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])

@@ -53,7 +53,8 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 
-        yield Place(submit, count, lambda slot: common, lease.stop, lease.end)
+        device = "cuda" if gpus else settings.device
+        yield Place(submit, count, device, lambda slot: common, lease.stop, lease.end)
 
 
 @contextmanager
