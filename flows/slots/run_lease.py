@@ -45,7 +45,7 @@ class FlowEnded:
     def _look(self) -> bool:
         try:
             fact = self.store.facts(FOLDER).get(self.name)
-        except OSError:
+        except (OSError, InputError):  # credentials, too, may be refused for a moment
             self._since = time.monotonic()
             return False
         if fact is None:

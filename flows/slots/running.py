@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from data.errors import InputError
 from data.label_sets import LabelSet
 from data.progress import Progress
 from data.root import Root
@@ -91,19 +92,28 @@ def follow(
 ) -> list[str]:
     """Count commit records until every slot has ended, and tell the listeners.
 
+    A store that cannot be counted for a while is no reason to end slots that may reach it.
+
     Returns:
         What the slots said that ended with an error, one text each.
     """
     ended: queue.SimpleQueue[SlotFuture] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(ended.put)
-    errors, left, pause = [], len(futures), 0.0
+    errors, left, pause, silent = [], len(futures), 0.0, False
     while left:
         for future in _take(ended, left, pause):
             left -= 1
             errors += _complaint(future)
         started = time.monotonic()
-        progress = root.progress()
+        try:
+            progress = root.progress()
+        except (OSError, InputError) as error:
+            if not silent:  # once an outage
+                log.warning("progress is not known, the slots go on: %s", _first_line(error))
+            silent, pause = True, LOOK_EVERY_S
+            continue
+        silent = False
         # On a large root or a slow store, looking must not become the work.
         pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
         for listener in listeners:
@@ -130,6 +140,9 @@ def _complaint(future: SlotFuture) -> list[str]:
         result = error
     if not isinstance(result, Exception):
         return []
-    text = str(result) or type(result).__name__
-    log.warning("%s", text.splitlines()[0])
-    return [text]
+    log.warning("%s", _first_line(result))
+    return [str(result) or type(result).__name__]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from data.errors import InputError
 from data.leases import claim
 from data.store import Store
 from flows.slots import run_lease as module
@@ -41,7 +42,12 @@ def test_a_flow_that_was_killed_is_noticed_by_its_silence(quick, tmp_path, until
     until(stop.is_set, timeout_s=20)
 
 
-def test_a_store_that_does_not_answer_says_nothing_about_the_flow(quick, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no answer"), InputError("url", "s3://b", "refused: log in again")]
+)
+def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
+    quick, tmp_path, monkeypatch, error
+):
     store = Store(str(tmp_path))
     claim(store, "run")
     stop = FlowEnded(store, NAME)
@@ -49,7 +55,7 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(quick, tmp_pat
     with monkeypatch.context() as patch:
 
         def silent(self, folder):
-            raise ConnectionError("no answer")
+            raise error
 
         patch.setattr(Store, "facts", silent)
         deadline = time.monotonic() + 4.0

@@ -24,7 +24,7 @@ from flows.build import resume
 from flows.selection import Selection
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.runners.local import local_slots
-from flows.slots.running import slots_running
+from flows.slots.running import follow, slots_running
 from flows.slots.settings import MOST_SLOTS, SlotSettings, check_slots, is_here
 from flows.slots.slot import (
     RETRIES,
@@ -36,6 +36,7 @@ from flows.slots.slot import (
     worker_arguments,
 )
 from flows.supervise import supervise
+from tests.data.whole_roots import empty_root
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -224,6 +225,43 @@ def test_nothing_is_held_back_when_a_slot_ends_with_an_error():
         log("shard 2: made")
         raise OSError
     assert said == ["shard 1: made", "shard 2: made"]
+
+
+class Ended:
+    """A slot's future, which ends when it is told to."""
+
+    def add_done_callback(self, callback) -> None:
+        self.end = lambda: callback(self)
+
+    def result(self, *, raise_on_failure: bool) -> None: ...
+
+
+def test_a_store_that_is_silent_for_a_while_ends_no_slot(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("flows.slots.running.LOOK_EVERY_S", 0.0)
+    faults = {
+        2: OSError(116, "Stale file handle"),
+        3: OSError(116, "Stale file handle"),
+        5: InputError("url", "s3://bucket", "refused: log in again"),
+    }
+    root = empty_root(tmp_path)
+    slot, told, looks, progress = Ended(), [], [], root.progress
+
+    def look():
+        looks.append(1)
+        if len(looks) == 6:
+            slot.end()
+        if fault := faults.get(len(looks)):
+            raise fault
+        return progress()
+
+    monkeypatch.setattr(root, "progress", look)
+    assert follow([slot], root, listeners=[told.append]) == []
+    assert (len(looks), len(told)) == (7, 4)  # the last once the slot had ended
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == [
+        "progress is not known, the slots go on: [Errno 116] Stale file handle",
+        "progress is not known, the slots go on: url = s3://bucket: refused: log in again",
+    ]
 
 
 def as_worker(folder: Path, name: str, code: str) -> dict[str, Any]:
