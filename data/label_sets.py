@@ -169,6 +169,7 @@ class LabelSet:
                 self._seen.pop(number, None)
             elif seen is None or not seen.is_complete(digest):
                 self._update(number, digest, count)
+            self.root.beat()
 
     def _update(self, number: int, digest: str, count: int) -> None:
         """Read labels of one folder that are new, or not of the images that are there now."""

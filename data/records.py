@@ -1,7 +1,7 @@
 """Commit records: found by listing folder by folder, read once; indices stand for them."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -35,10 +35,17 @@ class Records:
     Args:
         shards: how many the plan has.
         compact: take from the newest index what it knows; else every record is read.
+        beat: called after each folder of a look, which takes long where no index helps.
     """
 
     def __init__(
-        self, store: Store, plan_digest: str, *, shards: int, compact: bool = True
+        self,
+        store: Store,
+        plan_digest: str,
+        *,
+        shards: int,
+        compact: bool = True,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._index: PinnedIndex | None = None
         self._store = store
@@ -46,6 +53,7 @@ class Records:
         self._shards = shards
         self._seen: dict[int, Seen] = {}
         self._compact = compact
+        self._beat = beat
 
     def look(self, start: int = 0, stop: int | None = None) -> None:
         """Bring what is remembered of these shards up to date; all of the plan by default."""
@@ -64,6 +72,7 @@ class Records:
         for listing in mapped(changed, wanted, threads=self._store.parallel):
             if listing is not None:
                 self._update(listing)
+            self._beat()
         if self._index and self._index.inline:
             self._index = None  # it is large, and what it said is remembered
 

@@ -1,7 +1,7 @@
 """A mixed dataset's root: its plan, commit records, failures and index; what is done."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from hashlib import sha256
@@ -36,11 +36,13 @@ class Root:
     Attributes:
         plan: what plan.json holds; its numbers of groups and shards are those of today, with
             what `extensions` added.
+        beat: called after each folder that is looked at, for whoever watches that work goes on.
     Raises:
         InputError: there is no plan.json, it is damaged, or another version of semix wrote it.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, beat: Callable[[], None] = lambda: None) -> None:
+        self.beat = beat
         self.store = Store(url)
         self.url = self.store.url
         self.plan: Record = _read_plan(self.store)
@@ -50,7 +52,7 @@ class Root:
             self.plan["num_groups"] = self.layout.num_groups
             self.plan["num_shards"] = self.layout.num_shards
         digest, shards = self.plan["digest"], self.plan["num_shards"]
-        self._records = Records(self.store, digest, shards=shards)
+        self._records = Records(self.store, digest, shards=shards, beat=beat)
         self._failures = Failures(self.store)
 
     @cached_property

@@ -154,15 +154,16 @@ class Worker:
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
+    beat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(Root(options.url), labels=options.labels),
+            work_of(Root(options.url, beat=beat), labels=options.labels),
             options.slot,
             options.slots,
             device=options.device,
             only=_chosen(options),
             part=parse_part(options.range),
-            beat=options.heartbeat.touch if options.heartbeat else lambda: None,
+            beat=beat,
         )
         return worker.run()
     except InputError as error:

@@ -117,6 +117,16 @@ def test_labels_are_read_back_by_group(root):
     assert root.store.exists(f"labels/{labels.digest}/0000/0000001.json")
 
 
+def test_a_look_tells_of_folders_of_images_and_of_labels(root):
+    labels = new_set(root)
+    commit_labels(labels, 1)
+    beats = []
+    watched = Root(root.url, beat=lambda: beats.append(sum(s.shards for s in again._seen.values())))
+    again = LabelSet(watched, labels.digest)
+    assert again.done() == [1]
+    assert beats == [0, 1]
+
+
 def test_many_sets_live_on_one_root(root):
     first, second = new_set(root), new_set(root, scale=2.3)
     commit_labels(first, 0, 0.1)

@@ -61,6 +61,15 @@ def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
     large.store.delete(record_name(MANY))
 
 
+def test_a_look_tells_of_each_folder_that_it_has_read(large):
+    beats = []
+    root = Root(large.url, beat=lambda: beats.append(len(root._records.done())))
+    root.missing()
+    assert beats == [1000, 2000, 3000, 3000]
+    root.missing()
+    assert len(beats) == 5  # the folder that is not full
+
+
 def test_only_the_folders_that_are_asked_for_are_looked_at(large):
     store = Counting(large.store)
     records = looking(store)

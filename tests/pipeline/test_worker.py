@@ -408,6 +408,12 @@ def test_a_device_that_is_not_here_is_told_by_the_exit_status(capsys, root):
     assert "device = cuda: this machine has no CUDA device" in capsys.readouterr().err
 
 
+def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
+    heartbeat = tmp_path / "heartbeat"
+    assert worker([root.url, "--heartbeat", str(heartbeat)]) == 0  # nothing to make
+    assert heartbeat.exists()
+
+
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.walk.LOOK_AGAIN_S", 0.0)
     monkeypatch.setattr("pipeline.walk.LOOKS_SHARE", 0)
