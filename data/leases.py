@@ -3,7 +3,11 @@
 import json
 import os
 import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
+from data.errors import InputError
 from data.store import Fact, Store, process_alive
 from data.strict_json import read_object
 
@@ -12,6 +16,7 @@ MOST_LEASE = 4096  # bytes
 # Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
 # minute, and a worker that is silent for so long is ended by whoever supervises it.
 TIME_TO_LIVE = 900.0
+RENEW_EVERY_S = 60.0
 
 Holder = tuple[str, int]  # host and process
 
@@ -44,6 +49,39 @@ def release(store: Store, work: int | str) -> None:
     """Give up what this process claimed; a lease that was taken over stays."""
     if _is_ours(store, lease_name(work)):
         store.delete(lease_name(work))
+
+
+class Renewing:
+    """A beat that also renews, now and then, the leases on the work this process is at.
+
+    Beats may be nested: work within work is handed the outer one as its `beat`, so that the
+    leases of both are renewed.
+
+    Args:
+        beat: called each time.
+    """
+
+    def __init__(self, store: Store, beat: Callable[[], None] = lambda: None) -> None:
+        self._store, self._beat = store, beat
+        self._renewed: dict[int | str, float] = {}  # by work, monotonic
+
+    @contextmanager
+    def holding(self, work: int | str) -> Iterator[None]:
+        """Renew the lease on this, which was claimed a moment ago, until the block is left."""
+        self._renewed[work] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._renewed[work]
+
+    def __call__(self) -> None:
+        self._beat()
+        for work, renewed in list(self._renewed.items()):
+            if time.monotonic() - renewed >= RENEW_EVERY_S:
+                # A lease only saves double work: no reason to give up the work it is on.
+                with suppress(OSError, InputError):
+                    renew(self._store, work)
+                self._renewed[work] = time.monotonic()
 
 
 def living(store: Store) -> set[str]:

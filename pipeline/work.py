@@ -38,7 +38,11 @@ class Work(Protocol):
         """What a worker claims while it makes this shard."""
 
     def load(self, *, device: str, beat: Beat) -> None:
-        """Load the models once, before any shard is claimed: their errors are no shard's."""
+        """Load the models once, before any shard is claimed: their errors are no shard's.
+
+        Args:
+            beat: called by the models whenever they went on, now and in `make`.
+        """
 
     def make(self, shard: int, *, beat: Beat) -> str:
         """Make and commit one shard; returns a few words for the log."""

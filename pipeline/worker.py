@@ -12,17 +12,17 @@ answer, or shard after shard fails), 78 the settings are wrong, 143 asked to sto
 import argparse
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 from data.errors import InputError
-from data.leases import claim, release, renew
+from data.leases import Renewing, claim, release
 from data.part import WHOLE, Part, parse_part
 from data.ranges import parse_ranges
 from data.root import Root
@@ -30,7 +30,6 @@ from pipeline.walk import Share, Walk
 from pipeline.work import Beat, Building, Work, failure_note
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
-RENEW_EVERY_S = 60.0  # of a lease; see data.leases.TIME_TO_LIVE
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
 MOST_FAILED_IN_A_ROW = 3
 # What cuBLAS, cuSPARSE and cuDNN report is no error of torch's own kinds.
@@ -72,11 +71,15 @@ class Worker:
     beat: Beat = lambda: None
     _failed_in_a_row: int = 0
 
+    @cached_property
+    def _renewing(self) -> Renewing:
+        return Renewing(self.work.store, self.beat)
+
     def run(self) -> int:
         self.work.store.sweep()
         walk = Walk(self.work, Share(self.slot, self.slots, self.part, self.only))
         if walk.look():
-            self.work.load(device=self.device, beat=self.beat)
+            self.work.load(device=self.device, beat=self._renewing)
         while walk.look():
             if self.try_all(walk):
                 walk.went_on()
@@ -108,7 +111,8 @@ class Worker:
         try:
             if self.work.is_done(shard):  # finished between our look and our claim
                 return Tried.FOUND_DONE
-            made = self.work.make(shard, beat=self._beat_for(lease))
+            with self._renewing.holding(lease):
+                made = self.work.make(shard, beat=self._renewing)
             print(f"shard {shard}: {made}", flush=True)
             return Tried.MADE
         except InputError:
@@ -131,20 +135,6 @@ class Worker:
         self._failed_in_a_row += shard not in walk.before
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
             raise FailsAlways(f"{self._failed_in_a_row} shards in a row failed")
-
-    def _beat_for(self, lease: int | str) -> Beat:
-        """Our beat, which also renews the lease now and then."""
-        renewed = time.monotonic()
-
-        def beat() -> None:
-            nonlocal renewed
-            self.beat()
-            if time.monotonic() - renewed >= RENEW_EVERY_S:
-                with suppress(OSError):  # at worst another worker makes the shard as well
-                    renew(self.work.store, lease)
-                renewed = time.monotonic()
-
-        return beat
 
     def _record(self, shard: int, error: Exception) -> None:
         print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

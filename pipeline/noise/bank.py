@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from data.errors import InputError
-from data.leases import claim, release
+from data.leases import Renewing, claim, release
 from data.store import Store
 from data.strict_json import read_object
 from data.tensors import MOST_HEADER, read_tensors
@@ -59,8 +59,9 @@ class Bank:
 
     Args:
         plan_digest: of the plan that the root belongs to.
-        choose: makes a part, from the plan and the part's number alone.
-        beat: called while another worker is waited for.
+        choose: makes a part, from the plan and the part's number alone; it beats `beat`, for
+            that may take longer than a lease is believed.
+        beat: called while another worker is waited for; renews a part's lease besides.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class Bank:
         plan_digest: str,
         *,
         choose: Callable[[int | None], Part],
-        beat: Callable[[], None] = lambda: None,
+        beat: Renewing | None = None,
     ) -> None:
         self._store = store
         self._plan = plan_digest
         self._choose = choose
-        self._beat = beat
+        self._beat = beat or Renewing(store)
         self.part = lru_cache(CACHED)(self._ensure)
 
     def _ensure(self, number: int | None) -> Part:
@@ -88,7 +89,9 @@ class Bank:
                 continue
             try:
                 if not self._store.exists(name):  # published between our look and our claim
-                    self._store.create(name, packed(self._choose(number), self._plan))
+                    with self._beat.holding(lease):
+                        part = self._choose(number)
+                    self._store.create(name, packed(part, self._plan))
             finally:
                 release(self._store, lease)
         return self._read(name)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from data.leases import Renewing
 from data.store import Store
 from pipeline.conditioning import Conditioning
 from pipeline.noise.bank import Bank, Part
@@ -45,17 +46,18 @@ def noise_source(
         return random_noise(shape)
     from pipeline.generators.schedulers import ddim_pair  # diffusers: not for the random case
 
+    renewing = Renewing(store, beat)
     scorer = Scorer(
         generator.predict,
         ddim_pair(generator.denoiser.pipeline.scheduler),
         guidance_scale=config.noise.guidance_scale,
         most_rows=production_batch(config),
-        beat=beat,
+        beat=renewing,
     )
     chooser = Chooser(plan, embeddings, scorer, shape)
     if not stored(config):
         return fresh_noise(chooser, batch_groups=config.shards.groups_per_batch)
-    return banked_noise(chooser, store, beat=beat)
+    return banked_noise(chooser, store, beat=renewing)
 
 
 def random_noise(shape: Sequence[int]) -> NoiseSource:
@@ -80,7 +82,7 @@ def fresh_noise(chooser: Chooser, *, batch_groups: int) -> NoiseSource:
     return choose
 
 
-def banked_noise(chooser: Chooser, store: Store, *, beat: Callable[[], None]) -> NoiseSource:
+def banked_noise(chooser: Chooser, store: Store, *, beat: Renewing) -> NoiseSource:
     """Chosen once for each pair, or for the run, and handed out to its series in turn."""
     plan = chooser.plan
     noise = plan.config.noise

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from data.leases import TIME_TO_LIVE, claim, forgotten, living, release, renew
+from data.leases import TIME_TO_LIVE, Renewing, claim, forgotten, living, release, renew
 from data.store import Store
 
 NAME = "leases/0000001.json"
@@ -90,6 +90,38 @@ def test_renewing_keeps_a_lease_alive(store):
     assert list(forgotten(store)) == [NAME]
     renew(store, 1)
     assert living(store) == {NAME}
+
+
+def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypatch):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    heard = []
+    outer = Renewing(store, lambda: heard.append(1))
+    inner = Renewing(store, outer)
+    names = {"leases/part.json", "leases/shard.json"}
+    for work in ("part", "shard"):
+        assert claim(store, work)
+
+    def renewed() -> set[str]:
+        for name in names:
+            aged(store, TIME_TO_LIVE + 60, name=name)
+        inner()
+        return living(store)
+
+    with outer.holding("shard"):
+        with inner.holding("part"):
+            assert renewed() == names
+        assert renewed() == {"leases/shard.json"}
+    assert renewed() == set()
+    assert len(heard) == 3
+
+
+def test_leases_are_renewed_now_and_then_only(store):
+    renewing = Renewing(store)
+    assert claim(store, 1)
+    with renewing.holding(1):
+        aged(store, TIME_TO_LIVE + 60)
+        renewing()
+    assert list(forgotten(store)) == [NAME]  # not each beat is a write
 
 
 def test_a_number_that_went_to_another_process_does_not_hold_for_ever(store, other):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data.errors import InputError
+from data.leases import TIME_TO_LIVE, Renewing, living
 from data.store import Store
 from pipeline.noise import initial_noise
 from pipeline.noise.bank import CACHED, Bank, Part, noise_digest, packed, part_name, unpacked
@@ -83,9 +84,26 @@ def test_a_part_that_another_process_is_choosing_is_waited_for(store, monkeypatc
         if len(beats) == 3:
             store.create(part_name(3), packed(optimised(), "abc"))
 
-    bank = Bank(store, "abc", choose=selected, beat=beat)
+    bank = Bank(store, "abc", choose=selected, beat=Renewing(store, beat))
     assert bank.part(3).record(0)["strategy"] == "optimise"
     assert len(beats) == 3
+
+
+def test_a_choice_that_takes_long_stays_ours(store, monkeypatch):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    beat, held = Renewing(store), []
+
+    def choose(number):
+        when = store.now() - TIME_TO_LIVE - 60
+        os.utime(f"{store.url}/leases/noise-run.json", (when, when))
+        assert living(store) == set()
+        beat()
+        held.append(living(store))
+        return selected(number)
+
+    Bank(store, "abc", choose=choose, beat=beat).part(None)
+    assert held == [{"leases/noise-run.json"}]
+    assert store.list("leases") == []
 
 
 def test_the_lease_of_a_dead_process_is_taken_over(store):

@@ -1,5 +1,6 @@
 """A build whose noise is chosen: what the shards say, and that they can be made again."""
 
+import os
 import shutil
 from collections import Counter
 from functools import cache
@@ -12,6 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from data.errors import InputError
 from data.images import decode_image
+from data.leases import TIME_TO_LIVE, living
 from data.root import Root
 from data.shards import read_tar
 from pipeline.build import load_models
@@ -24,6 +26,8 @@ from pipeline.noise.source import noise_source
 from pipeline.plan.seeds import hashed_seed
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.work import Building
+from pipeline.worker import Worker
 from pipeline.worker import main as worker
 
 # 6 pairs, two series each: 12 groups in 3 shards of 4 and batches of 3, the last of them short.
@@ -142,6 +146,32 @@ def test_the_worker_makes_a_lost_shard_again_to_the_same_bytes(built, tmp_path):
     again.discard(2)
     assert worker([again.url, "--device", "cpu"]) == 0
     assert hashes(again) == hashes(built)
+
+
+@pytest.mark.parametrize("bank", ["run", "group"])
+def test_leases_are_renewed_while_noise_is_chosen(
+    make_config, hasty_standins, tmp_path, monkeypatch, bank
+):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    one = ("mixing.pairs.count=1", "shards.groups_per_shard=2", "noise.candidates=16")
+    root = create_root(
+        make_config(hasty_standins, *SETTINGS, *one, f"noise.bank={bank}"), str(tmp_path)
+    )
+    ensure_prototypes(root, device="cpu")
+    forgotten, held = [], []
+
+    def beat() -> None:
+        """All leases are old after each beat, unless they are renewed at the next."""
+        names, now = root.store.list("leases"), root.store.now()
+        held.append({name.split("/")[1] for name in names})
+        forgotten.append(held[-1] - {Path(name).name for name in living(root.store)})
+        for name in names:
+            os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
+
+    assert Worker(Building(root), 0, 1, device="cpu", beat=beat).run() == 0
+    choice = {"0000000.json"} | ({"noise-run.json"} if bank == "run" else set())
+    assert held.count(choice) >= 2
+    assert not any(forgotten)
 
 
 def test_one_candidate_is_the_random_noise(build):

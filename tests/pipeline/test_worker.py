@@ -254,7 +254,7 @@ time.sleep(600)
 
 
 def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.worker.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=1)
     name = "leases/numbers-0.json"
     seen = []
@@ -283,7 +283,7 @@ def unreadable(lease: Path) -> None:
 
 @pytest.mark.parametrize("broken_at", ["renewal", "release"])
 def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broken_at):
-    monkeypatch.setattr("pipeline.worker.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=3)
     make = work.make
 
@@ -310,6 +310,23 @@ def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("the store or a file fails, asking for a new process: [Errno ")
     assert root.failures() == {}
+
+
+def test_a_lease_that_cannot_be_renewed_is_no_shards_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    work, put = Numbers(tmp_path, count=2), Store.put
+    faults = [OSError(116, "Stale file handle"), InputError("url", "s3://b", "refused: log in")]
+    raised = []
+
+    def faulty(self, name, content):
+        if name.startswith("leases/") and faults:
+            raised.append(faults.pop())
+            raise raised[-1]
+        put(self, name, content)
+
+    monkeypatch.setattr(Store, "put", faulty)
+    assert run(work) == 0
+    assert (work.tried, len(raised)) == ([0, 1], 2)
 
 
 def test_a_device_error_asks_for_a_new_process_after_writing_it_down(tmp_path):
