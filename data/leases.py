@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from data.errors import InputError
+from data.machine import machine
 from data.store import Fact, Store, process_alive
 from data.strict_json import read_object
 
@@ -18,7 +18,7 @@ MOST_LEASE = 4096  # bytes
 TIME_TO_LIVE = 900.0
 RENEW_EVERY_S = 60.0
 
-Holder = tuple[str, int]  # host and process
+Holder = tuple[str, int]  # machine and process
 
 
 def claim(store: Store, work: int | str) -> bool:
@@ -107,7 +107,8 @@ def lease_name(work: int | str) -> str:
 
 
 def _note() -> bytes:
-    return json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+    host, pid = _us()
+    return json.dumps({"host": host, "pid": pid}).encode()
 
 
 def _is_ours(store: Store, name: str) -> bool:
@@ -115,7 +116,7 @@ def _is_ours(store: Store, name: str) -> bool:
 
 
 def _us() -> Holder:
-    return socket.gethostname(), os.getpid()
+    return machine(), os.getpid()
 
 
 def _held(store: Store, name: str, fact: Fact) -> bool:
@@ -125,19 +126,20 @@ def _held(store: Store, name: str, fact: Fact) -> bool:
 def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
     """Whether a holder lives, as far as this machine can tell.
 
-    A process of this machine lives or does not. Of another machine's only the time of its last
-    renewal is known, by the clock of the store, which is the only one that both see. A lease from
+    A process of this machine lives or does not. Of another's, or of this one's before it started
+    anew, only the time of the last renewal is known, by the clock of the store, which is the only
+    one that both see. A lease from
     the store's future means that this clock was set back; it is believed no longer than others.
     """
     if holder is None:
         return False
-    if holder[0] == socket.gethostname() and not process_alive(holder[1]):
+    if holder[0] == machine() and not process_alive(holder[1]):
         return False
     return abs(store.now() - fact.modified) < TIME_TO_LIVE
 
 
 def _holder(store: Store, name: str) -> Holder | None:
-    """Host and process; None where no lease is, or none that can be read."""
+    """Machine and process; None where no lease is, or none that can be read."""
     try:
         note = read_object(store.get(name), what=name, most=MOST_LEASE)
         return str(note["host"]), int(note["pid"])

@@ -1,13 +1,13 @@
 """One root at one URL: atomic put, create-only put, list. The only code that publishes bytes."""
 
 import os
-import socket
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from data.errors import InputError
+from data.machine import machine
 from data.store.backend import Backend, Fact
 from data.store.listing import read_many, walk
 from data.store.local import LocalFiles
@@ -157,7 +157,7 @@ def _backend(place: Place, *, patience: Patience) -> Backend:
 
 
 def _probe(backend: Backend) -> None:
-    name = f"probe-{socket.gethostname()}-{os.getpid()}"
+    name = f"probe-{machine()}-{os.getpid()}"
     backend.put(name, b"semix")
     if backend.get(name) != b"semix":
         raise OSError("it does not give back what was written")

@@ -4,6 +4,7 @@ import hashlib
 import io
 import secrets
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from fsspec import AbstractFileSystem
 
 from data.store.backend import Fact
 from data.store.connection import Connection
-from data.store.partials import PARTIAL, in_use, staged, written_here
+from data.store.partials import PARTIAL, abandoned, staged
 from data.store.reading import RangeFile
 from data.store.retries import Patience
 from data.store.service import Upload
@@ -201,7 +202,7 @@ def _sweep_staged() -> int:
     folder, count = Path(tempfile.gettempdir()), 0
     for path in folder.glob(f".*{PARTIAL}"):
         with suppress(OSError):  # another user's, or gone a moment ago
-            if written_here(path) and not in_use(path, age_s=0.0):
+            if abandoned(path, age_s=time.time() - path.stat().st_mtime):
                 path.unlink()
                 count += 1
     return count

@@ -1,22 +1,25 @@
 """Local files that are being written, and those that killed processes left."""
 
 import os
-import socket
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.machine import DIGITS, machine
+
 PARTIAL = ".partial"
-# A living process that has not touched its file for so long is another one with the same
-# number: in a container, say, every worker is process 1.
+# A living process that has not touched its file for so long is another one with the same number.
 WRITTEN_WITHIN_S = 24 * 3600.0
+# .NAME.HOST-DIGEST.PROCESS.RANDOM.partial; names and hosts may have dots and dashes.
+STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d+)\.\w+\{PARTIAL}")
 
 
 @contextmanager
 def staged(folder: Path, name: str) -> Iterator[Path]:
     """A new file in `folder` whose name tells who writes it; gone at the end, whatever happens."""
-    stem = f".{name}.{socket.gethostname()}.{os.getpid()}."
+    stem = f".{name}.{machine()}.{os.getpid()}."
     handle, partial = tempfile.mkstemp(prefix=stem, suffix=PARTIAL, dir=folder)
     os.close(handle)
     try:
@@ -26,15 +29,31 @@ def staged(folder: Path, name: str) -> Iterator[Path]:
 
 
 def written_here(partial: Path) -> bool:
-    """Whether the process that staged it was one of this machine's."""
-    host, _, pid = partial.name.rsplit(".", 2)[0].rpartition(".")
-    return host.endswith(f".{socket.gethostname()}") and pid.isdigit()
+    """Whether the process that staged it was one of this machine's, as `machine()` has it."""
+    return _writer(partial) is not None
 
 
 def in_use(partial: Path, *, age_s: float) -> bool:
     """Whether a living process of this machine writes it."""
-    pid = partial.name.rsplit(".", 3)[-3]
-    return written_here(partial) and process_alive(int(pid)) and age_s < WRITTEN_WITHIN_S
+    pid = _writer(partial)
+    return pid is not None and process_alive(pid) and age_s < WRITTEN_WITHIN_S
+
+
+def abandoned(partial: Path, *, age_s: float) -> bool:
+    """Whether a process that is gone staged it.
+
+    Of others than this machine's only age tells: of containers that share a folder, or of this
+    machine before it started anew.
+    """
+    if written_here(partial):
+        return not in_use(partial, age_s=0.0)
+    return STAGED.fullmatch(partial.name) is not None and age_s > WRITTEN_WITHIN_S
+
+
+def _writer(partial: Path) -> int | None:
+    """The process that staged it, if it was one of this machine's."""
+    match = STAGED.fullmatch(partial.name)
+    return int(match[2]) if match and match[1].endswith(f".{machine()}") else None
 
 
 def process_alive(pid: int) -> bool:

@@ -1,13 +1,13 @@
 """A store: written, read back, refused a second time, listed, deleted; with times."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from data.machine import machine
 from data.store import Store
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
@@ -27,7 +27,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     store.check_writable(tidy=True)  # decided within seconds; what follows waits out faults
     made = _missing(store)
     try:
-        yield from _tried(store, f"{FOLDER}/probe-{socket.gethostname()}-{os.getpid()}")
+        yield from _tried(store, f"{FOLDER}/probe-{machine()}-{os.getpid()}")
     finally:
         for folder in made:
             with suppress(OSError):  # someone else has begun to write here

@@ -1,6 +1,10 @@
 """A hand-made root that has everything, and copies of it to damage."""
 
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,3 +22,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Root:
 def root(whole: Root, tmp_path: Path) -> Root:
     shutil.copytree(whole.url, tmp_path / "root")
     return Root(str(tmp_path / "root"))
+
+
+@pytest.fixture
+def in_a_container() -> Callable[..., str]:
+    """in_a_container(code, *arguments): what Python prints where process numbers are its own."""
+    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *user, "--pid", "--fork"]
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("no process numbers of its own may be had here")
+
+    def run(code: str, *arguments: str) -> str:
+        return subprocess.check_output(
+            [*command, sys.executable, "-c", code, *arguments], text=True
+        )
+
+    return run

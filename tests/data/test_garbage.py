@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from data.garbage import garbage, remove
 from data.indices import open_index
 from data.label_sets import create_set
 from data.leases import claim
+from data.machine import machine
 from data.root import Root
 from data.shards import shard_name
 from tests.handmade import record
@@ -131,7 +131,7 @@ def test_with_a_damaged_index_nothing_that_it_may_pin_goes(root):
 def test_shards_under_a_living_lease_are_left_alone(root):
     files = orphan(root)
     with subprocess.Popen(["sleep", "60"]) as builder:
-        note = {"host": socket.gethostname(), "pid": builder.pid}
+        note = {"host": machine(), "pid": builder.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
         assert garbage(root) == []
         builder.kill()
@@ -144,7 +144,7 @@ def test_a_builder_that_starts_between_looking_and_removing_loses_nothing(root):
     orphan(root)
     found = garbage(root)
     with subprocess.Popen(["sleep", "60"]) as builder:
-        note = {"host": socket.gethostname(), "pid": builder.pid}
+        note = {"host": machine(), "pid": builder.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
         assert remove(root, found) == []
         builder.kill()
@@ -178,7 +178,7 @@ def test_failures_that_are_past_and_leases_that_are_forgotten(root):
 def test_unfinished_files_of_dead_processes(root):
     with subprocess.Popen(["true"]) as process:
         pass
-    name = f".0000001.tar.{socket.gethostname()}.{process.pid}.abc.partial"
+    name = f".0000001.tar.{machine()}.{process.pid}.abc.partial"
     path = Path(root.url) / "shards/0000" / name
     path.write_bytes(b"12345")
     aged(Path(root.url))

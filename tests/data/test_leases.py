@@ -145,3 +145,23 @@ def test_a_note_that_cannot_be_read_holds_nothing(store, content):
     store.create(NAME, content)
     assert claim(store, 1)
     assert socket.gethostname() in store.get(NAME).decode()
+
+
+def test_a_process_whose_number_means_nothing_to_us_is_believed(store, in_a_container):
+    """It has our host's name, and numbers of processes that are not ours."""
+    assert claim(store, 1)
+    script = (
+        "import sys\nfrom data.leases import claim, forgotten\nfrom data.store import Store\n"
+        "store = Store(sys.argv[1])\nprint(claim(store, 1), list(forgotten(store)))"
+    )
+    assert in_a_container(script, store.url) == "False []\n"
+    aged(store, TIME_TO_LIVE + 60)
+    assert in_a_container(script, store.url) == "True []\n"
+
+
+def test_a_note_from_before_this_machine_started_anew_is_believed_for_a_while(store):
+    for host in (socket.gethostname(), f"{socket.gethostname()}-0123456789ab"):
+        store.put(NAME, json.dumps({"host": host, "pid": 2**22 + 1}).encode())
+        assert not claim(store, 1)
+        aged(store, TIME_TO_LIVE + 60)
+        assert claim(store, 1)

@@ -1,11 +1,11 @@
 import json
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from data.errors import InputError
+from data.machine import machine
 from data.repair import put_aside, refuse_other_prototypes
 from data.root import Root
 from data.shards import shard_name
@@ -43,7 +43,7 @@ def test_a_damaged_record_is_put_aside_and_its_tar_stays(root):
 def test_a_shard_that_a_living_process_works_on_is_left_to_it(root):
     root.store.delete(root.committed()[1]["tar"])
     with subprocess.Popen(["sleep", "60"]) as other:
-        note = {"host": socket.gethostname(), "pid": other.pid}
+        note = {"host": machine(), "pid": other.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
         assert put_aside(root, root.verify()) == 0
         assert root.missing() == []

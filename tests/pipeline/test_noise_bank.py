@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 
 import pytest
 import torch
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE, Renewing, living
+from data.machine import machine
 from data.store import Store
 from pipeline.noise import initial_noise
 from pipeline.noise.bank import CACHED, Bank, Part, noise_digest, packed, part_name, unpacked
@@ -75,7 +75,7 @@ def test_what_is_stored_decides(store):
 
 def test_a_part_that_another_process_is_choosing_is_waited_for(store, monkeypatch):
     monkeypatch.setattr("pipeline.noise.bank.WAIT", 0.001)
-    note = {"host": socket.gethostname(), "pid": os.getppid(), "time": 0}
+    note = {"host": machine(), "pid": os.getppid(), "time": 0}
     store.put("leases/noise-0000-0000003.json", json.dumps(note).encode())
     beats = []
 
@@ -107,7 +107,7 @@ def test_a_choice_that_takes_long_stays_ours(store, monkeypatch):
 
 
 def test_the_lease_of_a_dead_process_is_taken_over(store):
-    note = {"host": socket.gethostname(), "pid": 2**22 + 1, "time": 0}
+    note = {"host": machine(), "pid": 2**22 + 1, "time": 0}
     store.put("leases/noise-run.json", json.dumps(note).encode())
     assert Bank(store, "abc", choose=selected).part(None) == selected(None)
     assert store.list("leases") == []

@@ -213,6 +213,18 @@ def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path)
         assert mine.exists()
 
 
+def test_what_a_process_of_another_container_stages_stays(tmp_path, in_a_container):
+    script = (
+        "import sys\nfrom data.store import Store\n"
+        "print(*(Store(sys.argv[1]).sweep(older_than_s=float(age)) for age in sys.argv[2:]))"
+    )
+    with Store(str(tmp_path)).staging("shards/x.tar") as partial:
+        os.utime(partial, (time.time() - 7200,) * 2)
+        assert in_a_container(script, str(tmp_path), "86400") == "0\n"
+        assert partial.exists()
+        assert in_a_container(script, str(tmp_path), "3600") == "1\n"
+
+
 def test_the_number_of_a_dead_process_is_used_again(tmp_path):
     store = Store(str(tmp_path))
     with store.staging("x.tar") as partial:

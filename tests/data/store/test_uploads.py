@@ -1,6 +1,7 @@
 """Large objects go up in parts, and many objects are listed in pages."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,18 @@ def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
     assert store.partials() == {}
     store.publish(large, "shards/x.tar")
     assert store.get("shards/x.tar") == large.read_bytes()
+
+
+def test_what_an_earlier_boot_staged_for_a_bucket_is_swept_when_it_is_old(store, tmp_path):
+    left = tmp_path / f".x.tar.{socket.gethostname()}-0123456789ab.12.abc.partial"
+    foreign = tmp_path / ".of-another-program.12.abc.partial"
+    for path in (left, foreign):
+        path.write_bytes(b"half")
+    assert store.sweep() == 0
+    for path in (left, foreign):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
+    assert store.sweep() == 1
+    assert (left.exists(), foreign.exists()) == (False, True)
 
 
 def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
