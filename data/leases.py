@@ -97,7 +97,7 @@ def forgotten(store: Store) -> dict[str, Fact]:
 
 def held_by(store: Store, pid: int) -> list[str]:
     """The work that a process of this machine claimed and did not release, dead or alive."""
-    us = (socket.gethostname(), pid)
+    us = (machine(), pid)
     held = (name for name in store.facts(FOLDER) if _holder(store, name) == us)
     return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in held]
 
@@ -128,8 +128,8 @@ def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
 
     A process of this machine lives or does not. Of another's, or of this one's before it started
     anew, only the time of the last renewal is known, by the clock of the store, which is the only
-    one that both see. A lease from
-    the store's future means that this clock was set back; it is believed no longer than others.
+    one that both see. A lease from the store's future means that this clock was set back; it is
+    believed no longer than others.
     """
     if holder is None:
         return False
