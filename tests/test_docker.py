@@ -117,9 +117,19 @@ def test_a_target_runs_unprivileged_with_init_and_a_health_check(target):
     lines = stages()[target]
     users = [line for line in lines if line.startswith("USER")]
     assert users[-1] == "USER 10001:10001"
-    assert 'ENTRYPOINT ["tini", "--"]' in lines
+    assert 'ENTRYPOINT ["python", "-m", "flows.container"]' in lines
     assert sum(line.startswith("HEALTHCHECK") for line in lines) == 1
     assert ("triton" in "\n".join(lines)) == (target == "cuda")
+
+
+def test_a_container_is_killed_only_after_what_it_runs():
+    from flows.container import LEFT_S
+    from flows.deployments.templates import TERMINATION_S
+    from flows.launcher import GRACE_S
+
+    for name in ("worker", "worker-gpu"):
+        assert SERVICES[name]["stop_grace_period"] == f"{LEFT_S:.0f}s"
+    assert TERMINATION_S == LEFT_S > GRACE_S
 
 
 def test_everything_installed_is_hashed():

@@ -6,7 +6,7 @@ from typing import Any
 # Docker gives a container 64 MB of shared memory, and torch's data loaders need more.
 SHARED_MEMORY = "2g"
 ALL_GPUS = {"count": -1, "capabilities": [["gpu"]]}
-# A trainer that is told to stop ends its epoch and writes a checkpoint.
+# Of it a trainer has 120 s to end its step and write a checkpoint.
 TERMINATION_S = 150
 
 Template = dict[str, Any]
