@@ -132,6 +132,17 @@ def test_a_container_is_killed_only_after_what_it_runs():
     assert TERMINATION_S == LEFT_S > GRACE_S
 
 
+def test_what_torch_compiles_lies_where_it_may_be_executed():
+    """Below a volume: a tmpfs is mounted noexec, and the rest is read-only."""
+    found = re.search(r"TORCHINDUCTOR_CACHE_DIR=(\S+)", RECIPE)
+    assert found
+    for name in ("worker", "worker-gpu"):
+        service = SERVICES[name]
+        volumes = [volume.split(":")[1] for volume in service["volumes"] if ":ro" not in volume]
+        assert any(Path(found[1]).is_relative_to(folder) for folder in volumes)
+        assert not any(Path(found[1]).is_relative_to(folder) for folder in service["tmpfs"])
+
+
 def test_everything_installed_is_hashed():
     installs = re.findall(r"(?:uv )?pip install[^&\n]*", RECIPE)
     assert len(installs) == 4

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from data.errors import InputError
 from flows.doctor import (
     clocks,
+    compilation,
     device,
     disk_space,
     extras,
@@ -26,6 +27,7 @@ CHECKS = {
     "extras": extras.check,
     "limits": limits.check,
     "device": device.check,
+    "compilation": compilation.check,
     "models": model_files.check,
     "memory": memory.check,
     "real images": real_images.check,

@@ -1,6 +1,8 @@
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -134,6 +136,33 @@ def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatc
     status, found = doctor(config_file, "--set", "generator.dtype=float16")
     assert status == 0 and found["device"]["state"] == "warning"
     assert "choose float32" in found["device"]["remedy"]
+
+
+def test_a_missing_compiler_is_named(config_file, home, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "compilation" not in doctor(config_file)[1]
+    status, found = doctor(config_file, "--set", "generator.compile=regional")
+    assert status == 1 and found["compilation"]["state"] == "failed"
+    assert "needs the C++ compiler no-such-compiler" in found["compilation"]["remedy"]
+
+
+def test_a_cache_where_nothing_may_be_executed_is_named(config_file, home, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "true")  # any program will do: nothing is compiled
+    compiled = ("--set", "generator.compile=regional")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    status, found = doctor(config_file, *compiled)
+    assert status == 0 and found["compilation"]["state"] == "ok"
+    assert not (tmp_path / "inductor").exists()
+    alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o noexec tmpfs "$0" && exec "$@"']
+    if shutil.which("unshare") is None or subprocess.run([*alone, tmp_path, "true"]).returncode:
+        pytest.skip("no file system can be mounted here")
+    code = "from flows.doctor import compilation, subject_of; import sys;"
+    code += "print(*compilation.check(subject_of(sys.argv[1], ['generator.compile=full'], '')))"
+    shutil.copy(config_file, copy := tmp_path.with_suffix(".json"))
+    command = [*alone, tmp_path, sys.executable, "-c", code, copy]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert "inductor: nothing may be executed there" in told.stdout, told.stderr
+    assert "state='failed'" in told.stdout and "set TORCHINDUCTOR_CACHE_DIR to" in told.stdout
 
 
 def test_weights_beyond_the_memory_are_named():

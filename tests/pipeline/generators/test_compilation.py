@@ -9,10 +9,11 @@ from data.errors import InputError
 from data.settings import load_settings
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
+from pipeline.generators.compilation import COMPILER
 from pipeline.noise import initial_noise
 
 needs_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+    shutil.which(COMPILER) is None, reason="there is no C++ compiler"
 )
 
 
@@ -51,6 +52,6 @@ def test_a_compiled_network_predicts_the_same(model, family, mode, request):
 @pytest.mark.parametrize("mode", ["regional", "full"])
 def test_without_a_compiler_it_is_refused(tiny_sd, monkeypatch, mode):
     monkeypatch.setenv("CXX", "/no/compiler")
-    message = rf"generator\.compile = {mode}: needs a C\+\+ compiler \(/no/compiler\)"
+    message = rf"generator\.compile = {mode}: needs the C\+\+ compiler /no/compiler, "
     with pytest.raises(InputError, match=message):
         latents_of(tiny_sd, "stable_diffusion", mode)
