@@ -1,8 +1,8 @@
-"""Process 1 of a container: passes signals to a command, then waits for all that it left.
+"""Process 1 of a container: runs a command, then ends what it left in that one's own time.
 
 `python -m flows.container COMMAND [ARGUMENT...]`. When process 1 ends, the kernel kills every
-other process at once. A Prefect worker ends before the trainer of its flow, which is still
-writing a checkpoint.
+other process at once. Prefect's commands end before their flows, and those before their trainers,
+which are still writing a checkpoint.
 """
 
 import ctypes
@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 LEFT_S = 150.0  # for what outlives the command: a trainer's grace and some more
+LOOK_S = 1.0  # between two looks for processes that have become ours
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command, wait for all that it leaves; its exit status, 128 + n after signal n.
+    """Run a command and end all that it leaves; its exit status, 128 + n after signal n.
 
     Raises:
         OSError: the command cannot be started.
@@ -36,41 +38,59 @@ def run(command: Sequence[str]) -> int:
         setsigmask=(),
         setsigdef=(*PASSED_ON, *IGNORED_BY_PYTHON),
     )
-    status, told = _wait_for(process)
-    if not told and os.getpid() == 1:
-        # Nobody else would end a stray daemon. Those of a command that was told to end are
-        # being ended, and a second signal would cut that short.
-        with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGTERM)
-    _wait_for_rest(LEFT_S)
+    status = _wait_for(process)
+    _end_rest(LEFT_S)
     return status if status >= 0 else 128 - status
 
 
-def _wait_for(process: int) -> tuple[int, bool]:
-    """Exit status of a child, -n after signal n, and whether we passed a signal to it."""
+def _wait_for(process: int) -> int:
+    """Exit status of a child, -n after signal n; signals are passed to it."""
     # A terminal sends its Ctrl-C to the command as well.
     ours = (signal.SIGINT,) if sys.stdin is not None and sys.stdin.isatty() else ()
-    told = False
     while True:
         number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
         if number in PASSED_ON and number not in ours:
             os.kill(process, number)
-            told = True
         ended, status = os.waitpid(-1, os.WNOHANG)
         while ended:
             if ended == process:
-                return os.waitstatus_to_exitcode(status), told
+                return os.waitstatus_to_exitcode(status)
             ended, status = os.waitpid(-1, os.WNOHANG)
 
 
-def _wait_for_rest(timeout_s: float) -> None:
-    """Until no child is left; who loses its parent becomes ours."""
+def _end_rest(timeout_s: float) -> None:
+    """Until no child is left. Who loses its parent becomes ours, and is told to end, once."""
+    told: set[int] = set()
     deadline = time.monotonic() + timeout_s
     with suppress(ChildProcessError):
-        while (left := deadline - time.monotonic()) > 0:
+        while time.monotonic() < deadline:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-            signal.sigtimedwait({signal.SIGCHLD}, left)
+            for process in _children() - told:
+                told.add(process)
+                # What flows.child runs is told by it; a second signal would cut its end short.
+                if b"flows.child" not in _arguments(process):
+                    os.kill(process, signal.SIGTERM)
+            signal.sigtimedwait({signal.SIGCHLD}, LOOK_S)
+
+
+def _children() -> set[int]:
+    """Also those that have ended: none of these numbers can be another's yet."""
+    ours = os.getpid()
+    there = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return {process for process in there if _parent(process) == ours}
+
+
+def _parent(process: int) -> int:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])  # the name before it may hold anything
+
+
+def _arguments(process: int) -> list[bytes]:
+    return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
 
 
 def main() -> int:

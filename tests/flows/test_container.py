@@ -22,6 +22,18 @@ from flows import child
 child.start(child.python_module("slow_to_end", grace_s=120.0))
 time.sleep(300)
 """
+# As `prefect flow-run execute` does: it tells its flow nothing, and that ends what it launched.
+CARELESS = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", '''
+import signal, sys
+from flows.supervise import supervise
+from flows.child import python_module
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+supervise(python_module("slow_to_end", grace_s=120.0), on_line=print, grace_s=120.0)
+'''])
+time.sleep(300)
+"""
 TRAINER = """
 import pathlib, signal, time
 told = []
@@ -30,7 +42,7 @@ pathlib.Path("started").touch()
 while not told:
     time.sleep(0.02)
 time.sleep(2)
-pathlib.Path("checkpoint").touch()
+pathlib.Path("checkpoint").write_text(str(len(told)))
 """
 # Its parent ends at once, and it has a session of its own.
 DAEMON = """
@@ -72,18 +84,17 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_what_outlives_the_command_ends_in_its_own_time(init, tmp_path):
+@pytest.mark.parametrize("command", [WORKER, CARELESS], ids=["worker", "careless"])
+def test_what_outlives_the_command_ends_in_its_own_time(init, command, tmp_path):
     (tmp_path / "slow_to_end.py").write_text(TRAINER)
-    process = started([*init, sys.executable, "-c", WORKER], tmp_path)
+    process = started([*init, sys.executable, "-c", command], tmp_path)
     until((tmp_path / "started").exists)
     process_of_init(process).terminate()
     assert process.wait(PATIENCE_S) == 128 + 15
-    assert (tmp_path / "checkpoint").exists()
+    assert (tmp_path / "checkpoint").read_text() == "1"  # and it was told once
 
 
 def test_a_daemon_that_was_left_is_ended(init, tmp_path):
-    if init is INIT:
-        pytest.skip("only process 1 may signal all others")
     process = started([*init, sys.executable, "-c", DAEMON], tmp_path)
     assert process.wait(PATIENCE_S) == 5
 
