@@ -79,7 +79,11 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         InputError: the configured server cannot be used, why, and what to do.
         ServerLost: the server failed in the middle, and a flow with it.
     """
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_CLIENT_CSRF_SUPPORT_ENABLED,
+        temporary_settings,
+    )
 
     global _ours
     configured = PREFECT_API_URL.value()
@@ -93,7 +97,8 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
                 _ours = _start()
                 stack.callback(_stop)
             server = _ours
-        stack.enter_context(temporary_settings({PREFECT_API_URL: server.url}))
+        ours = {PREFECT_API_URL: server.url, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True}
+        stack.enter_context(temporary_settings(ours))
         if wait:
             server.wait_until_ready()
         with _used(server.url):
@@ -150,15 +155,21 @@ def _start() -> Server:
     with socket.socket() as listener, path.open("a") as output:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        url = f"http://127.0.0.1:{port}/api"
+        origin = f"http://127.0.0.1:{port}"
+        url = f"{origin}/api"
         process = child.start(
             child.python_module("flows.server.run_server", str(listener.fileno())),
-            environment={**SETTINGS, "PREFECT_API_URL": "", "PREFECT_UI_API_URL": url},
+            environment={
+                **SETTINGS,
+                "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origin,
+                "PREFECT_API_URL": "",
+                "PREFECT_UI_API_URL": url,
+            },
             pass_fds=(listener.fileno(),),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    log.info("starting Prefect for this run: %s", url.removesuffix("/api"))
+    log.info("starting Prefect for this run: %s", origin)
     return Server(url, path, process)
 
 

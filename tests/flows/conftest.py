@@ -1,11 +1,9 @@
 """What watches processes from outside, and what Prefect's server shows of a run."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 from uuid import UUID
 
 import psutil
@@ -55,12 +53,9 @@ def artifacts_of(prefect_api: str) -> Callable[[object], dict[str, dict[str, Any
 
     def read(run: object) -> dict[str, dict[str, Any]]:
         chosen = {"artifacts": {"flow_run_id": {"any_": [str(run)]}}, "limit": 200}
-        request = Request(
-            f"{prefect_api}/artifacts/filter",
-            json.dumps(chosen).encode(),
-            {"Content-Type": "application/json"},
-        )
-        return {artifact["key"]: artifact for artifact in json.load(urlopen(request))}
+        with get_client(sync_client=True) as client:  # it has the token that a POST needs
+            found = client.request("POST", "/artifacts/filter", json=chosen).json()
+        return {artifact["key"]: artifact for artifact in found}
 
     return read
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from urllib.request import urlopen
 
+import httpx
 import psutil
 import pytest
 
@@ -44,6 +45,29 @@ def test_the_server_listens_on_the_loopback_alone(prefect_api):
 def test_the_server_knows_its_own_pages_address(prefect_api):
     settings = json.load(urlopen(f"{prefect_api.removesuffix('/api')}/ui-settings"))
     assert settings["api_url"] == prefect_api
+
+
+def test_a_page_from_elsewhere_can_neither_read_nor_change_anything(prefect_api):
+    elsewhere = {"Origin": "http://elsewhere.example"}
+    asking = {**elsewhere, "Access-Control-Request-Method": "POST"}
+    asked = httpx.options(f"{prefect_api}/work_pools/", headers=asking)
+    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=elsewhere)
+    for answer in (asked, told):
+        assert "access-control-allow-origin" not in answer.headers
+    pool = {"name": "theirs", "type": "process"}
+    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=elsewhere)
+    assert changed.status_code == 403 and "CSRF" in changed.text
+
+
+def test_its_client_sends_tokens_even_where_they_are_turned_off():
+    code = (
+        "from flows.server.run_server import prefect_server\n"
+        "from prefect.client.orchestration import get_client\n"
+        "with prefect_server(), get_client(sync_client=True) as client:\n"
+        "    print(client.create_concurrency_limit(tag='ours', concurrency_limit=1))"
+    )
+    done = in_a_new_process(code, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED="false")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_configured_server_is_used(prefect_api):
