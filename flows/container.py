@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def run(command: Sequence[str]) -> int:
+def run(command: list[str]) -> int:
     """Run a command and end all that it leaves; its exit status, 128 + n after signal n.
 
     Raises:
