@@ -9,13 +9,18 @@ from flows.doctor.finding import FAILED, OK, WARNING, Finding
 from flows.doctor.subject import Subject
 
 SIDE = 64  # of the matrices
+ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     import torch
 
-    driver = _driver()
-    yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
+    driver, fault = _driver()
+    if fault:
+        remedy = "load or install NVIDIA's driver again; without it runs take the CPU"
+        yield Finding("driver", FAILED, f"nvidia-smi: {fault}", remedy)
+    else:
+        yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
     if not torch.cuda.is_available():
         yield _without_gpu(subject.dtype, driver, torch)
         return
@@ -23,14 +28,19 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield _gpu(index, subject.dtype, torch)
 
 
-def _driver() -> list[str]:
-    """Name, memory and driver of each GPU."""
+def _driver() -> tuple[list[str], str]:
+    """Name, memory and driver of each GPU; and what is wrong with the driver, empty for nothing."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return []
-    return found.stdout.strip().splitlines() if found.returncode == 0 else []
+        found = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S)
+    except FileNotFoundError:
+        return [], ""
+    except subprocess.TimeoutExpired:
+        return [], f"no answer within {ANSWER_S:.0f} s"
+    if found.returncode == 0:
+        return found.stdout.strip().splitlines(), ""
+    told = (found.stdout.strip() or found.stderr.strip()).splitlines()
+    return [], told[0] if told else f"exit status {found.returncode}"
 
 
 def _without_gpu(dtype: str, driver: list[str], torch: Any) -> Finding:
