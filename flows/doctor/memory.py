@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psutil
 
+from flows.cgroup import MemoryLimit, memory_limit
 from flows.cost_words import amount
 from flows.doctor.finding import FAILED, OK, WARNING, Finding
-from flows.doctor.model_files import folders, weights
+from flows.doctor.model_files import places, weights
 from flows.doctor.subject import Subject
 
 SHARED = Path("/dev/shm")
@@ -19,7 +20,8 @@ AIR = 1.5  # times the weights: a batch of one image fits beside them
 
 def check(subject: Subject) -> Iterator[Finding]:
     needed = _needed(subject)
-    yield judged("memory", psutil.virtual_memory().available, needed)
+    free, where = available(memory_limit())
+    yield judged("memory", free, needed, where=where)
     yield from _gpus(needed)
     if SHARED.is_dir():
         free = shutil.disk_usage(SHARED).free
@@ -28,12 +30,20 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding("shared memory", state, f"{amount(free)} free", remedy if short else "")
 
 
+def available(limit: MemoryLimit | None) -> tuple[float, str]:
+    """Bytes that can be had, and where."""
+    free = psutil.virtual_memory().available
+    if limit is None or limit.left >= free:
+        return free, "free"
+    return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
+
+
 def _needed(subject: Subject) -> float | None:
     """Bytes of a build's weights in the precision that they run in; None if not known."""
     if subject.build is None:
         return None
     try:
-        found = [weights(path) if path else {} for _, path in folders(subject).values()]
+        found = [weights(path) if path else {} for _, path in places(subject).values()]
     except Exception:  # what is wrong with them is said with the models
         return None
     if not all(found):  # a model that is not here yet
@@ -49,9 +59,9 @@ def _gpus(needed: float | None) -> Iterator[Finding]:
             yield judged(f"memory of cuda:{index}", torch.cuda.mem_get_info(index)[0], needed)
 
 
-def judged(name: str, free: float, needed: float | None) -> Finding:
+def judged(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
     """Free bytes against those that weights take."""
-    found = f"{amount(free)} free"
+    found = f"{amount(free)} {where}"
     if needed is None:
         return Finding(name, OK, found)
     found = f"{found}, the weights take {amount(needed)}"

@@ -4,12 +4,19 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.cost_words import amount
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
 
+if TYPE_CHECKING:
+    from pipeline.config import EncoderConfig
+
 LOCAL, HUB = "local-dir:", "hf-hub:"
+# Of open_clip: the files it asks the hub for unless a tag names one, and its place for URLs.
+OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+OPEN_CLIP_CACHE = Path("~/.cache/clip")
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -19,12 +26,12 @@ def check(subject: Subject) -> Iterator[Finding]:
     from pipeline.checks import check_models
 
     check_models(subject.build)
-    for name, (model, folder) in folders(subject).items():
-        yield _judged(name, model, folder)
+    for name, (model, path) in places(subject).items():
+        yield _judged(name, model, path)
 
 
-def folders(subject: Subject) -> dict[str, tuple[str, Path | None]]:
-    """By setting: the model, and its folder or copy of the hub's; None where that is not here."""
+def places(subject: Subject) -> dict[str, tuple[str, Path | None]]:
+    """By setting: the model, and its file, folder or copy of the hub's; None if it is not here."""
     assert subject.build is not None
     generator, found = subject.build.generator, {}
     found["generator.model"] = (generator.model, _folder(generator.model, generator.revision))
@@ -37,10 +44,13 @@ def folders(subject: Subject) -> dict[str, tuple[str, Path | None]]:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
             found[f"{field}.model"] = (encoder.model, _folder(model, encoder.revision))
+        else:
+            name = f"{encoder.model} {encoder.pretrained}"
+            found[f"{field}.pretrained"] = (name, _clip_file(encoder))
     return found
 
 
-def weights(folder: Path) -> dict[Path, int]:
+def weights(place: Path) -> dict[Path, int]:
     """Numbers in each safetensors file that would be loaded.
 
     Raises:
@@ -49,7 +59,8 @@ def weights(folder: Path) -> dict[Path, int]:
     from safetensors import safe_open
 
     counts = {}
-    for path in sorted(folder.rglob("*.safetensors")):
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    for path in (file for file in files if file.suffix == ".safetensors"):
         plain = path.with_name(path.name.split(".")[0] + ".safetensors")
         if path != plain and plain.exists():
             continue  # the same in another precision
@@ -59,8 +70,8 @@ def weights(folder: Path) -> dict[Path, int]:
     return counts
 
 
-def _judged(name: str, model: str, folder: Path | None) -> Finding:
-    if folder is None:
+def _judged(name: str, model: str, place: Path | None) -> Finding:
+    if place is None:
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
             return Finding(name, FAILED, f"{model} is not in the hub's cache", remedy)
@@ -69,12 +80,14 @@ def _judged(name: str, model: str, folder: Path | None) -> Finding:
     from safetensors import SafetensorError
 
     try:
-        files = weights(folder)
+        files = list(weights(place))
     except (OSError, SafetensorError) as error:
         remedy = "fetch or convert this model again; a file of it is damaged"
-        return Finding(name, FAILED, f"{folder}: {error}", remedy)
+        return Finding(name, FAILED, f"{place}: {error}", remedy)
+    if place.is_file():
+        files = [place]  # a checkpoint may be of another format
     size = sum(path.stat().st_size for path in files)
-    return Finding(name, OK, f"{folder}: {len(files)} files, {amount(size)}")
+    return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
 
 
 def _folder(model: str, revision: str | None) -> Path | None:
@@ -89,3 +102,24 @@ def _folder(model: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
+
+
+def _clip_file(config: "EncoderConfig") -> Path | None:
+    """The checkpoint that is named, or the weights of a tag where open_clip looks for them."""
+    from huggingface_hub import try_to_load_from_cache
+    from open_clip import get_pretrained_cfg
+
+    assert config.pretrained is not None  # check_models has refused that
+    known = get_pretrained_cfg(config.model, config.pretrained)
+    if not known:
+        return Path(config.pretrained)
+    repository, _, file = known.get("hf_hub", "").rpartition("/")
+    if not repository:
+        path = OPEN_CLIP_CACHE.expanduser() / known["url"].rpartition("/")[2]
+        return path if path.is_file() else None
+    names = (str(Path(file).with_suffix(".safetensors")), file) if file else OPEN_CLIP_FILES
+    for name in names:
+        found = try_to_load_from_cache(repository, name)
+        if isinstance(found, str):
+            return Path(found)
+    return None

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -6,15 +7,18 @@ import sys
 from importlib.metadata import requires
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from packaging.requirements import Requirement
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE
+from flows.cgroup import MemoryLimit
 from flows.cli import app
-from flows.doctor import Subject, clocks, examine, libraries, memory, subject_of
+from flows.doctor import Subject, clocks, device, examine, libraries, memory, subject_of
 from tests.s3 import s3_client
 
 
@@ -118,6 +122,39 @@ def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monk
     assert status == 1 and "unset HF_HUB_OFFLINE" in found["generator.model"]["remedy"]
 
 
+def test_named_clip_weights_that_were_not_fetched_are_told(
+    config_file, home, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    named = ("annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai")
+    clip = [argument for one in named for argument in ("--set", one)]
+    status, found = doctor(config_file, *clip)
+    assert status == 0 and found["annotation.pretrained"]["state"] == "warning"
+    assert "the first run fetches it" in found["annotation.pretrained"]["remedy"]
+    assert "weights" not in found["memory"]["found"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    status, found = doctor(config_file, *clip)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in found["annotation.pretrained"]["remedy"]
+    repository = tmp_path / "hub" / "models--timm--vit_base_patch32_clip_224.openai"
+    file = repository / "snapshots" / "c0ffee" / "open_clip_model.safetensors"
+    for path, content in ((repository / "refs" / "main", "c0ffee"), (file, "")):
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
+    status, found = doctor(config_file, *clip)
+    assert status == 0 and str(file) in found["annotation.pretrained"]["found"]
+    assert "the weights take" in found["memory"]["found"]
+
+
+def test_a_clip_checkpoint_is_found_by_its_path(config_file, home, tmp_path):
+    file = tmp_path / "clip.pt"
+    file.write_bytes(bytes(3000))
+    named = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={file}")
+    status, found = doctor(config_file, *[a for one in named for a in ("--set", one)])
+    assert status == 0 and str(file) in found["annotation.pretrained"]["found"]
+    assert "weights" not in found["memory"]["found"]  # what such a file holds is not known
+
+
 def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
     other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
     status, found = doctor(config_file, *other)
@@ -163,6 +200,45 @@ def test_a_cache_where_nothing_may_be_executed_is_named(config_file, home, monke
     told = subprocess.run(command, capture_output=True, text=True)
     assert "inductor: nothing may be executed there" in told.stdout, told.stderr
     assert "state='failed'" in told.stdout and "set TORCHINDUCTOR_CACHE_DIR to" in told.stdout
+
+
+def fake_driver(folder, monkeypatch, script):
+    """An nvidia-smi of our own before any other."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo 'NVIDIA-SMI has failed.'; echo more; exit 9", "nvidia-smi: NVIDIA-SMI has failed."),
+        ("echo 'no library' >&2; exit 12", "nvidia-smi: no library"),
+        ("exit 3", "nvidia-smi: exit status 3"),
+        ("exec sleep 60", "nvidia-smi: no answer within 1 s"),
+    ],
+)
+def test_a_broken_driver_is_no_missing_gpu(tmp_path, monkeypatch, script, told):
+    monkeypatch.setattr(device, "ANSWER_S", 1.0)
+    fake_driver(tmp_path / "bin", monkeypatch, script)
+    found = next(device.check(Subject()))
+    assert (found.check, found.state, found.found) == ("driver", "failed", told)
+    assert "NVIDIA's driver" in found.remedy
+
+
+def test_without_a_driver_there_is_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = next(device.check(Subject()))
+    assert (found.state, found.found) == ("ok", "no NVIDIA GPU")
+
+
+def test_a_limit_of_memory_is_told():
+    """Whichever is nearer: what the machine has free, or the limit."""
+    free, where = memory.available(MemoryLimit(8 * 10**9, 1000))
+    found = memory.judged("memory", free, 2000, where=where)
+    assert found.state == "failed" and "left of the limit of 8 GB (cgroup)" in found.found
+    assert memory.available(MemoryLimit(10**18, 10**18))[1] == "free"
 
 
 def test_weights_beyond_the_memory_are_named():

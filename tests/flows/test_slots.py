@@ -21,6 +21,7 @@ from data.leases import TIME_TO_LIVE
 from data.root import Root
 from flows import build_flow, child
 from flows.build import resume
+from flows.cgroup import usable_cores
 from flows.selection import Selection
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.runners.local import local_slots
@@ -116,7 +117,7 @@ def test_local_slots_have_a_gpu_each(monkeypatch):
         assert place.environment(2)["CUDA_VISIBLE_DEVICES"] == "4"
     with local_slots(SlotSettings(device="cpu")) as place:
         assert (place.count, place.device) == (1, "cpu")
-        cores = str(os.cpu_count())
+        cores = str(usable_cores())
         assert place.environment(0) == {"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}
 
 

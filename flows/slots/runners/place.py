@@ -8,6 +8,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 from prefect.tasks import Task
 
+from flows.cgroup import usable_cores
 from flows.supervise import Stop
 
 Record = dict[str, Any]
@@ -42,9 +43,9 @@ def quiet() -> dict[str, str]:
 
 
 def shared_threads(count: int) -> dict[str, str]:
-    """For `count` workers of this machine: together no more threads than cores.
+    """For `count` workers of this machine: together no more threads than cores we may use.
 
     A few too many cost ten times, not a few per cent.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // count))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
     return {"OMP_NUM_THREADS": threads}
