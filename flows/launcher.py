@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.config import TrainConfig
+from flows.cgroup import usable_cores
 from flows.child import python_module
 from flows.machines import Machines
 from flows.supervise import Outcome
@@ -34,8 +35,7 @@ def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int
         trainer: arguments of calib.train.
         num_processes: on this machine, to share its cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (cores or 1) // num_processes))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_processes))
     return python_module(
         "accelerate.commands.launch",
         f"--config_file={launcher}",
