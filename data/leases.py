@@ -126,10 +126,10 @@ def _held(store: Store, name: str, fact: Fact) -> bool:
 def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
     """Whether a holder lives, as far as this machine can tell.
 
-    A process of this machine lives or does not. Of another's, or of this one's before it started
-    anew, only the time of the last renewal is known, by the clock of the store, which is the only
-    one that both see. A lease from the store's future means that this clock was set back; it is
-    believed no longer than others.
+    A process of this machine lives or does not. Of another machine, or of this one before it
+    started anew, only the time of the last renewal is known, by the clock of the store, which is
+    the only one that both see. A lease from the store's future means that this clock was set
+    back; it is believed no longer than others.
     """
     if holder is None:
         return False

@@ -13,7 +13,7 @@ PARTIAL = ".partial"
 # A living process that has not touched its file for so long is another one with the same number.
 WRITTEN_WITHIN_S = 24 * 3600.0
 # .NAME.HOST-DIGEST.PROCESS.RANDOM.partial; names and hosts may have dots and dashes.
-STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d+)\.\w+\{PARTIAL}")
+STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d{{1,9}})\.\w+\{PARTIAL}")
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def test_a_name_is_read_back(tmp_path, monkeypatch, host, name):
         (".x.tar.{machine}.{gone}.abc.partial", True),
         (".x.tar.{host}.{pid}.abc.partial", False),  # as they were named once
         (".x.tar.{machine}.pid.abc.partial", False),
+        (".x.tar.{machine}.99999999999999999999.abc.partial", False),
         (".{machine}.{pid}.abc.partial", False),
         (".x.partial", False),
         (".partial", False),
