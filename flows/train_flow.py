@@ -181,4 +181,6 @@ def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
         return TrainFailed(f"{word}; the last checkpoint stays")
     # Who asks semix to stop does not come here: an interruption, too, is a loss.
     lines = [f"training ended: {how_it_ended(outcome, words)}", *outcome.last_lines]
-    return TrainerLost("\n".join([*lines, "checkpoints stay; go on with --resume"]))
+    # Beside one that cannot be ended no other may train.
+    kind = TrainFailed if outcome.stuck else TrainerLost
+    return kind("\n".join([*lines, "checkpoints stay; go on with --resume"]))

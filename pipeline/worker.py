@@ -165,12 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
     except FailsAlways as error:
         print(f"{error}, asking for a new process", file=sys.stderr)
         return RESTART
-    except OSError as error:
-        traceback.print_exc()
-        print(f"the store or a file fails, asking for a new process: {error}", file=sys.stderr)
-        return RESTART
     except Exception as error:
         traceback.print_exc()
+        if _is_passing(error):
+            print(f"the store or a file fails, asking for a new process: {error}", file=sys.stderr)
+            return RESTART
         return RESTART if _is_device_error(error) else BROKEN
 
 
@@ -187,6 +186,12 @@ def work_of(root: Root, *, labels: str | None) -> Work:
 def _chosen(options: argparse.Namespace) -> Container[int] | None:
     text = options.shards_file.read_text() if options.shards_file else options.shards
     return parse_ranges(text) if text else None
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether a store or disk may fare better soon; what is not there or forbidden stays so."""
+    lasting = isinstance(error, FileNotFoundError | PermissionError)
+    return isinstance(error, OSError) and not lasting
 
 
 def _is_device_error(error: Exception) -> bool:

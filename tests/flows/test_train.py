@@ -12,8 +12,9 @@ from data.errors import InputError
 from flows.artifacts import artifact_key
 from flows.launcher import SILENCE
 from flows.machines import Machines
+from flows.supervise import Outcome
 from flows.train import train
-from flows.train_flow import TrainerLost, TrainFailed, launch, pauses
+from flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
 
 SETTINGS = {
     "name": "quick",
@@ -117,6 +118,12 @@ def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
     assert str(caught.value).startswith(text)
     assert caught.value.exit_status == status
     assert isinstance(caught.value, TrainerLost) == lost
+
+
+def test_no_other_is_trained_beside_one_that_cannot_be_ended():
+    found = failure(Outcome(7, -9, hung=False, stuck=True, last_lines=()), [])
+    assert str(found).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
+    assert not isinstance(found, TrainerLost)
 
 
 def test_pauses_between_restarts_grow_up_to_ten_minutes():

@@ -20,7 +20,7 @@ from data.shards import shard_name
 from data.store import Store
 from pipeline.held import Held
 from pipeline.walk import Share, Walk
-from pipeline.worker import DeviceError, FailsAlways, Worker, _chosen, _parse
+from pipeline.worker import DeviceError, FailsAlways, Worker, _chosen, _is_passing, _parse
 from pipeline.worker import main as worker
 
 CHECKOUT = Path(__file__).parents[2]
@@ -310,6 +310,20 @@ def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("the store or a file fails, asking for a new process: [Errno ")
     assert root.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionError("reset by peer"), True),
+        (OSError(116, "Stale file handle"), True),
+        (FileNotFoundError(2, "No such file or directory", "model"), False),
+        (PermissionError(13, "Permission denied", "noise"), False),
+        (ValueError("no store's"), False),
+    ],
+)
+def test_only_what_may_pass_asks_for_a_new_process(error, passes):
+    assert _is_passing(error) is passes
 
 
 def test_a_lease_that_cannot_be_renewed_is_no_shards_failure(tmp_path, monkeypatch):
