@@ -16,7 +16,6 @@ from pathlib import Path
 LEFT_S = 150.0  # for what outlives the command: a trainer's grace and some more
 LOOK_S = 1.0  # between two looks for processes that have become ours
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -35,7 +34,8 @@ def run(command: list[str]) -> int:
         command,
         os.environ,
         setsigmask=(),
-        setsigdef=(*PASSED_ON, *IGNORED_BY_PYTHON),
+        # Python ignores some, and who started us may ignore others.
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
     )
     status = _wait_for(process)
     _end_rest(LEFT_S)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,8 @@ def test_a_child_that_cannot_be_killed_is_left_and_named(alive, sleeper, monkeyp
         assert f"process {outcome.pid} lives in spite of SIGKILL" in caplog.text
     finally:
         os.kill(outcome.pid, signal.SIGKILL)
-        os.waitpid(outcome.pid, 0)
+        with suppress(ChildProcessError):  # subprocess may have seen it end
+            os.waitpid(outcome.pid, 0)
 
 
 def test_a_child_that_beats_is_left_alone(tmp_path):
