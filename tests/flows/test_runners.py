@@ -106,7 +106,8 @@ def test_a_build_with_a_killed_worker_ends_as_a_quiet_one(
     assert len(dead) == 1
     assert end["errors"] == []
     assert contents(started) == contents(built)
-    assert SHARDS <= sum(result["made"] for result in end["results"]) <= SHARDS + 1
+    # Killed before a commit it costs one more; between that and its line, one that nobody counts.
+    assert abs(sum(result["made"] for result in end["results"]) - SHARDS) <= 1
     assert started.store.list("leases") == []
     assert workers(started) == []
     tasks = ended_tasks(end["run"], 2)  # of the one server, wherever they ran
