@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,6 +15,7 @@ from data.root import Root
 from data.shards import shard_name
 from data.store import Fact
 from tests.handmade import PLAN_DIGEST, make_plan
+from tests.tally import Tally
 
 PAGE = 1000  # names that one request of a listing gives, as of S3
 RECORD_BYTES, GROUPS = 1200, 2
@@ -35,12 +35,12 @@ class SimulatedShards:
 
     def __init__(self, shards: int, done: int, *, index: bytes | None = None) -> None:
         self.shards, self.done, self.index = shards, done, index
-        self.requests: Counter[str] = Counter()
+        self.requests = Tally()
         self.written: dict[str, bytes] = {}
         self._plan = json.dumps(make_plan(shards, shards * GROUPS)).encode()
 
     def get(self, name: str) -> bytes:
-        self.requests["get"] += 1
+        self.requests.add("get")
         if name == "plan.json":
             return self._plan
         if name == "index/0.json" and self.index:
@@ -55,7 +55,7 @@ class SimulatedShards:
             raise FileNotFoundError(name) from None
 
     def exists(self, name: str) -> bool:
-        self.requests["head"] += 1
+        self.requests.add("head")
         return name in self.written
 
     def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
@@ -74,7 +74,7 @@ class SimulatedShards:
             for name, content in self.written.items()
             if name.rpartition("/")[0] == folder
         }
-        self.requests["list"] += max(1, -(-(len(files) + len(folders)) // PAGE))
+        self.requests.add("list", max(1, -(-(len(files) + len(folders)) // PAGE)))
         return {n: fact for n, fact in files.items() if n.endswith(suffix)}, folders
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
@@ -82,11 +82,11 @@ class SimulatedShards:
         return dict.fromkeys(files), folders
 
     def put(self, name: str, content: bytes) -> None:
-        self.requests["put"] += 1
+        self.requests.add("put")
         self.written[name] = content
 
     def create(self, name: str, content: bytes) -> bool:
-        self.requests["put"] += 1
+        self.requests.add("put")
         return self.written.setdefault(name, content) is content
 
     def _files(self, number: int) -> dict[str, Fact]:

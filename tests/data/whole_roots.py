@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from data.root import Root, spec_digest
 from data.shards import shard_name
 from data.store import Store
 from tests.handmade import PLAN_DIGEST, make_plan, make_root
+from tests.tally import Tally
 
 FACTS = {"encoder": '{"model": "tiny"}', "scale": "10.0"}
 
@@ -65,18 +65,18 @@ class Counting:
     """A store that counts what is asked of it; many names at once count one by one."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.calls = store, Counter[str]()
+        self.store, self.calls = store, Tally()
         self.parallel = store.parallel
 
     def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
         names = list(names)
-        self.calls["get"] += len(names)
+        self.calls.add("get", len(names))
         return self.store.get_many(names)
 
     def get(self, name: str) -> bytes:
-        self.calls["get"] += 1
+        self.calls.add("get")
         return self.store.get(name)
 
     def __getattr__(self, name: str) -> Any:
-        self.calls[name] += 1
+        self.calls.add(name)
         return getattr(self.store, name)
