@@ -34,6 +34,7 @@ from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_ter
 from calib.trackers import require_trackers
 from calib.train_seed import train_seed
 from calib.training_data import TrainingData, open_data
+from data.device import resolve_device
 from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
@@ -44,6 +45,7 @@ CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
 def train(
     run: Path,
     *,
+    device: str = "auto",
     resume: bool = False,
     only: Collection[int] = (),
     stop: Stop = never,
@@ -51,12 +53,14 @@ def train(
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
     Args:
+        device: auto, cpu or cuda; cuda demands a GPU.
         resume: go on from the checkpoints of unfinished seeds instead of refusing them.
         only: these seeds alone; other processes may train the rest beside, and whoever measures
             the last one writes the run's `evaluation.json`.
         stop: asked after every step; True writes a checkpoint and raises Interrupted.
     Raises:
-        InputError: settings or data that cannot be trained, or a folder of another run.
+        InputError: settings or data that cannot be trained, a GPU that is not there, or a folder
+            of another run.
         Interrupted: `stop` said so.
         Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
@@ -66,7 +70,7 @@ def train(
         one_of("--seeds", str(seed), [str(own) for own in config.seeds])
     require_trackers(config.trackers)
     todo = unfinished_seeds(config, run, resume=resume)
-    accelerator = make_accelerator(config)
+    accelerator = make_accelerator(config, device=device)
     check_shares(config, accelerator.num_processes)
     data = open_data(config, pinned=pinned_index(run))
     check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
@@ -122,7 +126,9 @@ def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int
     return todo
 
 
-def make_accelerator(config: TrainConfig) -> Accelerator:
+def make_accelerator(config: TrainConfig, *, device: str = "auto") -> Accelerator:
+    """Raises InputError: a GPU that is not there, or the device cannot train in that precision."""
+    resolve_device(device)
     # Stage one averages the batch norms' statistics after each epoch. Sending the first
     # process's before each forward pass, the default, would throw the others' away.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
@@ -130,7 +136,7 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
         return Accelerator(
             mixed_precision=config.mixed_precision,
             # Processes without a GPU join only if told; else each trains alone, in one folder.
-            cpu=not torch.accelerator.is_available(),
+            cpu=device == "cpu" or not torch.accelerator.is_available(),
             kwargs_handlers=[plain_buffers],
         )
     except ValueError as error:
@@ -143,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminated = watch_for_termination()
     try:
         run, only = options.config.parent, options.seeds
-        train(run, resume=options.resume, only=only, stop=terminated)
+        train(run, device=options.device, resume=options.resume, only=only, stop=terminated)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
@@ -181,6 +187,12 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         metavar="RUN/config.json",
         help="resolved settings; their folder is the run folder, where everything is written",
+    )
+    found.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="cuda ends a training that finds no GPU; auto goes on without",
     )
     found.add_argument(
         "--resume", action="store_true", help="go on with seeds that were interrupted"

@@ -40,9 +40,9 @@ def costs(
     Raises:
         InputError: no such device, too little space, a model that cannot be used.
     """
+    from data.device import resolve_device
     from pipeline.costs.estimate import estimate, hours
     from pipeline.costs.gemm import device_rate
-    from pipeline.device import resolve_device
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     found = estimate(plan)

@@ -49,7 +49,7 @@ def measured(run: Path, overrides: Sequence[str], *, device: str, fresh: bool) -
     """As `evaluate`, in this process."""
     config = checked(run, overrides, device=device)
     from calib.evaluate import evaluate_run
-    from pipeline.device import resolve_device
+    from data.device import resolve_device
 
     settings = config.model_dump(mode="json")
     if settings != read_json(run / CONFIG):
@@ -66,7 +66,7 @@ def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
     _refuse_training_settings(begun, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    from pipeline.device import resolve_device  # torch costs seconds: not before it is needed
+    from data.device import resolve_device  # torch costs seconds: not before it is needed
 
     resolve_device(device)
     return config

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from calib.study import Job, take_over
 from calib.study.failures import note_failure
 from data.errors import InputError
 from data.settings import load_settings
-from flows.gpus import visible_gpus
+from flows.gpus import settled_device, visible_gpus
 from flows.launcher import (
     DIVERGENCE,
     GRACE_S,
@@ -99,7 +100,8 @@ def _launch(
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         launcher = Path(folder) / "accelerate.json"
         launcher.write_text(json.dumps(launcher_settings(settings_of(run), 1)))
-        trainer = ["--config", str(run / CONFIG), "--resume", *seeds]
+        device = settled_device("auto", {**os.environ, **environment})
+        trainer = ["--config", str(run / CONFIG), f"--device={device}", "--resume", *seeds]
         # Trainers beside each other share the machine's cores, as processes of one would.
         command = launch_command(launcher, trainer, num_processes=slots)
         outcome = supervise(

@@ -18,6 +18,7 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
+from flows.gpus import settled_device
 from flows.launcher import (
     DIVERGENCE,
     GRACE_S,
@@ -104,7 +105,9 @@ def see_through(
     Args:
         key: of the artifact that shows how far it is; the first machine's grows.
     """
-    trainer = ["--config", str(claim(settings, run, machines)), *["--resume"] * resume]
+    device = settled_device(machines.device)
+    trainer = ["--config", str(claim(settings, run, machines)), f"--device={device}"]
+    trainer += ["--resume"] * resume
     grows = machines.rank == 0
     showing = training_artifact(settings, run, key=key) if grows else nullcontext(_nothing)
     with tempfile.TemporaryDirectory(prefix="semix-") as folder, showing as show:

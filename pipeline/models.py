@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from data.device import resolve_device
 from data.errors import InputError
 from data.root import PROTOTYPES, Root
 from pipeline.annotate import Annotator, build_annotator
 from pipeline.conditioning import Conditioning
 from pipeline.costs.work import Work, work_or_reason
-from pipeline.device import resolve_device
 from pipeline.generators import Generator, load_generator
 from pipeline.noise.source import NoiseSource, noise_source
 from pipeline.plan import BuildPlan

@@ -5,7 +5,6 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 from data.errors import InputError
@@ -63,7 +62,7 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 def _submit(
     place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str
 ) -> list[SlotFuture]:
-    what, settings = "label" if labels else "generate", replace(settings, device=place.device)
+    what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
     return [
         place.submit(
@@ -75,6 +74,7 @@ def _submit(
                 ),
                 "environment": place.environment(slot),
                 "stop": place.stop,
+                "device": settings.device,
                 "url": url,
                 "labels": labels,
                 "shards": shards,

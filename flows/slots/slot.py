@@ -1,6 +1,7 @@
 """One slot: a Prefect task that sees one worker process after another through to the end."""
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from data.leases import TIME_TO_LIVE
 from data.ranges import format_ranges
 from flows.child import python_module
+from flows.gpus import settled_device
 from flows.slots.log import SlotLog, slot_log
 from flows.slots.lost_shards import record_lost
 from flows.slots.settings import SlotSettings
@@ -48,8 +50,8 @@ class WorkerFailed(RuntimeError):
 def worker_arguments(
     url: str, slot: int, slots: int, *, settings: SlotSettings, labels: str = ""
 ) -> list[str]:
-    """Arguments of a worker that makes images, or the labels of one set."""
-    share = [f"--slot={slot}", f"--slots={slots}", f"--device={settings.device}"]
+    """Arguments of a worker that makes images, or the labels of one set; all but its device."""
+    share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
     return [url, *share, *part, *what]
@@ -62,6 +64,7 @@ def generate(
     *,
     environment: Mapping[str, str],
     stop: Stop,
+    device: str = "auto",
     url: str = "",
     labels: str = "",
     shards: str = "",
@@ -75,6 +78,7 @@ def generate(
 
     Args:
         environment: changes to that of the process this runs in.
+        device: auto, cpu or cuda; auto is what there is where and when the slot begins.
         url, labels: what the arguments name, to write down which shards a lost worker was making;
             empty for a worker that makes none.
         shards: only these, as in `3,7-9`; empty for all.
@@ -85,7 +89,8 @@ def generate(
         WorkerFailed: at once.
     """
     # Composed where it runs: another machine has its Python elsewhere.
-    command, losses = python_module(module or WORKER, *arguments), 0
+    own = f"--device={settled_device(device, {**os.environ, **environment})}"
+    command, losses = python_module(module or WORKER, *arguments, own), 0
     with slot_log(get_run_logger().info) as lines:
         while True:
             made = lines.made

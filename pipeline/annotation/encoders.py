@@ -4,9 +4,9 @@ from functools import cached_property
 
 from torch import Tensor
 
+from data.device import resolve_device
 from pipeline.clip import ClipEncoder
 from pipeline.config import AnnotationConfig
-from pipeline.device import resolve_device
 
 NAMES = FEATURES, SECOND = "features", "second"  # of tensors, in memory and in files
 

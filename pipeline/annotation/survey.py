@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.device import resolve_device
 from data.errors import InputError
 from data.fingerprint import fingerprint
 from data.real import RealDataConfig, RealDataset, load_real
@@ -22,7 +23,6 @@ from pipeline.annotation.progress import Progress
 from pipeline.annotation.prototype_file import PrototypeFile, Seen
 from pipeline.clip import ClipEncoder
 from pipeline.config import AnnotationConfig, EncoderConfig
-from pipeline.device import resolve_device
 from pipeline.provenance import encoder_content
 
 BATCH = 256  # images encoded at once

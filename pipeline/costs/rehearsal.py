@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from data.device import resolve_device
 from pipeline.annotate import Annotator, Encoders
 from pipeline.batch import make_batch
 from pipeline.costs.gemm import synchronise
 from pipeline.costs.work import all_computed_groups, work_or_reason
-from pipeline.device import resolve_device
 from pipeline.generators import load_generator
 from pipeline.models import Models, class_embeddings
 from pipeline.noise.source import random_noise

@@ -73,7 +73,7 @@ def test_what_is_asked_must_make_sense(hasty_config, tmp_path, arguments, messag
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it is")
 def test_a_device_that_is_not_here_is_refused(hasty_config, tmp_path):
-    with pytest.raises(InputError, match=r"^device = cuda: this machine has no CUDA device"):
+    with pytest.raises(InputError, match=r"^device = cuda: torch sees no GPU here"):
         check(hasty_config, str(tmp_path / "x"), device="cuda")
 
 

@@ -82,7 +82,7 @@ def test_what_training_decided_is_refused(run: Path):
         evaluate(run, overrides=["evaluation.bins=3", "epochs=2"])
     with pytest.raises(InputError, match=r"^evaluation\.shift\.corruptions = mist: choose from"):
         evaluate(run, overrides=['evaluation.shift={"corruptions": ["mist"]}'])
-    with pytest.raises(InputError, match=r"^device = cuda: this machine has no CUDA device"):
+    with pytest.raises(InputError, match=r"^device = cuda: torch sees no GPU here"):
         evaluate(run, device="cuda")
     assert (run / "config.json").read_bytes() == before
 

@@ -94,6 +94,14 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     assert (ce / "evaluation.json").stat().st_mtime_ns == left
 
 
+def test_a_training_whose_gpu_torch_cannot_use_does_not_go_on_without(
+    prefect_api, config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
+    with pytest.raises(StudyFailed, match="digits/ce: device = cuda: torch sees no GPU here"):
+        study(config, tmp_path / "out", only=["*/ce"])
+
+
 def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"^digits/mac: loss\.name = x: choose one of"):

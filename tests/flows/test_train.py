@@ -79,6 +79,16 @@ def test_networks_are_trained_in_a_folder(config, place):
         train(config, place)
 
 
+def test_a_training_whose_gpu_torch_cannot_use_does_not_go_on_without(
+    prefect_api, config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
+    with pytest.raises(TrainFailed, match=r"^device = cuda: torch sees no GPU here") as caught:
+        train(config, tmp_path / "run", restarts=3)
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run" / "seed-0").exists()
+
+
 def test_restarts_have_a_limit(config, tmp_path):
     with pytest.raises(InputError, match=r"^restarts = 101: choose 0 to 100"):
         train(config, tmp_path / "run", restarts=101)

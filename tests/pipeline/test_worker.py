@@ -436,7 +436,7 @@ def test_a_part_that_is_none_is_told_by_the_exit_status(tmp_path, capsys, root):
 def test_a_device_that_is_not_here_is_told_by_the_exit_status(capsys, root):
     root.discard(3)
     assert worker([root.url, "--device", "cuda"]) == 78
-    assert "device = cuda: this machine has no CUDA device" in capsys.readouterr().err
+    assert "device = cuda: torch sees no GPU here" in capsys.readouterr().err
 
 
 def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):

@@ -44,8 +44,7 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
         workers = _workers(runner, settings)
         count = settings.count or min(workers, MOST_SLOTS)
         common = quiet() | ({} if settings.cluster else shared_threads(count))
-        device = settings.device  # only where a worker is, it is known whether it has a GPU
-        yield Place(runner.submit, count, device, lambda slot: common, lease.stop, lease.end)
+        yield Place(runner.submit, count, lambda slot: common, lease.stop, lease.end)
 
 
 def _runner(settings: SlotSettings, folder: str) -> DaskTaskRunner:

@@ -24,5 +24,4 @@ def local_slots(settings: SlotSettings) -> Iterator[Place]:
     stop = threading.Event()
     runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=count)
     with runner:
-        device = "cuda" if gpus else settings.device
-        yield Place(runner.submit, count, device, environment, stop, stop.set)
+        yield Place(runner.submit, count, environment, stop, stop.set)

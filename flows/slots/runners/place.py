@@ -22,8 +22,6 @@ class Place:
     Attributes:
         submit: start a task with these parameters in one of them.
         count: how many slots there are.
-        device: what a slot's worker is told to use; cuda where it has a GPU of its own, for it
-            would go on without a lost one on the CPU.
         environment: of a slot's worker, changes to that of the process that supervises it.
         stop: handed to each slot.
         end: sets `stop`.
@@ -31,7 +29,6 @@ class Place:
 
     submit: Callable[[Task[..., Record], dict[str, Any]], SlotFuture]
     count: int
-    device: str
     environment: Callable[[int], Mapping[str, str]]
     stop: Stop
     end: Callable[[], None]

@@ -53,8 +53,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 
-        device = "cuda" if gpus else settings.device
-        yield Place(submit, count, device, lambda slot: common, lease.stop, lease.end)
+        yield Place(submit, count, lambda slot: common, lease.stop, lease.end)
 
 
 @contextmanager

@@ -10,5 +10,6 @@ def resolve_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("device", name, "this machine has no CUDA device; use cpu")
+        remedy = "torch sees no GPU here, and semix doctor says more; use cpu"
+        raise InputError("device", name, remedy)
     return name
