@@ -15,7 +15,6 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 LACKING = 300  # the last folder is not full
 GROWN = 50  # shards that are made between two looks
 Figures = dict[str, dict[str, Any]]
-MOST_UNINDEXED = 100_000  # shards whose records are all read and parsed, which takes a minute
 
 
 def run() -> Result:
@@ -26,8 +25,6 @@ def run() -> Result:
             index = str(Path(folder, f"{shards}.json"))
             _alone(context, write_index, shards, index)
             for look in (without_index, first_look, later_looks, resuming):
-                if look is without_index and shards > MOST_UNINDEXED:
-                    continue
                 for name, figures in _alone(context, look, shards, index).items():
                     result.figures.setdefault(name, {})[str(shards)] = figures
     for name, found in result.figures.items():
