@@ -1,8 +1,13 @@
-"""Which GPUs this process may use, asked without importing torch."""
+"""GPUs as NVIDIA's driver tells of them, asked without importing torch."""
 
 import os
 import subprocess
 from collections.abc import Mapping
+
+from data.errors import InputError
+
+ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
+NONE = 6  # its exit status where the driver works and shows this process no GPU, as in some jobs
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -10,18 +15,47 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
     Args:
         environment: of the process that is meant.
+    Raises:
+        InputError: nothing was chosen, and the driver does not work: there may be GPUs.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [part for part in chosen.split(",") if part not in ("", "-1")]
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return []
-    return found.stdout.split() if found.returncode == 0 else []
+    found, fault = ask_driver("index")
+    # Where one of several GPUs is lost, a line may say so instead of its number.
+    if fault := fault or next((line for line in found if not line.isdecimal()), ""):
+        remedy = (
+            f"nvidia-smi cannot say which GPUs there are ({fault}); mend NVIDIA's driver, or set "
+            "this to the GPUs to use, or to nothing, for the CPU"
+        )
+        raise InputError("CUDA_VISIBLE_DEVICES", "unset", remedy)
+    return found
 
 
 def settled_device(device: str, environment: Mapping[str, str] = os.environ) -> str:
-    """auto is cuda for a process that has a GPU: it would go on without a lost one on the CPU."""
+    """auto is cuda for a process that has a GPU: it would go on without a lost one on the CPU.
+
+    Raises InputError: as of `visible_gpus`.
+    """
     return "cuda" if device == "auto" and visible_gpus(environment) else device
+
+
+def ask_driver(query: str) -> tuple[list[str], str]:
+    """A line a GPU, and what is wrong with the driver; both empty without one.
+
+    Args:
+        query: fields as nvidia-smi names them.
+    """
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    except FileNotFoundError:
+        return [], ""
+    except subprocess.TimeoutExpired:
+        return [], f"no answer within {ANSWER_S:.0f} s"
+    if found.returncode == 0:
+        return found.stdout.strip().splitlines(), ""
+    if found.returncode == NONE:
+        return [], ""
+    told = (found.stdout.strip() or found.stderr.strip()).splitlines()
+    return [], told[0] if told else f"exit status {found.returncode}"

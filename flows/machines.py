@@ -50,8 +50,8 @@ def check_machines(machines: Machines) -> None:
     """Find what the processes would refuse, or wait for in vain.
 
     Raises:
-        InputError: numbers that do not go together, no address, a device that is not there, or
-            more processes than this machine has GPUs.
+        InputError: numbers that do not go together, no address, a device that is not there, more
+            processes than this machine has GPUs, or a driver that does not work.
     """
     count, processes = machines.count, machines.processes
     if processes < count or processes % count:
@@ -69,10 +69,10 @@ def check_machines(machines: Machines) -> None:
 
 
 def _check_device(machines: Machines) -> None:
-    gpus = visible_gpus()
+    gpus = [] if machines.device == "cpu" else visible_gpus()
     if machines.device == "cuda" and not gpus:
         remedy = "no GPU is visible here; choose auto or cpu, or another machine"
         raise InputError("device", "cuda", remedy)
-    if gpus and machines.device != "cpu" and machines.here > len(gpus):
+    if gpus and machines.here > len(gpus):
         remedy = f"one a GPU, and {len(gpus)} are visible; choose fewer"
         raise InputError("processes", machines.here, remedy)

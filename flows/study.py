@@ -22,6 +22,7 @@ from data.files import read_json, write_json
 from data.settings import load_settings
 from data.store import Store
 from flows.errors import RunFailed
+from flows.gpus import visible_gpus
 from flows.places import training_folder
 from flows.server.run_server import prefect_server
 from flows.slots.settings import MOST_SLOTS
@@ -103,6 +104,8 @@ def prepared(
     for cell in todo:
         with naming(cell.name):
             check_launch(cell.config, num_processes=1)
+    if todo:
+        visible_gpus()  # or why that cannot be known
     Store(str(out)).check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))

@@ -1,54 +1,44 @@
 """GPUs as the driver and as torch see them, and whether they multiply."""
 
+import os
 import platform
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 from flows.doctor.finding import FAILED, OK, WARNING, Finding
 from flows.doctor.subject import Subject
+from flows.gpus import ask_driver, visible_gpus
 
 SIDE = 64  # of the matrices
-ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     import torch
 
-    driver, fault = _driver()
+    driver, fault = ask_driver("name,memory.total,driver_version")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = chosen is not None and not visible_gpus()
     if fault:
-        remedy = "load or install NVIDIA's driver again; without it runs take the CPU"
-        yield Finding("driver", FAILED, f"nvidia-smi: {fault}", remedy)
+        remedy = "load or install NVIDIA's driver again; or set CUDA_VISIBLE_DEVICES= for the CPU"
+        yield Finding("driver", WARNING if hidden else FAILED, f"nvidia-smi: {fault}", remedy)
     else:
         yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
-    if not torch.cuda.is_available():
-        yield _without_gpu(subject.dtype, driver, torch)
-        return
-    for index in range(torch.cuda.device_count()):
-        yield _gpu(index, subject.dtype, torch)
-
-
-def _driver() -> tuple[list[str], str]:
-    """Name, memory and driver of each GPU; and what is wrong with the driver, empty for nothing."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S)
-    except FileNotFoundError:
-        return [], ""
-    except subprocess.TimeoutExpired:
-        return [], f"no answer within {ANSWER_S:.0f} s"
-    if found.returncode == 0:
-        return found.stdout.strip().splitlines(), ""
-    told = (found.stdout.strip() or found.stderr.strip()).splitlines()
-    return [], told[0] if told else f"exit status {found.returncode}"
-
-
-def _without_gpu(dtype: str, driver: list[str], torch: Any) -> Finding:
-    if driver:
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            yield _gpu(index, subject.dtype, torch)
+    elif (driver or chosen) and not hidden:
         remedy = "install a torch for this driver's CUDA, and look at CUDA_VISIBLE_DEVICES"
-        return Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
+        yield Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
+    else:
+        yield _cpu(subject.dtype, torch, hidden=bool(driver))
+
+
+def _cpu(dtype: str, torch: Any, *, hidden: bool) -> Finding:
     _multiply("cpu", dtype, torch)
     found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
+    if hidden:
+        found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
+        return Finding("device", WARNING, found, "unset it to use them")
     if dtype == "float32":
         return Finding("device", OK, found)
     remedy = f"{dtype} is made for GPUs; run on one, or choose float32"

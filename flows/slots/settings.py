@@ -60,8 +60,9 @@ def check_slots(settings: SlotSettings) -> None:
     """All that is known before anything starts.
 
     Raises:
-        InputError: what cannot be, an extra that is not installed, a GPU that is not here, or a
-            cluster that does not answer or would not reach the Prefect server.
+        InputError: what cannot be, an extra that is not installed, a GPU that is not here, a
+            driver that does not work, or a cluster that does not answer or would not reach the
+            Prefect server.
     """
     if not 0 <= settings.count <= MOST_SLOTS:
         remedy = f"0 to {MOST_SLOTS}; more machines take a part each, with --range i/n"
@@ -70,7 +71,8 @@ def check_slots(settings: SlotSettings) -> None:
     _one_of("device", settings.device, DEVICES)
     parse_part(settings.range)
     _check_runner(settings)
-    if settings.here and settings.device == "cuda" and not visible_gpus():
+    gpus = visible_gpus() if settings.here and settings.device != "cpu" else []
+    if settings.here and settings.device == "cuda" and not gpus:
         remedy = "no GPU is visible on this machine; use cpu, or run where nvidia-smi lists one"
         raise InputError("device", settings.device, remedy)
     if settings.cluster:  # its other machines are looked at once it is reached

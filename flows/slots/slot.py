@@ -68,7 +68,6 @@ def generate(
     url: str = "",
     labels: str = "",
     shards: str = "",
-    module: str = "",
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
 ) -> dict[str, Any]:
@@ -82,15 +81,15 @@ def generate(
         url, labels: what the arguments name, to write down which shards a lost worker was making;
             empty for a worker that makes none.
         shards: only these, as in `3,7-9`; empty for all.
-        module: of the process; WORKER by default.
         pause_s: before the first restart; further ones in a row wait longer.
     Raises:
+        InputError: which GPUs there are cannot be known.
         WorkerLost: more than RETRIES losses in a row.
         WorkerFailed: at once.
     """
     # Composed where it runs: another machine has its Python elsewhere.
     own = f"--device={settled_device(device, {**os.environ, **environment})}"
-    command, losses = python_module(module or WORKER, *arguments, own), 0
+    command, losses = python_module(WORKER, *arguments, own), 0
     with slot_log(get_run_logger().info) as lines:
         while True:
             made = lines.made

@@ -1,5 +1,6 @@
-"""What watches processes from outside, and what Prefect's server shows of a run."""
+"""What watches processes from outside, what Prefect's server shows of a run, a GPU's driver."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,3 +81,18 @@ def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
                 time.sleep(0.1)
 
     return read
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """nvidia_smi(script): what that command does here, where nothing else chose GPUs."""
+    folder = tmp_path / "nvidia"
+    folder.mkdir()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+    def write(script: str) -> None:
+        (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "nvidia-smi").chmod(0o755)
+
+    return write

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 
 from data.errors import InputError
 from data.leases import TIME_TO_LIVE
+from flows import gpus
 from flows.cgroup import MemoryLimit
 from flows.cli import app
 from flows.doctor import Subject, clocks, device, examine, libraries, memory, subject_of
@@ -202,14 +202,6 @@ def test_a_cache_where_nothing_may_be_executed_is_named(config_file, home, monke
     assert "state='failed'" in told.stdout and "set TORCHINDUCTOR_CACHE_DIR to" in told.stdout
 
 
-def fake_driver(folder, monkeypatch, script):
-    """An nvidia-smi of our own before any other."""
-    folder.mkdir()
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -219,12 +211,34 @@ def fake_driver(folder, monkeypatch, script):
         ("exec sleep 60", "nvidia-smi: no answer within 1 s"),
     ],
 )
-def test_a_broken_driver_is_no_missing_gpu(tmp_path, monkeypatch, script, told):
-    monkeypatch.setattr(device, "ANSWER_S", 1.0)
-    fake_driver(tmp_path / "bin", monkeypatch, script)
+def test_a_broken_driver_is_no_missing_gpu(nvidia_smi, monkeypatch, script, told):
+    monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
+    nvidia_smi(script)
     found = next(device.check(Subject()))
     assert (found.check, found.state, found.found) == ("driver", "failed", told)
     assert "NVIDIA's driver" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("script", "chosen", "states", "told"),
+    [
+        ("echo 'A, 80 GiB, 570'", None, ["ok", "failed"], "sees no GPU"),
+        ("exit 6", "0", ["ok", "failed"], "sees no GPU"),
+        ("exit 9", "0", ["failed", "failed"], "sees no GPU"),
+        ("exit 9", "", ["warning", "ok"], "CPU alone"),
+        ("echo A; echo B", "", ["ok", "warning"], "CUDA_VISIBLE_DEVICES hides its GPUs"),
+    ],
+)
+def test_what_is_chosen_and_what_torch_sees_are_held_together(
+    nvidia_smi, monkeypatch, script, chosen, states, told
+):
+    nvidia_smi(script)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = list(device.check(Subject()))
+    assert [finding.state for finding in found] == states
+    assert told in found[1].found
 
 
 def test_without_a_driver_there_is_no_gpu(tmp_path, monkeypatch):

@@ -3,14 +3,12 @@
 import importlib.util
 import logging
 import os
-import threading
 import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from socket import create_server, gethostname
 from threading import Event
-from typing import Any
 
 import pytest
 from prefect import flow
@@ -255,21 +253,27 @@ def test_a_store_that_is_silent_for_a_while_ends_no_slot(tmp_path, monkeypatch, 
     ]
 
 
-def as_worker(folder: Path, name: str, code: str) -> dict[str, Any]:
-    """Arguments of `generate` for a worker that is this code."""
-    (folder / f"{name}.py").write_text(code)
-    paths = os.pathsep.join([str(CHECKOUT), str(folder)])
-    return {"module": name, "environment": {"PYTHONPATH": paths}}
+def make_worker(folder: Path, code: str, patch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Workers are this code, in the environment that is returned."""
+    (folder / "stand_in.py").write_text(code)
+    patch.setattr("flows.slots.slot.WORKER", "stand_in")
+    return {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(folder)])}
 
 
-# A worker appends to a file when it starts; its first life ends as named, the next ones well.
+@pytest.fixture
+def as_worker(tmp_path, monkeypatch):
+    """as_worker(code): workers are this code; returns the environment that they need."""
+    return lambda code: make_worker(tmp_path, code, monkeypatch)
+
+
+# A worker appends to a file when it starts; its first lives end as told, the next ones well.
 LIVES = """
 import os, pathlib, sys, time
-file = pathlib.Path({path!r})
-with file.open("a") as out: out.write("x")
-if len(file.read_text()) > {bad}: sys.exit(0)
+file, end, bad = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with file.open("a") as out: out.write(f"{os.getpid()} ")
+if len(file.read_text().split()) > bad: sys.exit(0)
 print("last words", flush=True)
-{end}
+exec(end)
 """
 ENDS = {
     "killed": "os.kill(os.getpid(), 9)",
@@ -287,10 +291,9 @@ def lives(prefect_api, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lives")
 
     def submit(name: str, end: str, *, bad: int = 1):
-        code = LIVES.format(path=str(folder / name), end=end, bad=bad)
-        worker = as_worker(folder, name.replace(" ", "_") + "_life", code)
-        stop = threading.Event()
-        return generate.submit(name, [], **worker, stop=stop, silence_s=5.0, pause_s=0.0)
+        arguments = [str(folder / name), end, str(bad)]
+        options = {"environment": environment, "stop": Event(), "silence_s": 5.0, "pause_s": 0.0}
+        return generate.submit(name, arguments, **options)
 
     @flow(task_runner=ThreadPoolTaskRunner(max_workers=4))
     def all_of_them():
@@ -298,10 +301,13 @@ def lives(prefect_api, tmp_path_factory):
         futures["always killed"] = submit("always killed", ENDS["killed"], bad=99)
         results = {name: f.result(raise_on_failure=False) for name, f in futures.items()}
         return {
-            name: (result, len((folder / name).read_text())) for name, result in results.items()
+            name: (result, len((folder / name).read_text().split()))
+            for name, result in results.items()
         }
 
-    return all_of_them()
+    with pytest.MonkeyPatch.context() as patch:
+        environment = make_worker(folder, LIVES, patch)
+        return all_of_them()
 
 
 @pytest.mark.parametrize("end", ["killed", "device", "hung"])
@@ -345,13 +351,13 @@ os.kill(os.getpid(), 9)
     [("11111", 6), ("000100", 7), ("1000", 4)],
     ids=["each made some", "a shard between", "none after the first"],
 )
-def test_only_losses_in_a_row_count(prefect_api, tmp_path, ends, starts):
-    file, worker = tmp_path / "starts", as_worker(tmp_path, "row", ROW)
+def test_only_losses_in_a_row_count(prefect_api, tmp_path, as_worker, ends, starts):
+    file, environment = tmp_path / "starts", as_worker(ROW)
 
     @flow
     def one():
-        arguments, stop = [str(file), ends], threading.Event()
-        future = generate.submit(0, arguments, **worker, stop=stop, pause_s=0.0)
+        options = {"environment": environment, "stop": Event(), "pause_s": 0.0}
+        future = generate.submit(0, [str(file), ends], **options)
         return [future.result(raise_on_failure=False)]
 
     [result] = one()
@@ -368,9 +374,9 @@ def test_pauses_outlive_a_store_that_is_away_for_minutes():
     assert pause_after(3, 0.0) == 0
 
 
-def test_a_pause_ends_with_the_flow(prefect_api, tmp_path):
-    worker = as_worker(tmp_path, "short", "import os; os.kill(os.getpid(), 9)")
-    stop = threading.Event()
+def test_a_pause_ends_with_the_flow(prefect_api, as_worker):
+    environment = as_worker("import os; os.kill(os.getpid(), 9)")
+    stop = Event()
 
     class StopAtPause(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -378,7 +384,7 @@ def test_a_pause_ends_with_the_flow(prefect_api, tmp_path):
 
     @flow
     def one():
-        future = generate.submit(0, [], **worker, stop=stop, pause_s=600.0)
+        future = generate.submit(0, [], environment=environment, stop=stop, pause_s=600.0)
         return [future.result(raise_on_failure=False)]
 
     handler = StopAtPause()
@@ -408,17 +414,18 @@ sys.exit(worker.main())
 
 @pytest.mark.timeout(600)
 def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(
-    prefect_api, root, built, tmp_path, monkeypatch
+    prefect_api, root, built, as_worker, monkeypatch
 ):
     monkeypatch.setattr("flows.slots.slot.RETRIES", 1)
     for shard in (1, 3, 4, 7):
         root.discard(shard)
-    worker = as_worker(tmp_path, "poisoned", POISONED)
+    environment = as_worker(POISONED)
 
     @flow
     def one():
-        arguments, stop = worker_arguments(root.url, 0, 1, settings=SlotSettings()), Event()
-        future = generate.submit(0, arguments, **worker, stop=stop, url=root.url, pause_s=0.0)
+        arguments = worker_arguments(root.url, 0, 1, settings=SlotSettings())
+        options = {"environment": environment, "stop": Event(), "url": root.url, "pause_s": 0.0}
+        future = generate.submit(0, arguments, **options)
         return [future.result(raise_on_failure=False)]
 
     [result] = one()
@@ -448,14 +455,14 @@ while True: time.sleep(600)
 """
 
 
-def test_a_shard_at_which_a_worker_hangs_is_known(prefect_api, root, tmp_path):
+def test_a_shard_at_which_a_worker_hangs_is_known(prefect_api, root, as_worker):
     root.discard(3)
-    worker = as_worker(tmp_path, "hung_at_3", HUNG)
+    environment = as_worker(HUNG)
 
     @flow
     def one():
-        options = {**worker, "stop": Event(), "url": root.url, "pause_s": 0.0, "silence_s": 5.0}
-        return generate.submit(0, [root.url], **options).result()
+        options = {"environment": environment, "stop": Event(), "pause_s": 0.0, "silence_s": 5.0}
+        return generate.submit(0, [root.url], url=root.url, **options).result()
 
     assert one()["status"] == 0
     assert [failure["message"] for failure in root.failures()[3]] == [
@@ -463,31 +470,31 @@ def test_a_shard_at_which_a_worker_hangs_is_known(prefect_api, root, tmp_path):
     ]
 
 
-def test_a_root_that_cannot_be_read_ends_no_slot(prefect_api, tmp_path):
-    worker = as_worker(tmp_path, "row", ROW)
+def test_a_root_that_cannot_be_read_ends_no_slot(prefect_api, tmp_path, as_worker):
+    environment = as_worker(ROW)
 
     @flow
     def one():
-        options = {**worker, "stop": Event(), "url": str(tmp_path / "gone"), "pause_s": 0.0}
-        return generate.submit(0, [str(tmp_path / "starts"), "00"], **options).result()
+        options = {"environment": environment, "stop": Event(), "pause_s": 0.0}
+        arguments, gone = [str(tmp_path / "starts"), "00"], str(tmp_path / "gone")
+        return generate.submit(0, arguments, url=gone, **options).result()
 
     assert one() == {"slot": 0, "status": 0, "made": 0}
 
 
 def test_no_worker_is_started_beside_one_that_cannot_be_killed(
-    prefect_api, tmp_path, monkeypatch, alive, until
+    prefect_api, tmp_path, monkeypatch, as_worker, alive, until
 ):
     monkeypatch.setattr(child, "_signal_group", lambda group, number: True)  # as if in the kernel
     monkeypatch.setattr(child, "KILL_S", 0.1)
     monkeypatch.setattr("flows.slots.slot.supervise", partial(supervise, grace_s=1.0))
-    file = tmp_path / "starts"
-    code = LIVES.format(path=str(file), end=ENDS["hung"], bad=99)
-    worker = as_worker(tmp_path, "stuck", code.replace('"x"', 'f"{os.getpid()} "'))
+    file, environment = tmp_path / "starts", as_worker(LIVES)
 
     @flow
     def one():
-        options = {**worker, "stop": Event(), "pause_s": 0.0, "silence_s": 5.0}
-        return [generate.submit(0, [], **options).result(raise_on_failure=False)]
+        options = {"environment": environment, "stop": Event(), "pause_s": 0.0, "silence_s": 5.0}
+        future = generate.submit(0, [str(file), ENDS["hung"], "99"], **options)
+        return [future.result(raise_on_failure=False)]
 
     [result] = one()
     [pid] = map(int, file.read_text().split())
@@ -503,14 +510,14 @@ pathlib.Path(sys.argv[1]).write_text(shards)
 """
 
 
-def test_the_shards_to_make_may_be_more_than_a_command_line_holds(prefect_api, tmp_path):
+def test_the_shards_to_make_may_be_more_than_a_command_line_holds(prefect_api, tmp_path, as_worker):
     shards = ",".join(str(2 * number) for number in range(200_000))
-    seen, worker = tmp_path / "seen", as_worker(tmp_path, "told", TOLD)
+    seen, environment = tmp_path / "seen", as_worker(TOLD)
 
     @flow
     def one():
-        stop = threading.Event()
-        return generate.submit(0, [str(seen)], **worker, stop=stop, shards=shards).result()
+        options = {"environment": environment, "stop": Event(), "shards": shards}
+        return generate.submit(0, [str(seen)], **options).result()
 
     assert one()["status"] == 0
     assert seen.read_text() == shards
