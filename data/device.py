@@ -1,8 +1,10 @@
-"""Which device `auto` means."""
+"""Which device `auto` means, and whether one works: `python -m data.device` asks a GPU."""
 
 import torch
 
 from data.errors import InputError
+
+SIDE = 64  # of the matrices
 
 
 def resolve_device(name: str) -> str:
@@ -13,3 +15,14 @@ def resolve_device(name: str) -> str:
         remedy = "torch sees no GPU here, and semix doctor says more; use cpu"
         raise InputError("device", name, remedy)
     return name
+
+
+def multiply(device: str, dtype: str = "float32") -> None:
+    """Raises RuntimeError: a product of matrices fails there, or is wrong."""
+    ones = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    if float((ones @ ones).float().mean()) != SIDE:
+        raise RuntimeError("a product of matrices is wrong")
+
+
+if __name__ == "__main__":
+    multiply("cuda")

@@ -1,12 +1,16 @@
 """GPUs as NVIDIA's driver tells of them, asked without importing torch."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
+from subprocess import DEVNULL
 
 from data.errors import InputError
+from flows.child import end, python_module, start
 
 ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
+PROBE_S = 120.0  # of a probe, which may hang for good; it first imports torch
 NONE = 6  # its exit status where the driver works and shows this process no GPU, as in some jobs
 
 
@@ -40,17 +44,34 @@ def settled_device(device: str, environment: Mapping[str, str] = os.environ) -> 
     return "cuda" if device == "auto" and visible_gpus(environment) else device
 
 
+def gpu_works(environment: Mapping[str, str]) -> bool:
+    """Whether a process of its own multiplies matrices on the first GPU that it sees.
+
+    Args:
+        environment: changes to our own.
+    """
+    command = python_module("data.device")
+    probe = start(command, environment=environment, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        return probe.wait(PROBE_S) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        end(probe)
+
+
 def ask_driver(query: str) -> tuple[list[str], str]:
     """A line a GPU, and what is wrong with the driver; both empty without one.
 
     Args:
         query: fields as nvidia-smi names them.
     """
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return [], ""
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
-    except FileNotFoundError:
-        return [], ""
     except subprocess.TimeoutExpired:
         return [], f"no answer within {ANSWER_S:.0f} s"
     if found.returncode == 0:

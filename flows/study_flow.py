@@ -1,7 +1,7 @@
 """The Prefect study flow: one task a slot, which takes jobs until none is left."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -75,27 +75,37 @@ def train_all(jobs: Sequence[Job], out: Path, *, slots: int) -> None:
     for run in runs:
         forget_failure(out / run)
     stop = threading.Event()
-    slots = min(slots, len(jobs))
+    left, errors = list(range(min(slots, len(jobs)))), list[str]()
+    trainings = sum(len(job.runs) for job in jobs)
     try:
-        futures: list[Any] = [
-            work.submit(slot, out, queue, slots=slots, stop=stop, ended=ended)
-            for slot in range(slots)
-        ]
-        follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
+        with growing_artifact(artifact_key("study", str(out))) as publish:
+            # Again where a slot that was lost gave work back after others had ended.
+            while left and not queue.empty():
+                futures: dict[int, Any] = {
+                    slot: work.submit(slot, out, queue, slots=len(left), stop=stop, ended=ended)
+                    for slot in left
+                }
+                follow(futures.values(), ended, trainings, publish)
+                results = {s: f.result(raise_on_failure=False) for s, f in futures.items()}
+                lost = {s: str(r) for s, r in results.items() if isinstance(r, Exception)}
+                left, errors = [s for s in left if s not in lost], errors + list(lost.values())
     finally:
         stop.set()  # an interrupt passes here; the flow ends when its trainers have
-    results = [future.result(raise_on_failure=False) for future in futures]
-    refuse_gaps(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
+    refuse_gaps(out, runs, errors=errors)
 
 
-def follow(futures: Sequence[Any], ended: "SimpleQueue[str]", trainings: int, *, out: Path) -> None:
+def follow(
+    futures: Iterable[Any],
+    ended: "SimpleQueue[str]",
+    trainings: int,
+    publish: Callable[[float, str], None],
+) -> None:
     """Show how many trainings have ended, until every slot has."""
     pending = {future.wrapped_future for future in futures}
-    with growing_artifact(artifact_key("study", str(out))) as publish:
-        while pending:
-            pending = wait(pending, timeout=LOOK_EVERY_S).not_done
-            done = ended.qsize()
-            publish(done / max(1, trainings), f"{done} of {trainings} trainings ended")
+    while pending:
+        pending = wait(pending, timeout=LOOK_EVERY_S).not_done
+        done = ended.qsize()
+        publish(done / max(1, trainings), f"{done} of {trainings} trainings ended")
 
 
 @task(task_run_name="tables", **RECORD)

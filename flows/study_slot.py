@@ -5,6 +5,8 @@ import logging
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -17,7 +19,7 @@ from calib.study import Job, take_over
 from calib.study.failures import note_failure
 from data.errors import InputError
 from data.settings import load_settings
-from flows.gpus import settled_device, visible_gpus
+from flows.gpus import gpu_works, settled_device, visible_gpus
 from flows.launcher import (
     DIVERGENCE,
     GRACE_S,
@@ -34,6 +36,10 @@ from flows.supervise import Outcome, supervise
 log = logging.getLogger("semix.study")
 
 
+class SlotLost(RuntimeError):
+    """A slot's GPU does not work any more; other slots take its trainings."""
+
+
 @task(task_run_name="slot {slot}", **RECORD)
 def work(
     slot: int,
@@ -48,6 +54,9 @@ def work(
 
     Args:
         ended: takes the run of every training that ended.
+    Raises:
+        SlotLost: a training failed, and its GPU does not work; what is left of the job is back
+            among the others.
     """
     gpus = visible_gpus()
     environment = {"TQDM_DISABLE": "1"}  # no bars as lines in a log
@@ -59,18 +68,34 @@ def work(
             job = jobs.get_nowait()
         except Empty:
             break
-        for run in job.runs:
-            if not stop.is_set():
-                train(out / run, job, slots=slots, environment=environment, stop=stop)
-                done.append(run)
-                ended.put(run)
+        for place, run in enumerate(job.runs):
+            if stop.is_set():
+                break
+            failure = train(out / run, job, slots=slots, environment=environment, stop=stop)
+            # On a GPU that is gone all that is left to train would fail, one after the other.
+            if failure and gpus and not gpu_works(environment):
+                jobs.put(replace(job, runs=job.runs[place:]))
+                gpu = environment["CUDA_VISIBLE_DEVICES"]
+                raise SlotLost(f"slot {slot}: GPU {gpu} does not work: {run}: {failure.reason}")
+            if failure:
+                note_failure(out / run, failure.reason, last_lines=failure.last_lines)
+            done.append(run)
+            ended.put(run)
     return {"slot": slot, "runs": done}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run is not trained, in one line, and what its trainer said last."""
+
+    reason: str
+    last_lines: Sequence[str] = ()
 
 
 def train(
     run: Path, job: Job, *, slots: int, environment: dict[str, str], stop: threading.Event
-) -> None:
-    """Train some seeds of a run; a failure is noted in its folder and goes no further."""
+) -> Failure | None:
+    """Train some seeds of a run."""
     name = f"{run.parent.name}/{run.name}"
     try:
         for seed in job.seeds:
@@ -78,12 +103,12 @@ def train(
                 log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
         outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
     except (InputError, OSError) as error:
-        note_failure(run, str(error), last_lines=[])
         log.error("%s: %s", name, error)
-        return
-    if outcome.returncode != 0 and not stop.is_set():
-        note_failure(run, reason, last_lines=outcome.last_lines)
-        log.error("%s: %s", name, reason)
+        return Failure(str(error))
+    if outcome.returncode == 0 or stop.is_set():
+        return None
+    log.error("%s: %s", name, reason)
+    return Failure(reason, outcome.last_lines)
 
 
 def _launch(

@@ -9,8 +9,6 @@ from flows.doctor.finding import FAILED, OK, WARNING, Finding
 from flows.doctor.subject import Subject
 from flows.gpus import ask_driver, visible_gpus
 
-SIDE = 64  # of the matrices
-
 
 def check(subject: Subject) -> Iterator[Finding]:
     import torch
@@ -34,7 +32,9 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 
 def _cpu(dtype: str, torch: Any, *, hidden: bool) -> Finding:
-    _multiply("cpu", dtype, torch)
+    from data.device import multiply
+
+    multiply("cpu", dtype)
     found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
         found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
@@ -46,20 +46,16 @@ def _cpu(dtype: str, torch: Any, *, hidden: bool) -> Finding:
 
 
 def _gpu(index: int, dtype: str, torch: Any) -> Finding:
+    from data.device import multiply
+
     name = f"cuda:{index} {torch.cuda.get_device_name(index)}"
     try:
         with torch.cuda.device(index):
             if dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
                 remedy = "this GPU has no bfloat16; choose float16"
                 return Finding("device", FAILED, f"{name}: {dtype}", remedy)
-            _multiply(f"cuda:{index}", dtype, torch)
+            multiply(f"cuda:{index}", dtype)
     except RuntimeError as error:
         remedy = "free or restart the GPU; install a torch for its architecture"
         return Finding("device", FAILED, f"{name}: {str(error).splitlines()[0]}", remedy)
     return Finding("device", OK, f"{name}: multiplies in {dtype}")
-
-
-def _multiply(device: str, dtype: str, torch: Any) -> None:
-    ones = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
-    if float((ones @ ones).float().mean()) != SIDE:
-        raise RuntimeError("a product of matrices is wrong")

@@ -1,10 +1,12 @@
 """Which GPUs there are, and what auto means where there are some."""
 
+import sys
+
 import pytest
 
 from data.errors import InputError
 from flows import gpus
-from flows.gpus import settled_device, visible_gpus
+from flows.gpus import gpu_works, settled_device, visible_gpus
 from flows.machines import Machines, check_machines
 from flows.slots.settings import SlotSettings, check_slots
 
@@ -51,3 +53,16 @@ def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, script, 
             check_slots(SlotSettings(device=device))
     check_machines(Machines(device="cpu"))
     check_slots(SlotSettings(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("code", "works"), [("", True), ("exit(1)", False), ("import time; time.sleep(600)", False)]
+)
+def test_a_gpu_works_if_a_process_says_so_in_time(monkeypatch, code, works):
+    monkeypatch.setattr(gpus, "python_module", lambda module: [sys.executable, "-c", code])
+    monkeypatch.setattr(gpus, "PROBE_S", 5.0)
+    assert gpu_works({}) == works
+
+
+def test_torch_is_asked_whether_a_gpu_works():
+    assert not gpu_works({"CUDA_VISIBLE_DEVICES": "63"})  # no machine has so many

@@ -5,14 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from prefect import flow
 from prefect.client.orchestration import get_client
 
+from calib.study import Job
 from data.errors import InputError
+from flows import study_flow, study_slot
 from flows.artifacts import artifact_key
 from flows.study import StudyFailed, failure_message, study
+from flows.study_slot import Failure
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -94,12 +99,45 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     assert (ce / "evaluation.json").stat().st_mtime_ns == left
 
 
-def test_a_training_whose_gpu_torch_cannot_use_does_not_go_on_without(
+def test_a_slot_whose_gpu_torch_cannot_use_does_not_go_on_without(
     prefect_api, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
-    with pytest.raises(StudyFailed, match="digits/ce: device = cuda: torch sees no GPU here"):
+    told = "digits/ce: slot 0: GPU 63 does not work: digits/ce: device = cuda: torch sees no GPU"
+    with pytest.raises(StudyFailed, match=told):
         study(config, tmp_path / "out", only=["*/ce"])
+    assert not list(tmp_path.glob("out/**/failure.json"))
+
+
+def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(prefect_api, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    jobs = [Job((f"a/{number}", f"b/{number}"), (0,)) for number in range(4)]
+    runs = [run for job in jobs for run in job.runs]
+    trained = []
+
+    def train(run, job, *, environment, **_):
+        name = str(run.relative_to(tmp_path))
+        if environment["CUDA_VISIBLE_DEVICES"] == "4" and name.startswith("b/"):
+            while len(trained) < len(runs) - 1:  # the other slot ends before
+                time.sleep(0.01)
+            time.sleep(0.5)
+            return Failure("crashed: CUDA error")
+        trained.append(name)
+        return None
+
+    monkeypatch.setattr(study_slot, "train", train)
+    monkeypatch.setattr(study_slot, "gpu_works", lambda e: e["CUDA_VISIBLE_DEVICES"] != "4")
+    monkeypatch.setattr(study_flow, "settings_of", lambda run: None)
+    monkeypatch.setattr(
+        study_flow, "is_measured", lambda _, run: str(run.relative_to(tmp_path)) in trained
+    )
+
+    @flow
+    def all_of_them():
+        study_flow.train_all(jobs, tmp_path, slots=2)
+
+    all_of_them()
+    assert sorted(trained) == sorted(runs)
 
 
 def test_what_cannot_be_run_starts_nothing(config, tmp_path):
