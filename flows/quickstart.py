@@ -19,6 +19,7 @@ from data.root import Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build import build
+from flows.gpus import visible_gpus
 from flows.places import training_folder
 from flows.server.run_server import prefect_server
 from flows.train import train
@@ -58,11 +59,13 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         The report's path, the rows of its table, the end points' agreement, and the seconds of
         each step when it was last made.
     Raises:
-        InputError: the folder cannot be used, or holds a quickstart of other settings.
+        InputError: the folder cannot be used, or holds a quickstart of other settings; a GPU's
+            driver does not work.
         RunFailed: the build or a training failed; the same command goes on.
     """
     out = training_folder(out)
     Store(str(out)).check_writable()
+    visible_gpus()  # or why that cannot be known
     with prefect_server():
         from flows.calling import call_flow  # Prefect costs seconds: not to refuse
         from flows.quickstart_flow import quickstart_flow

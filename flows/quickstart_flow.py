@@ -11,6 +11,7 @@ from data.root import Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
 from flows.flow_runs import flow_options, name_of, running
+from flows.gpus import visible_gpus
 from flows.places import training_folder
 from flows.quickstart import (
     METHODS,
@@ -41,6 +42,7 @@ def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 5) -> di
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with running("quickstart"):
         place = training_folder(out)
+        visible_gpus()  # or why that cannot be known, before models are trained
         clock = Clock(place / SECONDS)
         models = small_models(place, clock)
         roots = {name: make_mixed(models, place / name, clock) for name in NOISE}

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from data.errors import InputError
-from flows import gpus
+from flows import gpus, quickstart
 from flows.gpus import gpu_works, settled_device, visible_gpus
 from flows.machines import Machines, check_machines
 from flows.slots.settings import SlotSettings, check_slots
@@ -42,7 +42,7 @@ def test_auto_is_cuda_where_there_is_a_gpu(nvidia_smi):
         ("exec sleep 60", "no answer within 1 s"),
     ],
 )
-def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, script, fault):
+def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, tmp_path, script, fault):
     monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
     nvidia_smi(script)
     text = rf"^CUDA_VISIBLE_DEVICES = unset: nvidia-smi cannot say .* \({fault}.*or to nothing, for"
@@ -51,6 +51,8 @@ def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, script, 
             check_machines(Machines(device=device))
         with pytest.raises(InputError, match=text):
             check_slots(SlotSettings(device=device))
+    with pytest.raises(InputError, match=text):
+        quickstart.main(tmp_path / "out", seeds=1)
     check_machines(Machines(device="cpu"))
     check_slots(SlotSettings(device="cpu"))
 
