@@ -133,7 +133,7 @@ def make_accelerator(config: TrainConfig, *, device: str = "auto") -> Accelerato
     # process's before each forward pass, the default, would throw the others' away.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
     try:
-        return Accelerator(
+        found = Accelerator(
             mixed_precision=config.mixed_precision,
             # Processes without a GPU join only if told; else each trains alone, in one folder.
             cpu=device == "cpu" or not torch.accelerator.is_available(),
@@ -141,6 +141,10 @@ def make_accelerator(config: TrainConfig, *, device: str = "auto") -> Accelerato
         )
     except ValueError as error:
         raise InputError("mixed_precision", config.mixed_precision, str(error)) from None
+    if device == "cuda" and found.device.type != "cuda":
+        remedy = f"accelerate was told to use {found.device.type}; look at ACCELERATE_USE_CPU"
+        raise InputError("device", device, remedy)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,10 +1,19 @@
-"""Which device `auto` means, and whether one works: `python -m data.device` asks a GPU."""
+"""Which device `auto` means, and whether one works.
+
+`python -m data.device` asks a GPU: its exit status is BROKEN if that fails, and its last line says
+why; SIGALRM ends it if there is no answer.
+"""
+
+import signal
+import sys
 
 import torch
 
 from data.errors import InputError
 
 SIDE = 64  # of the matrices
+ANSWER_S = 60  # of a GPU
+BROKEN = 3
 
 
 def resolve_device(name: str) -> str:
@@ -24,5 +33,17 @@ def multiply(device: str, dtype: str = "float32") -> None:
         raise RuntimeError("a product of matrices is wrong")
 
 
+def main() -> int:
+    signal.alarm(ANSWER_S)  # torch is imported: from here on it is the GPU that hangs
+    try:
+        multiply("cuda")
+    except torch.OutOfMemoryError:  # another process has it all
+        return 0
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        print(next(iter(str(error).splitlines()), type(error).__name__))
+        return BROKEN
+    return 0
+
+
 if __name__ == "__main__":
-    multiply("cuda")
+    sys.exit(main())

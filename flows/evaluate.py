@@ -11,6 +11,7 @@ from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
 from data.settings import load_settings
+from flows.gpus import settled_device
 from flows.server.run_server import prefect_server
 
 
@@ -54,7 +55,7 @@ def measured(run: Path, overrides: Sequence[str], *, device: str, fresh: bool) -
     settings = config.model_dump(mode="json")
     if settings != read_json(run / CONFIG):
         write_json(run / CONFIG, settings)
-    return evaluate_run(run, device=resolve_device(device), fresh=fresh)
+    return evaluate_run(run, device=resolve_device(settled_device(device)), fresh=fresh)
 
 
 def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
@@ -68,7 +69,7 @@ def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
     check_evaluation(config.evaluation, names, image_size=size)
     from data.device import resolve_device  # torch costs seconds: not before it is needed
 
-    resolve_device(device)
+    resolve_device(settled_device(device))
     return config
 
 

@@ -1,17 +1,27 @@
 """GPUs as NVIDIA's driver tells of them, asked without importing torch."""
 
 import os
+import re
 import shutil
-import subprocess
+import signal
 from collections.abc import Mapping
-from subprocess import DEVNULL
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from data.errors import InputError
-from flows.child import end, python_module, start
+from flows.child import python_module
+from flows.supervise import Stop, supervise
 
+CHOSEN = "CUDA_VISIBLE_DEVICES"
 ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
-PROBE_S = 120.0  # of a probe, which may hang for good; it first imports torch
-NONE = 6  # its exit status where the driver works and shows this process no GPU, as in some jobs
+# Its exit statuses: no GPU for this process, as in some jobs; a warning about a part of a GPU.
+NONE, INFOROM = 6, 14
+DEVICES = Path("/dev")  # where each GPU has a file
+BROKEN = 3  # exit status of data.device where the GPU does not work
+PROBE_S = 900.0  # of a probe, which first imports torch from a file system that may be slow
+Name = TypeVar("Name", bound=str)
+GPU = re.compile(r"\d+|(GPU|MIG)-.*")  # as CUDA reads CUDA_VISIBLE_DEVICES, up to anything else
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -22,9 +32,9 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     Raises:
         InputError: nothing was chosen, and the driver does not work: there may be GPUs.
     """
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    chosen = environment.get(CHOSEN)
     if chosen is not None:
-        return [part for part in chosen.split(",") if part not in ("", "-1")]
+        return list(takewhile(GPU.fullmatch, map(str.strip, chosen.split(","))))
     found, fault = ask_driver("index")
     # Where one of several GPUs is lost, a line may say so instead of its number.
     if fault := fault or next((line for line in found if not line.isdecimal()), ""):
@@ -32,32 +42,18 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
             f"nvidia-smi cannot say which GPUs there are ({fault}); mend NVIDIA's driver, or set "
             "this to the GPUs to use, or to nothing, for the CPU"
         )
-        raise InputError("CUDA_VISIBLE_DEVICES", "unset", remedy)
+        raise InputError(CHOSEN, "unset", remedy)
     return found
 
 
-def settled_device(device: str, environment: Mapping[str, str] = os.environ) -> str:
+def settled_device(
+    device: Name, environment: Mapping[str, str] = os.environ
+) -> Name | Literal["cuda"]:
     """auto is cuda for a process that has a GPU: it would go on without a lost one on the CPU.
 
     Raises InputError: as of `visible_gpus`.
     """
     return "cuda" if device == "auto" and visible_gpus(environment) else device
-
-
-def gpu_works(environment: Mapping[str, str]) -> bool:
-    """Whether a process of its own multiplies matrices on the first GPU that it sees.
-
-    Args:
-        environment: changes to our own.
-    """
-    command = python_module("data.device")
-    probe = start(command, environment=environment, stdout=DEVNULL, stderr=DEVNULL)
-    try:
-        return probe.wait(PROBE_S) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        end(probe)
 
 
 def ask_driver(query: str) -> tuple[list[str], str]:
@@ -66,17 +62,47 @@ def ask_driver(query: str) -> tuple[list[str], str]:
     Args:
         query: fields as nvidia-smi names them.
     """
-    program = shutil.which("nvidia-smi")
+    program, lines = shutil.which("nvidia-smi"), list[str]()
     if program is None:
-        return [], ""
+        return [], "there is no nvidia-smi, and there is a GPU" if has_gpu_file() else ""
     command = [program, f"--query-gpu={query}", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
-    except subprocess.TimeoutExpired:
+    outcome = supervise(command, on_line=lines.append, limit_s=ANSWER_S)
+    if outcome.hung or outcome.stuck:
         return [], f"no answer within {ANSWER_S:.0f} s"
-    if found.returncode == 0:
-        return found.stdout.strip().splitlines(), ""
-    if found.returncode == NONE:
-        return [], ""
-    told = (found.stdout.strip() or found.stderr.strip()).splitlines()
-    return [], told[0] if told else f"exit status {found.returncode}"
+    if outcome.returncode in (0, INFOROM):
+        return [line for line in lines if line and not line.startswith("WARNING")], ""
+    told = next((line for line in lines if line and not line.isdecimal()), str(outcome))
+    return [], "" if outcome.returncode == NONE and not has_gpu_file() else told
+
+
+def has_gpu_file() -> bool:
+    """Whether a GPU is ours, even if it does not work; what may not be opened is another job's."""
+    for path in DEVICES.glob("nvidia[0-9]*"):
+        try:
+            os.close(os.open(path, os.O_RDWR))
+        except PermissionError:
+            continue
+        except OSError:
+            return True
+        return True
+    return False
+
+
+def gpu_fault(environment: Mapping[str, str], stop: Stop) -> str:
+    """What a process of its own finds wrong with the first GPU that it sees.
+
+    Args:
+        environment: changes to our own.
+    Returns:
+        Empty if the GPU works, or cannot be asked: where torch itself cannot be read, say.
+    """
+    probe, lines = python_module("data.device"), list[str]()
+    try:
+        outcome = supervise(
+            probe, on_line=lines.append, environment=environment, stop=stop, limit_s=PROBE_S
+        )
+    except OSError:
+        return ""
+    if outcome.stuck or outcome.returncode == -signal.SIGALRM:
+        return "it does not answer"
+    return lines[-1] if outcome.returncode == BROKEN and lines else ""

@@ -35,7 +35,7 @@ class Machines:
 
     @property
     def on_cpu(self) -> bool:
-        return self.device == "cpu" or not visible_gpus()
+        return self.device == "cpu" or (self.device == "auto" and not visible_gpus())
 
     def address(self) -> tuple[str, int]:
         """Host and port of the main process. Raises InputError for anything else."""

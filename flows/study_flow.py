@@ -1,7 +1,7 @@
 """The Prefect study flow: one task a slot, which takes jobs until none is left."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,9 +19,11 @@ from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_fi
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
 from flows.places import training_folder
+from flows.slots.runners.place import own_gpu
 from flows.slots.settings import MOST_SLOTS
 from flows.slots.slot import RECORD
 from flows.study import StudyFailed, failure_message, prepared
+from flows.study_jobs import Jobs
 from flows.study_slot import settings_of, work
 
 LOOK_EVERY_S = 1.0
@@ -50,9 +52,10 @@ def study_flow(
         place = training_folder(out)
         settings = load_settings(StudyConfig, config, overrides)
         cells, todo = prepared(settings, place, slots=slots, only=only)
-        count, failed = slots or max(1, len(visible_gpus())), None
+        gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
+        count = slots or max(1, len(gpus))
         try:
-            train_all(plan_jobs(todo, slots=count), place, slots=count)
+            train_all(plan_jobs(todo, slots=count), place, slots=count, gpus=gpus)
         except StudyFailed as error:
             failed = error
         record = write_tables(settings, cells, place)
@@ -61,51 +64,48 @@ def study_flow(
         return {"study": str(place / "study.json"), "missing": len(record["missing"])}
 
 
-def train_all(jobs: Sequence[Job], out: Path, *, slots: int) -> None:
+def train_all(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> None:
     """Train and measure the runs of all jobs.
 
+    Args:
+        gpus: shared out among the slots.
     Raises:
         StudyFailed: a run is not measured; names each, and why.
     """
     runs = list(dict.fromkeys(run for job in jobs for run in job.runs))
-    queue: SimpleQueue[Job] = SimpleQueue()
-    ended: SimpleQueue[str] = SimpleQueue()
-    for job in jobs:
-        queue.put(job)
+    queue, ended = Jobs(jobs), SimpleQueue[str]()
     for run in runs:
         forget_failure(out / run)
     stop = threading.Event()
-    left, errors = list(range(min(slots, len(jobs)))), list[str]()
-    trainings = sum(len(job.runs) for job in jobs)
+    slots = min(slots, len(jobs))
     try:
-        with growing_artifact(artifact_key("study", str(out))) as publish:
-            # Again where a slot that was lost gave work back after others had ended.
-            while left and not queue.empty():
-                futures: dict[int, Any] = {
-                    slot: work.submit(slot, out, queue, slots=len(left), stop=stop, ended=ended)
-                    for slot in left
-                }
-                follow(futures.values(), ended, trainings, publish)
-                results = {s: f.result(raise_on_failure=False) for s, f in futures.items()}
-                lost = {s: str(r) for s, r in results.items() if isinstance(r, Exception)}
-                left, errors = [s for s in left if s not in lost], errors + list(lost.values())
+        futures: list[Any] = [
+            work.submit(
+                slot,
+                out,
+                queue,
+                slots=slots,
+                environment=own_gpu(slot, gpus),
+                stop=stop,
+                ended=ended,
+            )
+            for slot in range(slots)
+        ]
+        follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
     finally:
         stop.set()  # an interrupt passes here; the flow ends when its trainers have
-    refuse_gaps(out, runs, errors=errors)
+    results = [future.result(raise_on_failure=False) for future in futures]
+    refuse_gaps(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
 
 
-def follow(
-    futures: Iterable[Any],
-    ended: "SimpleQueue[str]",
-    trainings: int,
-    publish: Callable[[float, str], None],
-) -> None:
+def follow(futures: Sequence[Any], ended: "SimpleQueue[str]", trainings: int, *, out: Path) -> None:
     """Show how many trainings have ended, until every slot has."""
     pending = {future.wrapped_future for future in futures}
-    while pending:
-        pending = wait(pending, timeout=LOOK_EVERY_S).not_done
-        done = ended.qsize()
-        publish(done / max(1, trainings), f"{done} of {trainings} trainings ended")
+    with growing_artifact(artifact_key("study", str(out))) as publish:
+        while pending:
+            pending = wait(pending, timeout=LOOK_EVERY_S).not_done
+            done = ended.qsize()
+            publish(done / max(1, trainings), f"{done} of {trainings} trainings ended")
 
 
 @task(task_run_name="tables", **RECORD)

@@ -1,5 +1,6 @@
 """Run a child process to its end: its lines to a callback, a watchdog, nothing left behind."""
 
+import math
 import queue
 import signal
 import subprocess
@@ -85,6 +86,7 @@ def supervise(
     stop: Stop | None = None,
     heartbeat: Heartbeat | None = None,
     grace_s: float = child.GRACE_S,
+    limit_s: float = math.inf,
 ) -> Outcome:
     """Run a command until it ends, `stop` is set, its heartbeat stops, or we are interrupted.
 
@@ -96,7 +98,9 @@ def supervise(
     Args:
         on_line: called here with every line the child writes, standard error included.
         environment: changes to our own environment.
+        limit_s: after which it counts as silent.
     """
+    deadline = time.monotonic() + limit_s
     process = child.start(
         command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -114,7 +118,7 @@ def supervise(
         reader.start()
         while process.poll() is None and not hung and not (stop and stop.is_set()):
             report(POLL_S)
-            hung = heartbeat is not None and heartbeat.silent()
+            hung = (heartbeat is not None and heartbeat.silent()) or time.monotonic() > deadline
     finally:
         # Asked, a hung one might let go of its work, and nobody would know at what it hung.
         child.end(process, grace_s=0.0 if hung else grace_s)

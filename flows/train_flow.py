@@ -4,6 +4,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -105,8 +106,8 @@ def see_through(
     Args:
         key: of the artifact that shows how far it is; the first machine's grows.
     """
-    device = settled_device(machines.device)
-    trainer = ["--config", str(claim(settings, run, machines)), f"--device={device}"]
+    machines = replace(machines, device=settled_device(machines.device))
+    trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
     trainer += ["--resume"] * resume
     grows = machines.rank == 0
     showing = training_artifact(settings, run, key=key) if grows else nullcontext(_nothing)

@@ -8,7 +8,7 @@ from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
 from data.errors import InputError
 from data.part import parse_part
-from flows.gpus import visible_gpus
+from flows.gpus import settled_device, visible_gpus
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
@@ -47,6 +47,8 @@ class SlotSettings:
     @property
     def flow_device(self) -> str:
         """What the flow's own process uses; slots on a cluster may have GPUs that it has not."""
+        if self.here:
+            return settled_device(self.device)
         return "cpu" if self.device == "cpu" else "auto"
 
 

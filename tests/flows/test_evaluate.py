@@ -75,7 +75,7 @@ def test_json_is_the_evaluation(run: Path, prefect_api: str):
     assert json.loads(result.output) == json.loads((run / "evaluation.json").read_text())
 
 
-def test_what_training_decided_is_refused(run: Path):
+def test_what_training_decided_is_refused(run: Path, monkeypatch):
     before = (run / "config.json").read_bytes()
     text = r"^--set = epochs=2: was decided by training; only evaluation\.\* can be measured anew"
     with pytest.raises(InputError, match=text):
@@ -84,6 +84,9 @@ def test_what_training_decided_is_refused(run: Path):
         evaluate(run, overrides=['evaluation.shift={"corruptions": ["mist"]}'])
     with pytest.raises(InputError, match=r"^device = cuda: torch sees no GPU here"):
         evaluate(run, device="cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
+    with pytest.raises(InputError, match=r"^device = cuda: torch sees no GPU here"):
+        evaluate(run)
     assert (run / "config.json").read_bytes() == before
 
 

@@ -1,12 +1,15 @@
 """Which GPUs there are, and what auto means where there are some."""
 
+import os
 import sys
+from threading import Event
 
 import pytest
 
+from data import device
 from data.errors import InputError
 from flows import gpus, quickstart
-from flows.gpus import gpu_works, settled_device, visible_gpus
+from flows.gpus import gpu_fault, settled_device, visible_gpus
 from flows.machines import Machines, check_machines
 from flows.slots.settings import SlotSettings, check_slots
 
@@ -16,11 +19,21 @@ def test_the_driver_is_asked_where_nothing_was_chosen(nvidia_smi):
     assert visible_gpus() == ["0", "1"]
     nvidia_smi("echo 'No devices were found'; exit 6")
     assert visible_gpus() == []
+    nvidia_smi("echo 0; echo 'WARNING: infoROM is corrupted at gpu 0000:03:00.0'; exit 14")
+    assert visible_gpus() == ["0"]
 
 
 @pytest.mark.parametrize(
     ("chosen", "found"),
-    [("4,7", ["4", "7"]), ("", []), ("-1", []), ("GPU-5ebe9fa1", ["GPU-5ebe9fa1"])],
+    [
+        ("4,7", ["4", "7"]),
+        ("4, 7", ["4", "7"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-5ebe9fa1,MIG-5ebe", ["GPU-5ebe9fa1", "MIG-5ebe"]),
+    ],
 )
 def test_what_was_chosen_counts(nvidia_smi, chosen, found):
     nvidia_smi("echo 'NVIDIA-SMI has failed.'; exit 9")
@@ -29,7 +42,7 @@ def test_what_was_chosen_counts(nvidia_smi, chosen, found):
 
 def test_auto_is_cuda_where_there_is_a_gpu(nvidia_smi):
     nvidia_smi("echo 0")
-    assert [settled_device(device) for device in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
+    assert [settled_device(d) for d in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
     none = {"CUDA_VISIBLE_DEVICES": ""}
     assert [settled_device(d, none) for d in ("auto", "cpu", "cuda")] == ["auto", "cpu", "cuda"]
 
@@ -38,6 +51,7 @@ def test_auto_is_cuda_where_there_is_a_gpu(nvidia_smi):
     ("script", "fault"),
     [
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "Failed to"),
+        ("echo 0; echo 'Unable to determine the device handle for GPU1'; exit 15", "Unable to"),
         ("echo 0; echo 'Unable to determine the device handle for GPU1'", "Unable to determine"),
         ("exec sleep 60", "no answer within 1 s"),
     ],
@@ -46,11 +60,11 @@ def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, tmp_path
     monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
     nvidia_smi(script)
     text = rf"^CUDA_VISIBLE_DEVICES = unset: nvidia-smi cannot say .* \({fault}.*or to nothing, for"
-    for device in ("auto", "cuda"):
+    for name in ("auto", "cuda"):
         with pytest.raises(InputError, match=text):
-            check_machines(Machines(device=device))
+            check_machines(Machines(device=name))
         with pytest.raises(InputError, match=text):
-            check_slots(SlotSettings(device=device))
+            check_slots(SlotSettings(device=name))
     with pytest.raises(InputError, match=text):
         quickstart.main(tmp_path / "out", seeds=1)
     check_machines(Machines(device="cpu"))
@@ -58,13 +72,56 @@ def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("code", "works"), [("", True), ("exit(1)", False), ("import time; time.sleep(600)", False)]
+    ("code", "fault"),
+    [
+        ("", ""),
+        ("print('CUDA error: lost'); exit(3)", "CUDA error: lost"),
+        ("import signal, time; signal.alarm(1); time.sleep(600)", "it does not answer"),
+        ("raise OSError('libtorch.so: input/output error')", ""),  # who knows
+        ("import time; time.sleep(600)", ""),
+    ],
 )
-def test_a_gpu_works_if_a_process_says_so_in_time(monkeypatch, code, works):
+def test_a_gpu_is_at_fault_if_a_process_that_asks_it_says_so(monkeypatch, code, fault):
     monkeypatch.setattr(gpus, "python_module", lambda module: [sys.executable, "-c", code])
     monkeypatch.setattr(gpus, "PROBE_S", 5.0)
-    assert gpu_works({}) == works
+    assert gpu_fault({}, Event()) == fault
+
+
+def test_a_stop_does_not_wait_for_a_gpu(monkeypatch):
+    code = "import time; time.sleep(600)"
+    monkeypatch.setattr(gpus, "python_module", lambda module: [sys.executable, "-c", code])
+    stop = Event()
+    stop.set()
+    assert gpu_fault({}, stop) == ""
 
 
 def test_torch_is_asked_whether_a_gpu_works():
-    assert not gpu_works({"CUDA_VISIBLE_DEVICES": "63"})  # no machine has so many
+    assert device.BROKEN == gpus.BROKEN
+    assert gpu_fault({"CUDA_VISIBLE_DEVICES": "63"}, Event())  # no machine has so many
+
+
+@pytest.fixture
+def gpu_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
+
+
+def test_a_gpu_that_the_driver_does_not_show_is_not_no_gpu(gpu_file, nvidia_smi, monkeypatch):
+    nvidia_smi("echo 'No devices were found'; exit 6")
+    with pytest.raises(InputError, match="No devices were found"):
+        visible_gpus()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="there is no nvidia-smi, and there is a GPU"):
+        visible_gpus()
+    monkeypatch.setattr(os, "open", raising(PermissionError))  # a job without GPUs
+    assert visible_gpus() == []
+    monkeypatch.setattr(os, "open", raising(OSError))
+    with pytest.raises(InputError, match="there is no nvidia-smi, and there is a GPU"):
+        visible_gpus()
+
+
+def raising(kind):
+    def fail(*_):
+        raise kind
+
+    return fail

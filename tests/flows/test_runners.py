@@ -241,6 +241,15 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         assert root.missing()
 
 
+def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api, monkeypatch):
+    from flows.slots.runners.dask import dask_slots
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    with dask_slots(SlotSettings(3, runner="dask"), started.url) as place:
+        found = [place.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(place.count)]
+    assert found == ["4", "7", "4"]
+
+
 @pytest.mark.parametrize(
     ("runner", "scheme", "named"),
     [

@@ -85,13 +85,24 @@ def test_what_can_be_is_let_through(prefect_api):
             check_slots(settings)
 
 
-@pytest.mark.parametrize(("device", "own"), [("cpu", "cpu"), ("auto", "auto"), ("cuda", "auto")])
-def test_prototypes_are_measured_where_the_slots_may_work(device, own, built, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "cluster", "own"),
+    [
+        ("cpu", "", "cpu"),
+        ("auto", "", "cuda"),
+        ("cuda", "", "cuda"),
+        ("cpu", "auto", "cpu"),
+        ("auto", "auto", "auto"),  # whether this machine has a GPU or not
+        ("cuda", "auto", "auto"),
+    ],
+)
+def test_prototypes_are_measured_where_the_slots_may_work(device, cluster, own, built, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     asked = []
     monkeypatch.setattr(
         "flows.build_flow.ensure_prototypes", lambda _, device: asked.append(device)
     )
-    build_flow.prototypes.fn(built, SlotSettings(runner="ray", device=device).flow_device)
+    build_flow.prototypes.fn(built, SlotSettings(0, "ray", cluster, device=device).flow_device)
     assert asked == [own]
 
 

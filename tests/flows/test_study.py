@@ -5,19 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from safetensors import SafetensorError
 
 from calib.study import Job
+from calib.study.failures import failure_of
 from data.errors import InputError
 from flows import study_flow, study_slot
 from flows.artifacts import artifact_key
 from flows.study import StudyFailed, failure_message, study
-from flows.study_slot import Failure
+from flows.study_jobs import Jobs
+from flows.study_slot import Failure, work
+from flows.supervise import Outcome
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -103,22 +109,27 @@ def test_a_slot_whose_gpu_torch_cannot_use_does_not_go_on_without(
     prefect_api, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
-    told = "digits/ce: slot 0: GPU 63 does not work: digits/ce: device = cuda: torch sees no GPU"
+    told = (
+        "digits/ce: slot 0: GPU 63 does not work: .*; digits/ce: device = cuda: torch sees no GPU"
+    )
     with pytest.raises(StudyFailed, match=told):
         study(config, tmp_path / "out", only=["*/ce"])
     assert not list(tmp_path.glob("out/**/failure.json"))
 
 
-def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(prefect_api, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(
+    prefect_api, tmp_path, monkeypatch, caplog
+):
     jobs = [Job((f"a/{number}", f"b/{number}"), (0,)) for number in range(4)]
     runs = [run for job in jobs for run in job.runs]
-    trained = []
+    trained, begun = [], threading.Event()
 
     def train(run, job, *, environment, **_):
         name = str(run.relative_to(tmp_path))
-        if environment["CUDA_VISIBLE_DEVICES"] == "4" and name.startswith("b/"):
-            while len(trained) < len(runs) - 1:  # the other slot ends before
+        lost = environment == {"CUDA_VISIBLE_DEVICES": "4"}
+        begun.set() if lost else begun.wait(60)
+        if lost and name.startswith("b/"):
+            while len(trained) < len(runs) - 1:  # then the other slot finds nothing left
                 time.sleep(0.01)
             time.sleep(0.5)
             return Failure("crashed: CUDA error")
@@ -126,7 +137,8 @@ def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(prefect_api, tmp_
         return None
 
     monkeypatch.setattr(study_slot, "train", train)
-    monkeypatch.setattr(study_slot, "gpu_works", lambda e: e["CUDA_VISIBLE_DEVICES"] != "4")
+    faults = {"4": "it does not answer", "7": ""}
+    monkeypatch.setattr(study_slot, "gpu_fault", lambda e, _: faults[e["CUDA_VISIBLE_DEVICES"]])
     monkeypatch.setattr(study_flow, "settings_of", lambda run: None)
     monkeypatch.setattr(
         study_flow, "is_measured", lambda _, run: str(run.relative_to(tmp_path)) in trained
@@ -134,10 +146,34 @@ def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(prefect_api, tmp_
 
     @flow
     def all_of_them():
-        study_flow.train_all(jobs, tmp_path, slots=2)
+        study_flow.train_all(jobs, tmp_path, slots=2, gpus=["4", "7"])
 
     all_of_them()
     assert sorted(trained) == sorted(runs)
+    assert "slot 0: GPU 4 does not work: it does not answer; other slots take" in caplog.text
+
+
+def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypatch):
+    def take_over(run, seed):
+        if run.name == "damaged":
+            raise SafetensorError("header too small")
+
+    monkeypatch.setattr(study_slot, "take_over", take_over)
+    monkeypatch.setattr(
+        study_slot, "_launch", lambda *_, **__: (Outcome(1, 0, False, False, ()), "")
+    )
+    (tmp_path / "a" / "damaged").mkdir(parents=True)
+    ended = SimpleQueue()
+
+    @flow
+    def one():
+        jobs, stop = Jobs([Job(("a/damaged", "a/whole"), (0,))]), threading.Event()
+        future = work.submit(0, tmp_path, jobs, slots=1, environment={}, stop=stop, ended=ended)
+        return future.result()
+
+    assert one() == {"slot": 0, "runs": ["a/damaged", "a/whole"]}
+    assert failure_of(tmp_path / "a" / "damaged") == "header too small"
+    assert ended.qsize() == 2
 
 
 def test_what_cannot_be_run_starts_nothing(config, tmp_path):

@@ -12,8 +12,9 @@ from distributed.comm import connect
 from prefect_dask import DaskTaskRunner
 
 from data.errors import InputError
+from flows.gpus import visible_gpus
 from flows.slots.run_lease import run_lease
-from flows.slots.runners.place import Place, quiet, shared_threads
+from flows.slots.runners.place import Place, own_gpu, quiet, shared_threads
 from flows.slots.settings import (
     ADDRESSES,
     MOST_SLOTS,
@@ -29,7 +30,8 @@ CONNECT_S = 30.0
 def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
     """By default one a worker of an existing cluster; else as many as local slots.
 
-    A Dask worker's own environment says which GPU is its own, as dask-cuda sets it.
+    The environment of an existing cluster's workers says which GPU is their own, as dask-cuda
+    sets it.
 
     Raises:
         InputError: no cluster answers, or it has no workers.
@@ -44,7 +46,12 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
         workers = _workers(runner, settings)
         count = settings.count or min(workers, MOST_SLOTS)
         common = quiet() | ({} if settings.cluster else shared_threads(count))
-        yield Place(runner.submit, count, lambda slot: common, lease.stop, lease.end)
+        gpus = [] if settings.cluster or settings.device == "cpu" else visible_gpus()
+
+        def environment(slot: int) -> dict[str, str]:
+            return common | own_gpu(slot, gpus)
+
+        yield Place(runner.submit, count, environment, lease.stop, lease.end)
 
 
 def _runner(settings: SlotSettings, folder: str) -> DaskTaskRunner:

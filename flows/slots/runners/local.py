@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.gpus import visible_gpus
-from flows.slots.runners.place import Place, Record, quiet, shared_threads
+from flows.slots.runners.place import Place, Record, own_gpu, quiet, shared_threads
 from flows.slots.settings import SlotSettings, slots_here
 
 
@@ -19,7 +19,7 @@ def local_slots(settings: SlotSettings) -> Iterator[Place]:
     common = quiet() | shared_threads(count)
 
     def environment(slot: int) -> dict[str, str]:
-        return common | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
+        return common | own_gpu(slot, gpus)
 
     stop = threading.Event()
     runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=count)

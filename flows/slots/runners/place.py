@@ -1,7 +1,7 @@
 """A place for slots: how one is started there, how many there are, and what ends them."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from prefect.futures import PrefectFuture
 from prefect.tasks import Task
 
 from flows.cgroup import usable_cores
+from flows.gpus import CHOSEN
 from flows.supervise import Stop
 
 Record = dict[str, Any]
@@ -37,6 +38,11 @@ class Place:
 def quiet() -> dict[str, str]:
     """No bars as lines in a log."""
     return {"TQDM_DISABLE": "1"}
+
+
+def own_gpu(slot: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Slots take turns at the GPUs."""
+    return {CHOSEN: gpus[slot % len(gpus)]} if gpus else {}
 
 
 def shared_threads(count: int) -> dict[str, str]:
