@@ -14,7 +14,7 @@ from flows.child import python_module
 from flows.supervise import Stop, supervise
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
-ANSWER_S = 30.0  # of nvidia-smi, which first wakes the GPUs
+ANSWER_S = 60.0  # of nvidia-smi, which first wakes the GPUs
 # Its exit statuses: no GPU for this process, as in some jobs; a warning about a part of a GPU.
 NONE, INFOROM = 6, 14
 DEVICES = Path("/dev")  # where each GPU has a file
