@@ -11,6 +11,7 @@ from typing import Any
 from calib.config import TrainConfig
 from flows.cgroup import usable_cores
 from flows.child import python_module
+from flows.gpus import CHOSEN
 from flows.machines import Machines
 from flows.supervise import Outcome
 
@@ -89,7 +90,7 @@ def trainer_environment(machines: Machines) -> dict[str, str]:
     # torchrun alone knows of its processes: it must have ended them before it is ended itself.
     found = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
     if machines.device == "cpu":
-        found["CUDA_VISIBLE_DEVICES"] = ""
+        found[CHOSEN] = ""
     return found
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from flows.doctor.finding import FAILED, OK, WARNING, Finding
 from flows.doctor.subject import Subject
-from flows.gpus import ask_driver, visible_gpus
+from flows.gpus import CHOSEN, ask_driver, visible_gpus
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     import torch
 
     driver, fault = ask_driver("name,memory.total,driver_version")
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get(CHOSEN)
     hidden = chosen is not None and not visible_gpus()
     if fault:
         remedy = "load or install NVIDIA's driver again; or set CUDA_VISIBLE_DEVICES= for the CPU"
