@@ -3,9 +3,11 @@
 Random weights time a method and say nothing about pictures.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -14,6 +16,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from safetensors.torch import save_model
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from pipeline.standins.text import build_tokenizer, captions_of
@@ -91,6 +94,19 @@ def save_pipeline(folder: Path, size: str, *, device: str) -> Path:
         )
     pipeline.save_pretrained(folder, safe_serialization=True)
     return folder
+
+
+def save_clip(folder: Path, name: str) -> None:
+    """An open_clip architecture, which loads as `local-dir:FOLDER`."""
+    torch.manual_seed(0)
+    model = open_clip.create_model(name)
+    folder.mkdir(parents=True)
+    save_model(model, str(folder / "open_clip_model.safetensors"))
+    config = {
+        "model_cfg": open_clip.get_model_config(name),
+        "preprocess_cfg": {key: model.visual.preprocess_cfg[key] for key in ("mean", "std")},
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
 
 
 def _vae(settings: dict[str, Any]) -> AutoencoderKL:

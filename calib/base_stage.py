@@ -1,6 +1,7 @@
 """Stage one: a network on real images, and on mixed ones beside them."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from calib.batches import Batch
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
 from calib.config import TrainConfig
@@ -148,13 +150,14 @@ class BaseStage:
         self.method.start_epoch(self.network.backbone, epoch, self.epochs)
         record = EpochRecord(steps, self.accelerator)
         done, drawn = self._go_on(record)
-        for step, batch in enumerate(self.batches.epoch(generator, done=done, drawn=drawn), done):
-            rate = self._set_learning_rate(epoch * steps + step)
-            record.note(step, self.step(batch))
-            if self.average:
-                self.average.update(self.network)
-            if step + 1 < steps and stop():
-                self._stop(step + 1, record, generator)
+        with closing(self.batches.epoch(generator, done=done, drawn=drawn)) as batches:
+            for step, batch in enumerate(batches, done):
+                rate = self._set_learning_rate(epoch * steps + step)
+                record.note(step, self.step(batch))
+                if self.average:
+                    self.average.update(self.network)
+                if step + 1 < steps and stop():
+                    self._stop(step + 1, record, batch)
         share_buffers(self.network, self.accelerator)
         record.check()
         refuse_not_finite(self.network.state_dict())
@@ -163,11 +166,11 @@ class BaseStage:
             del figures["mixed_loss"]
         return figures
 
-    def _stop(self, done: int, record: EpochRecord, generator: torch.Generator) -> None:
+    def _stop(self, done: int, record: EpochRecord, batch: Batch) -> None:
         """Raises Stopped, or Diverged rather than keep what is of no use."""
         record.check()
         refuse_not_finite(self.network.state_dict())
-        kept = {"figures": record.figures[:done].cpu(), "drawn": generator.get_state()}
+        kept = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
         self.middle = Middle.here(done, kept, modules=self._modules(), accelerator=self.accelerator)
         raise Stopped
 

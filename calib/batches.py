@@ -1,7 +1,8 @@
 """Training batches: real images, and mixed ones drawn for them, as tensors on the device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 from calib.config import AugmentConfig
 from data.errors import InputError
 from data.mixed import MixedDataset
+from data.threads import one_ahead
 
 LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
 
@@ -23,6 +25,7 @@ class Batch:
         images, mixed_images: uint8 [B, S, S, 3] and [M, S, S, 3], augmented.
         targets, indices: class and place in the training set, int64 [B].
         mixed_labels: float32 [M, K].
+        drawn: state of the epoch's generator after the step; of a whole batch alone.
     """
 
     images: Tensor
@@ -30,6 +33,22 @@ class Batch:
     indices: Tensor
     mixed_images: Tensor | None = None
     mixed_labels: Tensor | None = None
+    drawn: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is drawn and read for a batch on the host.
+
+    Attributes:
+        real: int64 [5, B]: indices, targets, changes; in one tensor, which is one copy.
+        mixed: changes, images and labels of mixed images, or nothing.
+        drawn: state of the epoch's generator after it.
+    """
+
+    real: Tensor
+    mixed: tuple[Tensor, ...]
+    drawn: Tensor
 
 
 class Batches:
@@ -95,44 +114,66 @@ class Batches:
 
     def epoch(
         self, generator: torch.Generator, *, done: int = 0, drawn: Tensor | None = None
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The batches of one epoch.
 
         Args:
-            generator: on the CPU, in the same state in every process.
+            generator: on the CPU, in the same state in every process. A thread reads the next
+                batch meanwhile, so it is one batch ahead; `Batch.drawn` is the state after each.
             done: steps that were made before and are left out.
             drawn: state of the generator after them.
         """
+        steps = self._steps(generator, done, drawn)
+        with closing(one_ahead(steps)) as ahead:
+            for read in ahead:
+                yield self._batch(read)
+
+    def _steps(
+        self, generator: torch.Generator, done: int, drawn: Tensor | None
+    ) -> Iterator[_Read]:
         order = torch.randperm(len(self.images), generator=generator)
         if drawn is not None:
             generator.set_state(drawn)
         for step in range(done, len(self)):
-            chosen = order[step * self.batch_size :][: self.batch_size]
-            yield self._batch(chosen, generator)
+            yield self._read(order[step * self.batch_size :][: self.batch_size], generator)
 
-    def _batch(self, chosen: Tensor, generator: torch.Generator) -> Batch:
+    def _read(self, chosen: Tensor, generator: torch.Generator) -> _Read:
         targets = self.targets[chosen]
-        changes = draw_changes(len(chosen), self.augment, generator)[self._slice]
-        own = chosen[self._slice].to(self.device)
-        images = apply_changes(self.images[own], changes.to(self.device), self.augment)
-        mixed_images, mixed_labels = self._mixed_images(targets, generator)
-        return Batch(images, targets[self._slice].to(self.device), own, mixed_images, mixed_labels)
+        changes = draw_changes(len(chosen), self.augment, generator)
+        real = torch.stack([chosen, targets, *changes.unbind(1)])[:, self._slice]
+        mixed = self._read_mixed(targets, generator)
+        pinned = [pin(tensor, self.device) for tensor in mixed]
+        return _Read(pin(real, self.device), tuple(pinned), generator.get_state())
 
-    def _mixed_images(
-        self, targets: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _read_mixed(self, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         if self.mixed is None:
-            return None, None
+            return ()
         targets, own = targets[: self._drawing], self._drawing_slice
         group, position = self.mixed.choose(
             targets, rng=generator, class_matched=self.class_matched, count=self.count
         )
         changes = draw_changes(position.numel(), self.augment, generator)
-        changes = changes.view(*position.shape, -1)[own].flatten(0, 1).to(self.device)
+        changes = changes.view(*position.shape, -1)[own]
         # All processes choose for the whole step; each reads its own images alone.
         images, labels = self.mixed.read(group[own], position[own])
-        images, labels = (tensor.flatten(0, 1).to(self.device) for tensor in (images, labels))
-        return apply_changes(images, changes, self.augment), labels
+        return tuple(tensor.flatten(0, 1) for tensor in (changes, images, labels))
+
+    def _batch(self, read: _Read) -> Batch:
+        """Copied to the device, and changed there."""
+        own, targets, *changes = read.real.to(self.device, non_blocking=True).unbind()
+        images = self.images.index_select(0, own)
+        images = apply_changes(images, torch.stack(changes, dim=1), self.augment)
+        if not read.mixed:
+            return Batch(images, targets, own, drawn=read.drawn)
+        mixed = (tensor.to(self.device, non_blocking=True) for tensor in read.mixed)
+        changes_of_mixed, mixed_images, labels = mixed
+        mixed_images = apply_changes(mixed_images, changes_of_mixed, self.augment)
+        return Batch(images, targets, own, mixed_images, labels, read.drawn)
+
+
+def pin(values: Tensor, device: torch.device) -> Tensor:
+    """Where a GPU copies it from while the host goes on, with `non_blocking`."""
+    return values.pin_memory() if device.type == "cuda" else values
 
 
 class Normalise(nn.Module):

@@ -1,14 +1,14 @@
 """Checkpoints that are one unit: a folder that appears complete under its name or not at all."""
 
 import json
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from data.errors import InputError
 from data.files import sync_folder, write_atomically
 
 PARTIAL = ".partial"
+OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
 
 
 class Checkpoint:
@@ -35,14 +36,23 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """In memory: a file that is mapped cannot be removed from a network's disk."""
-        found = load_file(self.path / f"{name}.safetensors")
+        found = load_tensors(self.path / f"{name}.safetensors")
         return {name: tensor.clone() for name, tensor in found.items()}
 
     def objects(self) -> dict[str, Any]:
-        """Optimiser state and the like, on the CPU. Only plain values and tensors are read."""
-        path = self.path / "objects.pt"
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded
+        """Optimiser state and the like, on the CPU, as `save_checkpoint` took it.
+
+        Raises:
+            InputError: a file of them is damaged, or of another form.
+        """
+        path, tensors = self.path / f"{OBJECTS}.json", self.tensors(OBJECTS)
+        try:
+            found = from_json(json.loads(path.read_bytes()), tensors)
+            if isinstance(found, dict):
+                return found
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+            pass  # RuntimeError: nested too deeply for Python, or no image to be channels-last
+        raise InputError("checkpoint", path, f"is damaged; remove {self.path} to begin anew")
 
 
 def save_checkpoint(
@@ -65,7 +75,7 @@ def save_checkpoint(
         position: epochs done over all stages; the highest complete one is the latest.
         step: steps done of the epoch that was begun then.
         tensors: state of modules; each becomes NAME.safetensors.
-        objects: state dictionaries of tensors and plain values.
+        objects: state dictionaries of tensors and plain values; see `to_json`.
         state: JSON values.
     """
     target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
@@ -75,10 +85,10 @@ def save_checkpoint(
         partial.mkdir(parents=True)
         for name, named in tensors.items():
             save_tensors(partial / f"{name}.safetensors", named)
-        with (partial / "objects.pt").open("wb") as file:
-            torch.save(dict(objects), file)
-            file.flush()
-            os.fsync(file.fileno())
+        leaves: dict[str, Tensor] = {}
+        tree = json.dumps(to_json(objects, leaves)).encode()
+        save_tensors(partial / f"{OBJECTS}.safetensors", leaves)
+        write_atomically(partial / f"{OBJECTS}.json", tree)
         write_atomically(partial / "state.json", json.dumps(state, indent=2).encode())
         partial.rename(target)
         sync_folder(folder)
@@ -94,6 +104,60 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(complete[-1]) if complete else None
 
 
+def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Dictionaries, lists, tuples, tensors and plain values as JSON; `from_json` is its inverse.
+
+    Args:
+        tensors: takes the tensors in, under the names that the JSON has for them.
+    Raises:
+        TypeError: a value of another kind.
+    """
+    match value:
+        case Tensor():
+            name = str(len(tensors))
+            tensors[name] = value
+            return {"tensor": name, "channels_last": _is_channels_last(value)}
+        case Mapping():
+            # Not JSON's own objects: an optimiser numbers its parameters, and those know texts.
+            pairs = [[_key(key), to_json(item, tensors)] for key, item in value.items()]
+            return {"dict": pairs}
+        case tuple():
+            return {"tuple": [to_json(item, tensors) for item in value]}
+        case list():
+            return [to_json(item, tensors) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"{type(value).__name__}: a checkpoint holds tensors and plain values alone")
+
+
+def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `to_json` was given.
+
+    Raises:
+        ValueError, KeyError, TypeError, RuntimeError: another form, or a tensor that is not there.
+    """
+    match value:
+        case {"tensor": str(name), "channels_last": bool(channels_last), **rest} if not rest:
+            tensor = tensors[name]
+            # In another order of memory, sums may end in other last bits.
+            return tensor.to(memory_format=torch.channels_last) if channels_last else tensor
+        case {"dict": list(pairs), **rest} if not rest:
+            return {_key(key): from_json(item, tensors) for key, item in pairs}
+        case {"tuple": list(items), **rest} if not rest:
+            return tuple(from_json(item, tensors) for item in items)
+        case list():
+            return [from_json(item, tensors) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+    raise ValueError("of a form that no checkpoint has")
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, on the CPU. Raises InputError for any other file."""
+    with _refused_unless_safetensors(path):
+        return load_file(path)
+
+
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
@@ -104,10 +168,14 @@ def save_tensors(
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What `save_tensors` noted with the tensors; empty where there is no such file."""
+    """What `save_tensors` noted with the tensors; empty where there is no such file.
+
+    Raises:
+        InputError: no safetensors file.
+    """
     if not path.is_file():
         return {}
-    with safe_open(path, framework="pt") as file:
+    with _refused_unless_safetensors(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
 
@@ -115,12 +183,36 @@ def load_exactly(module: nn.Module, path: Path) -> None:
     """Fill a module from safetensors; every tensor must be there, of the same shape.
 
     Raises:
-        InputError: names the first tensor that is missing, left over or of another shape.
+        InputError: names the first tensor that is missing, left over or of another shape; or no
+            safetensors file.
     """
-    found, own = load_file(path), module.state_dict()
+    found, own = load_tensors(path), module.state_dict()
     for name in [*own, *found]:
         shapes = [tuple(part[name].shape) if name in part else "none" for part in (found, own)]
         if shapes[0] != shapes[1]:
             remedy = f"the model has {shapes[1]}; was it trained for other classes or settings?"
             raise InputError(f"{path}: {name}", shapes[0], remedy)
     module.load_state_dict(found)
+
+
+@contextmanager
+def _refused_unless_safetensors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        remedy = f"is no whole safetensors file ({error}); restore it, or train this seed again"
+        raise InputError("weights", path, remedy) from None
+
+
+def _key(key: Any) -> str | int:
+    if not isinstance(key, str | int):
+        raise ValueError(f"{type(key).__name__}: keys in a checkpoint are texts and numbers")
+    return key
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return (
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    )

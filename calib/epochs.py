@@ -13,6 +13,7 @@ from torch import Tensor
 from calib.checkpoint import Checkpoint, save_checkpoint
 from calib.divergence import Diverged
 from calib.middle import Middle
+from calib.processes import wait_for_all
 from calib.progress import Progress
 from calib.run_folder import HISTORY
 from calib.stopping import Interrupted, Stop, Stopped, Vote
@@ -162,4 +163,4 @@ class Walk:
                 objects=stage.objects(),
                 state={**self.state, **place, "seconds": self.seconds, "begun_s": self.begun_s},
             )
-        self.accelerator.wait_for_everyone()
+        wait_for_all(self.accelerator)

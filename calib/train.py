@@ -18,7 +18,7 @@ from calib.epochs import CHECKPOINT
 from calib.evaluate import measure_again, write_evaluation
 from calib.micro_batches import check_shares
 from calib.parameters import one_of
-from calib.processes import leave_group
+from calib.processes import leave_group, wait_for_all
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -86,7 +86,7 @@ def train(
     if accelerator.is_main_process and measured:
         write_evaluation(config, data, run)
         print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
-    accelerator.wait_for_everyone()  # who launched any of them finds the evaluation
+    wait_for_all(accelerator)  # who launched any of them finds the evaluation
 
 
 def measure_otherwise(
@@ -100,7 +100,7 @@ def measure_otherwise(
             measure_again(
                 config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
             )
-        accelerator.wait_for_everyone()
+        wait_for_all(accelerator)
 
 
 def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int]:

@@ -12,6 +12,7 @@ from calib.config import TrainConfig
 from calib.epochs import CHECKPOINT, Stage, Walk
 from calib.evaluate import evaluate_seed
 from calib.head_stage import HeadStage
+from calib.processes import wait_for_all
 from calib.run_folder import run_digest, seed_folder
 from calib.seed_lock import alone_with
 from calib.stopping import Stop, ends_at_once
@@ -43,7 +44,7 @@ def train_seed(
     )
     main = accelerator.is_main_process
     with alone_with(folder, label=label, stop=stop) if main else nullcontext():
-        accelerator.wait_for_everyone()  # what others wrote while we waited counts
+        wait_for_all(accelerator)  # what others wrote while we waited counts
         train_stages(walk, config, data, seed=seed)
         with ends_at_once(label):
             evaluate_seed(
@@ -55,7 +56,7 @@ def train_seed(
                 device=accelerator.device,
                 accelerator=accelerator,
             )
-    accelerator.wait_for_everyone()
+    wait_for_all(accelerator)
 
 
 def train_stages(walk: Walk, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
@@ -78,7 +79,7 @@ def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) 
     walk.run(stage, checkpoint if own else None)
     if walk.accelerator.is_main_process:
         stage.export(path, digest=walk.state["digest"])
-    walk.accelerator.wait_for_everyone()
+    wait_for_all(walk.accelerator)
     walk.accelerator.free_memory()
 
 

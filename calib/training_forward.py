@@ -6,6 +6,7 @@ import shutil
 import torch
 from torch import Tensor, nn
 
+from data.cache_folder import keep_compiled_to_ourselves
 from data.errors import InputError
 
 
@@ -15,10 +16,15 @@ class TrainingForward(nn.Module):
     What accelerate prepares gets a forward of another precision, and what torch compiles another
     class. Around the network rather than in it, both leave the names of its state, its copies and
     its measuring in float32 alone.
+
+    Raises:
+        InputError: there is no folder for what is compiled.
     """
 
     def __init__(self, network: nn.Module, *, compiled: bool) -> None:
         super().__init__()
+        if compiled:
+            keep_compiled_to_ourselves()
         # Real and mixed images come in batches of two sizes, each worth a program of its own.
         self.network = torch.compile(network, dynamic=False) if compiled else network
 

@@ -1,4 +1,4 @@
-"""Which device `auto` means, and whether one works.
+"""Which device `auto` means, in which precision it computes, and whether one works.
 
 `python -m data.device` asks a GPU: its exit status is BROKEN if that fails, and its last line says
 why; SIGALRM ends it if there is no answer.
@@ -6,6 +6,9 @@ why; SIGALRM ends it if there is no answer.
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,6 +17,7 @@ from data.errors import InputError
 SIDE = 64  # of the matrices
 ANSWER_S = 180  # of a GPU, of which the first to ask wakes all
 BROKEN = 3
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def resolve_device(name: str) -> str:
@@ -24,6 +28,36 @@ def resolve_device(name: str) -> str:
         remedy = "torch sees no GPU here, and semix doctor says more; use cpu"
         raise InputError("device", name, remedy)
     return name
+
+
+def resolve_dtype(name: str, device: str, *, field: str) -> torch.dtype:
+    """Raises InputError where the device computes in that precision badly or not at all."""
+    if name == "float16" and device == "cpu":
+        raise InputError(field, name, "needs a GPU; use float32 or bfloat16 on a CPU")
+    if name == "bfloat16" and device.startswith("cuda"):
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                raise InputError(field, name, "this GPU lacks it; use float16")
+    return DTYPES[name]
+
+
+@contextmanager
+def float32_precision(precision: str) -> Iterator[None]:
+    """While it lasts, and in all threads, GPUs multiply and convolve float32 in `precision`.
+
+    By default torch convolves in tf32, whose products have 10 bits of mantissa instead of 23.
+    What should be float32 runs in `ieee`; also usable as a decorator.
+    """
+    cudnn: Any = torch.backends.cudnn  # it makes its attributes when it is loaded
+    places = torch.backends.cuda.matmul, cudnn.conv
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = precision
+        yield
+    finally:
+        for place, found in zip(places, before, strict=True):
+            place.fp32_precision = found
 
 
 def multiply(device: str, dtype: str = "float32") -> None:

@@ -1,5 +1,7 @@
 """The one error that means: the input must change, not the program."""
 
+MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used.
@@ -9,7 +11,10 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field} = {value}: {remedy}")
+        text = str(value)
+        if len(text) > MOST_SHOWN:
+            text = f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+        super().__init__(f"{field} = {text}: {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy

@@ -18,6 +18,7 @@ HOUR = 3600.0
 PART = re.compile(rf"{PARTS}/\d{{4}}-[0-9a-f]{{8}}\.json")
 FAILED = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
 FEATURES = re.compile(r"\d{4}/(\d{7})-[0-9a-f]{8}\.features\.safetensors")
+MEASURED = re.compile(r"prototypes/[0-9a-f]{64}/\d{7}\.safetensors")
 UNFINISHED = "was never finished"
 
 
@@ -174,7 +175,8 @@ def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, Fact]]:
 
 def _measured(root: Root) -> Iterator[tuple[Garbage, Fact]]:
     """Features that waited for prototypes: all as old as the newest, which shows work going on."""
-    files = root.store.facts("prototypes")
+    facts = root.store.facts("prototypes")
+    files = {name: fact for name, fact in facts.items() if MEASURED.fullmatch(name)}
     if files and root.store.exists(PROTOTYPES):
         newest = max(fact.modified for fact in files.values())
         for name, fact in files.items():

@@ -1,11 +1,16 @@
 """What WebP, PNG and JPEG bytes claim, looked at before any decoder runs."""
 
+import re
 import struct
 
 MOST_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
 ANIMATED = 0x02  # flag of an extended WebP
+MOST_DRAWN = 1 << 31  # pixels that the scans of a picture from elsewhere draw, one over another
+# The next marker: within a scan 0xFF is followed by zero, or by the number of a restart.
+JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
+JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frames; the others are tables
 
 
 def check_header(content: bytes, *, most_pixels: int) -> None:
@@ -33,13 +38,57 @@ def check_header(content: bytes, *, most_pixels: int) -> None:
         raise ValueError(f"it starts with {content[:8]!r}")
 
 
+def picture_size(content: bytes) -> tuple[int, int]:
+    """Width and height that a picture from elsewhere claims.
+
+    What cameras and tools write is let through: bytes behind the end, many scans.
+
+    Raises:
+        ValueError: it is cut within its header, is none of the three formats, or draws so many
+            scans that it would take minutes to decode.
+    """
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        end = 8 + int.from_bytes(_bytes(content, 4, 8), "little")
+        _bytes(content, end, end)
+        return _webp_size(content)
+    if content.startswith(PNG_START):
+        width, height = struct.unpack(">II", _bytes(content, 16, 24))
+        return width, height
+    if not content.startswith(JPEG_START):
+        raise ValueError("it is no WebP, PNG or JPEG")
+    width, height, scans = _jpeg_size(content)
+    if scans * width * height > MOST_DRAWN:
+        raise ValueError(f"{scans} scans over {width} x {height} pixels; save it as baseline")
+    return width, height
+
+
+def _jpeg_size(content: bytes) -> tuple[int, int, int]:
+    """The largest width and height of its frames, and how many scans there are up to its end."""
+    width = height = scans = 0
+    at = len(JPEG_START) - 1
+    while (found := JPEG_MARKER.search(content, at)) and found[1] != JPEG_END[1:]:
+        at = found.end()
+        if found[1][0] in JPEG_SIZES:
+            tall, wide = struct.unpack(">HH", _bytes(content, at + 3, at + 7))
+            width, height = max(width, wide), max(height, tall)
+        scans += found[1] == JPEG_SCAN[1:]
+        at += int.from_bytes(_bytes(content, at, at + 2))
+    if not scans:
+        raise ValueError("it is cut")
+    return width, height, scans
+
+
 def _check_webp(content: bytes, most_pixels: int) -> None:
     size = int.from_bytes(_bytes(content, 4, 8), "little")
     _check_end(len(content) == 8 + size + size % 2)
+    if content[12:16] == b"VP8X" and _bytes(content, 20, 21)[0] & ANIMATED:
+        raise ValueError("it is animated")
+    _check_size(*_webp_size(content), most_pixels)
+
+
+def _webp_size(content: bytes) -> tuple[int, int]:
     kind = content[12:16]
     if kind == b"VP8X":
-        if _bytes(content, 20, 21)[0] & ANIMATED:
-            raise ValueError("it is animated")
         width = int.from_bytes(_bytes(content, 24, 27), "little") + 1
         height = int.from_bytes(_bytes(content, 27, 30), "little") + 1
     elif kind == b"VP8L":  # after a signature byte 14 bits each
@@ -49,7 +98,7 @@ def _check_webp(content: bytes, most_pixels: int) -> None:
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", _bytes(content, 26, 30)))
     else:
         raise ValueError(f"its first part is {kind!r}")
-    _check_size(width, height, most_pixels)
+    return width, height
 
 
 def _bytes(content: bytes, start: int, stop: int) -> bytes:

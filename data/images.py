@@ -1,13 +1,17 @@
 """Image arrays to bytes and back, by an allow-list of formats."""
 
 import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from data.image_header import check_header
+from data.image_header import check_header, picture_size
 
 # Method 0 is about fifteen times cheaper than Pillow's default PNG for about 9 % more bytes at
 # 512 pixels. JPEG moves labels, because CLIP and training would see other pixels.
@@ -20,6 +24,10 @@ LOSSY = ("jpg",)
 # Pillow picks a reader by content; only these may run, whatever the file is called.
 READABLE = ("WEBP", "PNG", "JPEG")
 MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
+# Of pictures from elsewhere: the largest that phones and most cameras take.
+MOST_TAKEN = 1 << 27
+MOST_BYTES = 1 << 28  # of such a file
+MOST_AT_ONCE = 1 << 28  # pixels of them that threads decode, at 8 bytes each or 16 of a WebP
 
 
 def encode_image(pixels: np.ndarray, extension: str) -> bytes:
@@ -53,13 +61,67 @@ def load_square(path: Path, size: int) -> np.ndarray:
     """A picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
     Raises:
-        OSError: it cannot be read, or is no picture.
+        OSError: it cannot be read, is no picture, is animated, or has more than `MOST_TAKEN`
+            pixels, which is found out from its header before anything is decoded.
     """
     try:
-        with Image.open(path, formats=READABLE) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-        return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+        content = _content(path)
+        width, height = picture_size(content)
+        if width * height > MOST_TAKEN:
+            most = f"at most {MOST_TAKEN} are decoded; save it smaller"
+            raise ValueError(f"{width} x {height} pixels, {most}")
+        with _room.taken(width * height):
+            return _square(content, size, claimed=width * height)
     except OSError:
         raise
+    except ValueError as error:
+        raise OSError(str(error)) from None
     except Exception as error:  # as above
         raise OSError(f"{type(error).__name__}: {error}") from None
+
+
+class _Room:
+    """What the threads of a process decode at a time."""
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # its parent's threads are not in it
+
+    def _begin(self) -> None:
+        self._left, self._changed = MOST_AT_ONCE, Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        """Wait until so many are left, and give them back at the end of the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= pixels)
+            self._left -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += pixels
+                self._changed.notify_all()
+
+
+_room = _Room()
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES} bytes; save it smaller")
+    return content
+
+
+def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
+    with Image.open(io.BytesIO(content), formats=READABLE) as image:
+        if image.width * image.height > claimed:
+            raise ValueError(f"{image.width} x {image.height} pixels, its first header says fewer")
+        # Of JPEGs, cameras put a second, smaller or deeper, picture behind the first.
+        if image.format != "MPO" and getattr(image, "is_animated", False):
+            raise ValueError("it is animated; save one of its frames")
+        ImageOps.exif_transpose(image, in_place=True)
+        upright = image.convert("RGB")
+    return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Lock
 
 from data.errors import InputError
 from data.machine import machine
@@ -12,6 +14,10 @@ from data.store import Fact, Store, process_alive
 from data.strict_json import read_object
 
 FOLDER = "leases"
+# On a shard, a flow's run, a shard of a label set, a bank of noises: `claim` is given no others.
+NAME = re.compile(
+    rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|noise-(run|\d{{4}}-\d{{7}}))\.json"
+)
 MOST_LEASE = 4096  # bytes
 # Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
 # minute, and a worker that is silent for so long is ended by whoever supervises it.
@@ -55,7 +61,7 @@ class Renewing:
     """A beat that also renews, now and then, the leases on the work this process is at.
 
     Beats may be nested: work within work is handed the outer one as its `beat`, so that the
-    leases of both are renewed.
+    leases of both are renewed. What is held may be let go on another thread.
 
     Args:
         beat: called each time.
@@ -64,6 +70,7 @@ class Renewing:
     def __init__(self, store: Store, beat: Callable[[], None] = lambda: None) -> None:
         self._store, self._beat = store, beat
         self._renewed: dict[int | str, float] = {}  # by work, monotonic
+        self._lock = Lock()  # what was let go, and then released, must not be renewed after that
 
     @contextmanager
     def holding(self, work: int | str) -> Iterator[None]:
@@ -72,16 +79,18 @@ class Renewing:
         try:
             yield
         finally:
-            del self._renewed[work]
+            with self._lock:
+                del self._renewed[work]
 
     def __call__(self) -> None:
         self._beat()
-        for work, renewed in list(self._renewed.items()):
-            if time.monotonic() - renewed >= RENEW_EVERY_S:
-                # A lease only saves double work: no reason to give up the work it is on.
-                with suppress(OSError, InputError):
-                    renew(self._store, work)
-                self._renewed[work] = time.monotonic()
+        with self._lock:
+            for work, renewed in list(self._renewed.items()):
+                if time.monotonic() - renewed >= RENEW_EVERY_S:
+                    # A lease only saves double work: no reason to give up the work it is on.
+                    with suppress(OSError, InputError):
+                        renew(self._store, work)
+                    self._renewed[work] = time.monotonic()
 
 
 def living(store: Store) -> set[str]:
@@ -90,8 +99,8 @@ def living(store: Store) -> set[str]:
 
 
 def forgotten(store: Store) -> dict[str, Fact]:
-    """Leases whose holder is gone, by name."""
-    facts = store.facts(FOLDER)
+    """Leases whose holder is gone, by name; other files that lie there are none."""
+    facts = {name: fact for name, fact in store.facts(FOLDER).items() if NAME.fullmatch(name)}
     return {name: fact for name, fact in facts.items() if not _held(store, name, fact)}
 
 

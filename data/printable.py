@@ -1,15 +1,22 @@
-"""Text from anywhere as what may go to a terminal."""
+"""Text from anywhere as what may go to a terminal, or into Markdown."""
 
 import unicodedata
 
 KEPT = "\n\t"
 # Control characters steer a terminal; format characters turn text around or hide it.
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+MARKUP = r"\`*_[]<>|#&~"  # of Markdown; raw HTML is a part of it
 
 
 def printable(text: str) -> str:
     """The text with characters that steer a terminal spelled out, as JSON spells them."""
     return "".join(_spelled(character) for character in text)
+
+
+def markdown_text(text: str) -> str:
+    """The text in one line of Markdown that shows it as it is, in a cell of a table too."""
+    line = " ".join(text.split())
+    return "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
 
 
 def _spelled(character: str) -> str:

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
-from data.config_file import read_config_file
+from data.config_file import read_config_file, read_yaml
 from data.errors import InputError
+
+GIVEN = "as given"  # in place of a value that is not shown
+MOST_KEY = 100  # characters that are shown of one
 
 
 class Settings(BaseModel):
@@ -61,9 +63,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
             raise InputError("--set", override, f"{key} is a value and has no parts")
         values = inner
     try:
-        values[keys[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError("--set", override, "the value is not YAML") from None
+        values[keys[-1]] = read_yaml(text)
+    except ValueError as error:
+        raise InputError("--set", path, f"cannot be read as YAML: {error}") from None
 
 
 def _first_problem(
@@ -76,7 +78,7 @@ def _first_problem(
     keys = _written(problem["loc"], values)
     path, given = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
-        return _unknown(keys, given, known=_known_keys(kind, problem["loc"][:-1]))
+        return _unknown(keys, known=_known_keys(kind, problem["loc"][:-1]))
     if problem["type"] == "missing":
         missing = ".".join([*keys, str(problem["loc"][-1])])
         return InputError(missing, "nothing", "this setting is required")
@@ -86,7 +88,7 @@ def _first_problem(
         return InputError(path, repr(given), "must hold `key: value` settings")
     message = problem["msg"].removeprefix("Value error, ")
     # A whole section does not fit together: what it holds would fill the screen.
-    shown = "as given" if isinstance(given, Mapping) else repr(given)
+    shown = GIVEN if isinstance(given, Mapping) else repr(given)
     return InputError(path, shown, message[0].lower() + message[1:])
 
 
@@ -96,17 +98,18 @@ def _written(location: Sequence[int | str], values: Any) -> list[str]:
     for part in location:
         inside = isinstance(values, Mapping) and part in values
         if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
-            keys.append(str(part))
+            keys.append(str(part)[:MOST_KEY])
             values = values[part]
     return keys
 
 
-def _unknown(keys: Sequence[str], given: Any, *, known: Sequence[str]) -> InputError:
+def _unknown(keys: Sequence[str], *, known: Sequence[str]) -> InputError:
+    """Without the value: the file may be one of secrets, taken for another."""
     near = difflib.get_close_matches(keys[-1], known, n=1)
     where = ".".join([*keys[:-1], *near])
     remedy = f"did you mean {where}?" if near else f"known here: {', '.join(known)}"
     newer = "" if near else "; a newer semix may know it"
-    return InputError(".".join(keys), given, f"unknown setting; {remedy}{newer}")
+    return InputError(".".join(keys), GIVEN, f"unknown setting; {remedy}{newer}")
 
 
 def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from data.store import Store
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
 BLOCK = 8 * 2**20  # bytes read at a time
 COPY, PARTIAL = ".tar", ".partial"
+OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
 
 
 class ShardCache:
@@ -125,7 +127,7 @@ class ShardCache:
         copies: list[tuple[int, int, Path]] = []
         used = wanted
         for path in self.folder.iterdir():
-            if path.suffix not in (COPY, PARTIAL) or self._removed_as_left(path):
+            if not OURS.fullmatch(path.name) or self._removed_as_left(path):
                 continue
             with suppress(FileNotFoundError):  # another process makes room as well
                 state = path.stat()

@@ -22,7 +22,7 @@ class GroupSample:
     """One series of images from one initial noise, as a webdataset sample.
 
     Attributes:
-        record: group, classes, names, seed, alphas, weights, labels, noise (see README).
+        record: group, classes, names, seed, alphas, weights, labels, noise (see docs/format.md).
         images: encoded images, one an alpha, in the order of `record["alphas"]`.
         extension: webp, png or jpg.
     """

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +30,55 @@ def generate_shard(
     models: Models,
     root: Root,
     beat: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> Generator[None, None, dict[str, Any]]:
     """Make one shard and commit it; nothing has a final name before all of it exists.
 
-    Images are encoded and written on threads while the next ones are generated.
+    Images are encoded and written on threads while the next ones are generated. Once all are, it
+    pauses: what is left, to hash and to publish, may go on on another thread while this one
+    makes the next shard. Closed there, it leaves nothing.
 
     Args:
         beat: called after each batch, for whoever watches that work goes on.
     Returns:
-        The commit record.
+        The commit record. Its `wall_seconds` are the worker's time, up to where it may go on to
+        the next shard; `seconds` by stage overlap, "write" with the next shard's too.
     Raises:
         ValueError, FloatingPointError: an image came out flat or not as numbers; nothing is
             published.
     """
     clock = Stopwatch()
+    with root.store.staging(f"{shard_name(spec.index)}.tar") as staged:
+        features = _write(spec, plan, staged, models=models, clock=clock, beat=beat)
+        tflop = models.work.shard_tflop(plan, spec) if models.work else None
+        with clock.stage("stall"):  # until the shard before is published
+            yield
+        return _publish(spec, staged, features, root=root, clock=clock, tflop=tflop)
+
+
+def _write(
+    spec: ShardSpec,
+    plan: BuildPlan,
+    staged: Path,
+    *,
+    models: Models,
+    clock: Stopwatch,
+    beat: Callable[[], None],
+) -> dict[str, Tensor]:
+    """Generate all series into the staged tar; their features [groups, A, D] by encoder."""
     extension = plan.config.shards.image_format
     features: list[dict[str, Tensor]] = []
-    with root.store.staging(f"{shard_name(spec.index)}.tar") as staged:
-        with (
-            staged.open("wb") as file,
-            ShardWriter(file, extension=extension, clock=clock) as writer,
-        ):
-            for batch in _batches(spec, plan, models=models, clock=clock):
-                for row, group in enumerate(batch.groups):
-                    labels = batch.annotation(row, models.annotator)
-                    record = group_record(group, plan, labels=labels, noise=batch.noise[row])
-                    writer.add(record, batch.encoding(row, extension))
-                features.append(batch.features)
-                beat()
-        tflop = models.work.shard_tflop(plan, spec) if models.work else None
-        whole = {name: torch.cat([part[name] for part in features]) for name in features[0]}
-        return _publish(spec, staged, whole, root=root, clock=clock, tflop=tflop)
+    with (
+        staged.open("wb") as file,
+        ShardWriter(file, extension=extension, clock=clock) as writer,
+    ):
+        for batch in _batches(spec, plan, models=models, clock=clock):
+            for row, group in enumerate(batch.groups):
+                labels = batch.annotation(row, models.annotator)
+                record = group_record(group, plan, labels=labels, noise=batch.noise[row])
+                writer.add(record, batch.encoding(row, extension))
+            features.append(batch.features)
+            beat()
+    return {name: torch.cat([part[name] for part in features]) for name in features[0]}
 
 
 def _batches(
@@ -103,7 +121,7 @@ def _publish(
     clock: Stopwatch,
     tflop: float | None,
 ) -> dict[str, Any]:
-    stem = shard_name(spec.index)
+    wall, stem = clock.wall, shard_name(spec.index)  # from here on the worker makes the next one
     with clock.stage("write"):
         with staged.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -127,7 +145,7 @@ def _publish(
         "groups": spec.stop - spec.start,
         "first": spec.start,
         "seconds": dict(clock.seconds),
-        "wall_seconds": clock.wall,
+        "wall_seconds": wall,
         "tflop": tflop,
         "attempt": 1 + root.attempts(spec.index),
         "prototypes": root.prototypes_sha256,

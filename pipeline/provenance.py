@@ -29,19 +29,20 @@ def model_identities(config: BuildConfig) -> dict[str, dict]:
 
 def annotation_identity(config: AnnotationConfig) -> dict[str, Any]:
     """The CLIP model of an annotation; its second one, where it has one, under `second`."""
-    identity = encoder_identity(config.first)
+    identity = encoder_identity(config.first, config.dtype)
     if config.second is not None:
-        identity["second"] = encoder_identity(config.second)
+        identity["second"] = encoder_identity(config.second, config.dtype)
     return identity
 
 
-def encoder_identity(config: EncoderConfig) -> dict[str, Any]:
-    """Name, and file hashes of what is local; a hub id by its commit."""
+def encoder_identity(config: EncoderConfig, dtype: str) -> dict[str, Any]:
+    """Name, precision, and file hashes of what is local; a hub id by its commit."""
     weights = Path(config.pretrained) if config.pretrained else None
     revision = {} if config.revision is None else {"revision": config.revision}
     return {
         "model": config.model,
         "pretrained": config.pretrained,
+        "dtype": dtype,
         "files": _hashes(Path(config.model.removeprefix("local-dir:")))
         | (_hashes(weights) if weights else {}),
         **revision,
@@ -57,6 +58,7 @@ def encoder_content(identity: Mapping[str, Any]) -> dict[str, Any]:
         "model": None if in_folder else identity["model"],
         "pretrained": None if in_folder or local_weights else identity["pretrained"],
         "revision": identity.get("revision"),
+        "dtype": identity["dtype"],
         "files": files,
     }
 

@@ -17,6 +17,7 @@ from calib.classifier import Network
 from calib.config import TrainConfig
 from calib.head_stage import HeadStage
 from calib.training_data import TrainingData
+from data.device import float32_precision
 from data.real import ImageSplit, RealDataset
 from data.settings import load_settings
 
@@ -27,12 +28,12 @@ BARS = {"cached": (25.0, 20.0), "new views": (3.0, 60.0)}  # ratio and seconds
 IN_LOOP = 2  # epochs of the loop that are measured, after one that warms up
 
 
+@float32_precision("tf32")
 def g10_head_stage(bench: Bench) -> Result:
     """Seconds of the whole stage, ours in bf16; the loop in float32 with TF32, by the epoch."""
     tiny = bench.device == "cpu"
     model, count, epochs = SIZES[tiny]
     result = Result("G10", f"MaC-Cal's head on {model}, {count} images, {epochs} epochs")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     data = TrainingData(noise(count), None)
     for name, changes in CHANGES.items():
         config = settings(model, epochs, changes, precision="no" if tiny else "bf16")

@@ -21,6 +21,7 @@ from calib.base_stage import BaseStage
 from calib.config import TrainConfig
 from calib.models import build_model
 from calib.training_data import open_data
+from data.device import float32_precision
 from data.images import encode_image
 from data.settings import load_settings
 from data.shards import GroupSample
@@ -42,11 +43,11 @@ def g9_training(bench: Bench) -> Result:
     result = Result("G9", f"{model}: {what}")
     folder = bench.folder / "training"
     url = write_images(folder, count // CLASSES, series)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    rates = {"peer": peer_rate(bench, folder, model, batch)}
-    for precision in ("no", "bf16"):
-        config = settings(folder, url, model=model, batch=batch, precision=precision)
-        rates[precision] = our_rate(bench, config)
+    with float32_precision("tf32"):
+        rates = {"peer": peer_rate(bench, folder, model, batch)}
+        for precision in ("no", "bf16"):
+            config = settings(folder, url, model=model, batch=batch, precision=precision)
+            rates[precision] = our_rate(bench, config)
     best = max(rates["no"], rates["bf16"])
     result.at_least("images a second over the official loader's", best / rates["peer"], 5.0)
     if not tiny:

@@ -73,7 +73,9 @@ class TrainConfig(Settings):
     )
     compile: bool = Field(False, description="of the network, by torch.compile")
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
-        "no", description="of the network; losses are always float32"
+        "no",
+        description="of the network; losses are always float32; no: float32, on a GPU with TF32 "
+        "convolutions as torch has them",
     )
     head: HeadConfig | None = Field(None, description="stage two; none trains no second head")
     seeds: Seeds = Field((0,), description="each trains a model of its own, one after the other")

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calib.processes import wait_for_all
+from data.device import float32_precision
 from data.real import ImageSplit
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def predict(classifier: nn.Module, images: Tensor, *, device: torch.device) -> T
 
 
 @torch.no_grad()
+@float32_precision("ieee")
 def in_chunks(
     function: Callable[[Tensor], Tensor], rows: Tensor, *, device: torch.device | None = None
 ) -> Tensor:
@@ -31,6 +34,7 @@ def in_chunks(
 
 
 @torch.no_grad()
+@float32_precision("ieee")
 def predict_all(
     classifiers: Sequence[nn.Module],
     load: Load,
@@ -62,6 +66,7 @@ def predict_all(
         logits = torch.stack([module(images).float() for module in classifiers], dim=1)
         found[start - process * share :][: len(images)] = logits.cpu()
     if accelerator is not None and processes > 1:
+        wait_for_all(accelerator)  # the main process may still measure what came before
         found = accelerator.gather(found.to(accelerator.device)).cpu()
     return found[:count].movedim(1, 0)
 

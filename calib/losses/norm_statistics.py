@@ -13,7 +13,7 @@ def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     every process must call it. The deviation of fewer than two values is 0.
     """
     values = values.double()  # sums of squares lose digits in float32
-    sums = torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
+    sums = torch.stack([values.new_full((), len(values)), values.sum(), values.square().sum()])
     count, total, squares = add_up(sums)
     mean = total / count
     variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)

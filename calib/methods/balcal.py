@@ -106,7 +106,8 @@ class BalCAL(Method):
 
 def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
     """sqrt(mean count / count) of each class of the batch, [K]; 1 for those not in it."""
-    counts = torch.bincount(targets, minlength=num_classes)
+    # Not bincount, which waits for the device to tell it how many classes there are.
+    counts = targets.new_zeros(num_classes).scatter_add_(0, targets, torch.ones_like(targets))
     present = counts > 0
     mean = len(targets) / present.sum()
     return torch.where(present, (mean / counts.clamp(min=1)).sqrt(), 1.0)

@@ -1,7 +1,6 @@
 """CutMix: a box of each image replaced by another image's."""
 
 import torch
-from torchvision.transforms import v2
 
 from calib.batches import Batch
 from calib.losses.base import RealLoss
@@ -29,6 +28,8 @@ class CutMix(Method):
         super().__init__()
         check_alpha(alpha)
         with torch.device("cpu"):  # the distribution checks its values, also of a meta model
+            from torchvision.transforms import v2  # more than a second, for this method alone
+
             self.mix = v2.CutMix(alpha=alpha, num_classes=num_classes)
 
     def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from calib.batches import pin
 from calib.losses.mixed import soft_cross_entropy
 from calib.methods.base import Forward, Outcome
 from calib.parameters import in_range
@@ -21,7 +22,8 @@ def draw_weight(alpha: float) -> float:
 
 def draw_partners(targets: Tensor) -> Tensor:
     """A random order of the batch [B], drawn on the CPU so that every device has the same."""
-    return torch.randperm(len(targets)).to(targets.device)
+    partners = pin(torch.randperm(len(targets)), targets.device)
+    return partners.to(targets.device, non_blocking=True)
 
 
 def blend(values: Tensor, partners: Tensor, weight: float) -> Tensor:

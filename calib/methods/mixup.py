@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torchvision.transforms import v2
 
 from calib.batches import Batch
 from calib.losses.base import RealLoss
@@ -34,8 +33,8 @@ class Mixup(Method):
         check_alpha(alpha)
         if not isinstance(heavier, bool):
             raise InputError("method.heavier", heavier, "give true or false")
-        kind = HeavierMixUp if heavier else v2.MixUp
         with torch.device("cpu"):  # the distribution checks its values, also of a meta model
+            kind = heavier_mixup() if heavier else plain_mixup()
             self.mix = kind(alpha=alpha, num_classes=num_classes)
 
     def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
@@ -43,9 +42,18 @@ class Mixup(Method):
         return soft_outcome(network, images, labels)
 
 
-class HeavierMixUp(v2.MixUp):
-    """Never gives an image less than half."""
+def plain_mixup() -> Any:
+    from torchvision.transforms import v2  # two seconds, for this method alone
 
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        weight = super().make_params(flat_inputs)["lam"]
-        return {"lam": max(weight, 1 - weight)}
+    return v2.MixUp
+
+
+def heavier_mixup() -> Any:
+    """One that never gives an image less than half."""
+
+    class HeavierMixUp(plain_mixup()):  # type: ignore[misc]
+        def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+            weight = super().make_params(flat_inputs)["lam"]
+            return {"lam": max(weight, 1 - weight)}
+
+    return HeavierMixUp

@@ -1,6 +1,7 @@
 """Features of the training images under each epoch's changes, from large parts at once."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 from accelerate import Accelerator
@@ -104,12 +105,13 @@ class FeatureViews:
     def _make(self, view: int, stop: Stop) -> Tensor:
         generator, images = self._generator(view), self.batches.images
         found = torch.empty(len(images), self.network.num_features, device=self.device)
-        for i, part in enumerate(_in_parts(self.batches.epoch(generator), self.part)):
-            if i and stop():
-                raise Stopped
-            features = self._features(torch.cat([batch.images for batch in part]))
-            indices = torch.cat([batch.indices for batch in part])
-            found[self.accelerator.gather(indices)] = self.accelerator.gather(features)
+        with closing(self.batches.epoch(generator)) as batches:
+            for i, part in enumerate(_in_parts(batches, self.part)):
+                if i and stop():
+                    raise Stopped
+                features = self._features(torch.cat([batch.images for batch in part]))
+                indices = torch.cat([batch.indices for batch in part])
+                found[self.accelerator.gather(indices)] = self.accelerator.gather(features)
         rest = self._order(view)[self.images :].to(self.device)
         if len(rest):  # other epochs, in their order, take them
             found[rest] = self._features(self._changed(rest, generator))

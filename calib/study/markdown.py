@@ -6,6 +6,7 @@ from calib.study.columns import RANKED, TESTED, Column
 from calib.study.config import StudyConfig
 from calib.study.rows import Row, Summary
 from calib.study.table import Table
+from data.printable import markdown_text
 
 DASH = "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -27,23 +28,22 @@ def as_markdown(
         facts: what was run, in a sentence.
     """
     split = tables[0].split
-    parts = [f"# {escape(study.name)}: {split} images", study.description.strip(), *gaps(missing)]
+    parts = [
+        f"# {markdown_text(study.name)}: {split} images",
+        markdown_text(study.description),
+        *gaps(missing),
+    ]
     for table in tables:
         parts += [_title(table), _measures(table), _tests(table)]
-    parts += [legend(study, tables), facts, *(f"![]({path})" for path in figures)]
+    parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def escape(text: str) -> str:
-    """Text that Markdown shows as it is, in a cell of a table too."""
-    return "".join(f"\\{letter}" if letter in r"\`*_[]<>|#" else letter for letter in text)
 
 
 def gaps(missing: Mapping[str, str]) -> list[str]:
     """What an incomplete study lacks."""
     if not missing:
         return []
-    lines = [f"- {escape(cell)}: {escape(why)}" for cell, why in missing.items()]
+    lines = [f"- {markdown_text(cell)}: {markdown_text(why)}" for cell, why in missing.items()]
     return ["**Incomplete.** These cells are not measured:", "\n".join(lines)]
 
 
@@ -51,7 +51,7 @@ def legend(study: StudyConfig, tables: Sequence[Table]) -> str:
     """How to read the figures, in sentences."""
     bins = sorted({table.bins for table in tables if table.bins is not None})
     seeds = ", ".join(map(str, study.seeds))
-    baseline = escape(tables[0].baseline)
+    baseline = markdown_text(tables[0].baseline)
     ranked = ", ".join(measure.title for measure in RANKED)
     sentences = [
         f"Mean {PLUS_MINUS} sample standard deviation over seeds, n = {len(study.seeds)} ({seeds});"
@@ -72,7 +72,7 @@ def legend(study: StudyConfig, tables: Sequence[Table]) -> str:
 
 def _title(table: Table) -> str:
     images = "" if table.images is None else f", {table.images:,} {table.split} images"
-    return f"## {escape(table.dataset)}{images}"
+    return f"## {markdown_text(table.dataset)}{images}"
 
 
 def _measures(table: Table) -> str:
@@ -97,7 +97,7 @@ def _tests(table: Table) -> str:
     for measure in TESTED:
         name = measure.title + (" %" if measure.percent else "")
         titles += [f"{name} change", "better", "p", "p (Holm)"]
-    return f"Against {escape(table.baseline)}, seed by seed:\n\n{grid(titles, rows)}"
+    return f"Against {markdown_text(table.baseline)}, seed by seed:\n\n{grid(titles, rows)}"
 
 
 def _tests_of(row: Row) -> list[str]:
@@ -114,7 +114,7 @@ def _tests_of(row: Row) -> list[str]:
 
 def label(row: Row) -> str:
     """The row's name; where seeds are missing, how many it has."""
-    return escape(row.label) + ("" if row.complete else f" (n = {len(row.values)})")
+    return markdown_text(row.label) + ("" if row.complete else f" (n = {len(row.values)})")
 
 
 def number(summary: Summary | None, column: Column) -> str:

@@ -31,14 +31,15 @@ class Job:
 
 
 def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:
-    """Jobs that fill the slots: seeds are split up only where runs alone are too few."""
+    """Jobs that fill the slots: the last runs are split by seeds where they are too few."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(f"{cell.dataset} {first_stage(cell.config)}", []).append(cell)
-    jobs = []
-    for group in groups.values():
+    jobs, rest = [], len(groups) % slots
+    for place, group in enumerate(groups.values()):
         seeds, runs = group[0].config.seeds, tuple(cell.name for cell in group)
-        parts = min(len(seeds), -(-slots // len(groups)))
+        whole = place < len(groups) - rest
+        parts = 1 if whole else min(len(seeds), -(-slots // rest))
         jobs += [Job(runs, seeds[part::parts], parts > 1) for part in range(parts)]
     return jobs
 

@@ -13,7 +13,7 @@ from data.errors import InputError
 from data.exclusion import Exclusion
 from data.fingerprint import fingerprint
 from data.mixed.draws import ClassIndex, end_and_inner
-from data.mixed.images import StoredImages, open_images
+from data.mixed.images import StoredImages, images_at, open_images
 from data.mixed.pinned import Groups, pinned_index, read_groups
 from data.mixed.set_labels import open_label_set
 from data.mixed.shard_files import ShardFiles
@@ -171,7 +171,8 @@ class MixedDataset(Dataset[dict[str, Any]]):
         Returns:
             uint8 [..., H, W, 3] and float32 [..., K].
         """
-        return self.images[group, position], self.soft_labels.dense(group, position)
+        labels = self.soft_labels.dense(group, position)  # refuses places that are not there
+        return images_at(self.images, group, position), labels
 
     def choose(
         self,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from data.errors import InputError
 from data.mixed.dataset import MixedDataset
-from data.mixed.images import StoredImages
+from data.mixed.images import StoredImages, images_at
 from data.mixed.order import Last, epoch_order, num_steps, share_of_step
 from data.mixed.soft_labels import SoftLabels
 
@@ -174,7 +174,7 @@ class _Samples(Dataset[Any]):
             images = len(self.positions)
             group, position = chosen // images, chosen % images
             ids = self.numbers[group] * images + position
-        return self.images[group, position], self.labels.dense(group, position), ids
+        return images_at(self.images, group, position), self.labels.dense(group, position), ids
 
 
 def _as_read(batch: Any) -> Any:

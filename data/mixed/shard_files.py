@@ -4,7 +4,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from data.mixed.contents import ShardContents, keep_contents, kept_contents, read_contents
@@ -91,7 +90,8 @@ class ShardFiles:
         if self.cache is not None:
             return self.cache.open(shard, self._store)
         try:
-            descriptor = os.open(Path(self.url, shard["tar"]), os.O_RDONLY | os.O_CLOEXEC)
+            with self._store.open(shard["tar"]) as file:
+                descriptor = os.dup(file.fileno())
         except FileNotFoundError:
             raise ValueError(f"{shard['tar']} is not in {self.url}; run `semix verify`") from None
         size = os.fstat(descriptor).st_size

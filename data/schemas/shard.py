@@ -49,7 +49,13 @@ class IndexedShard(Strict):
 
 
 class CommitRecord(IndexedShard):
-    """`shards/0012/0012345.json`: the shard is done."""
+    """`shards/0012/0012345.json`: the shard is done.
+
+    Attributes:
+        seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
+        wall_seconds: worker time. It ends where the shard was made and the one before was
+            published; its own publishing overlaps with the next one, whose time it is then.
+    """
 
     spec: Digest
     first: Group

@@ -1,21 +1,30 @@
 """A store in a local folder: temporary name, fsync, link or rename, fsync of the folder."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISLNK
 from typing import BinaryIO, TypeVar
 
 from data.files import READABLE_BY_ALL, sync_folder
 from data.store.backend import Fact
-from data.store.partials import PARTIAL, in_use, staged, written_here
+from data.store.partials import PARTIAL, in_use, is_ours, staged, written_here
 from data.store.urls import Place
 
 T = TypeVar("T")
 
 
 class LocalFiles:
-    """Files below one folder; see `data.store.backend.Backend`."""
+    """Files below one folder; see `data.store.backend.Backend`.
+
+    The folder itself may be a link. Links to folders below it are not followed: they are not
+    listed, and what lies behind one is neither read, written nor deleted. Links to files are.
+
+    Raises:
+        NotADirectoryError: from the methods, a name whose folder here is such a link.
+    """
 
     local = True
     shared = True
@@ -26,16 +35,16 @@ class LocalFiles:
         self._base = Path(place.base)
 
     def get(self, name: str) -> bytes:
-        return (self._base / name).read_bytes()
+        return self._path(name).read_bytes()
 
     def open(self, name: str) -> BinaryIO:
-        return (self._base / name).open("rb")
+        return self._path(name).open("rb")
 
     def exists(self, name: str) -> bool:
-        return (self._base / name).exists()
+        return self._path(name).exists()
 
     def fact(self, name: str) -> Fact:
-        return _fact((self._base / name).stat())
+        return _fact(self._path(name).stat())
 
     def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
         return self._scan(folder, suffix, lambda entry: _fact(entry.stat()))
@@ -44,7 +53,7 @@ class LocalFiles:
         return self._scan(folder, "", lambda entry: None)
 
     def delete(self, name: str) -> None:
-        (self._base / name).unlink(missing_ok=True)
+        self._path(name).unlink(missing_ok=True)
 
     def put(self, name: str, content: bytes) -> None:
         with self.staging(name) as partial:
@@ -62,14 +71,15 @@ class LocalFiles:
 
     @contextmanager
     def staging(self, name: str) -> Iterator[Path]:
-        target = self._base / name
+        target = self._path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged(target.parent, target.name) as partial:
             yield partial
 
     def publish(self, partial: Path, name: str) -> None:
+        target = self._path(name)
         _complete(partial)
-        partial.replace(self._base / name)
+        partial.replace(target)
         sync_folder(partial.parent)
 
     def now(self) -> float:
@@ -98,29 +108,42 @@ class LocalFiles:
             Path(folder, file)
             for folder, _, files in os.walk(self._base)
             for file in files
-            if file.startswith(".") and file.endswith(PARTIAL)
+            if is_ours(file)
         ]
         now = self.now() if found else 0.0
         for path in sorted(found):
             with suppress(FileNotFoundError):  # published or swept a moment ago
-                fact = self.fact(str(path))
+                fact = _fact(path.lstat())
                 if not in_use(path, age_s=now - fact.modified):
                     yield path, fact
 
     def _scan(
         self, folder: str, suffix: str, value: Callable[[os.DirEntry[str]], T]
     ) -> tuple[dict[str, T], list[str]]:
+        self._refuse_links(folder)
         start = f"{folder}/" if folder else ""
         files: dict[str, T] = {}
         folders: list[str] = []
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._base / folder) as es:
             for entry in es:
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):
                     folders.append(start + entry.name)
-                elif entry.name.endswith(suffix) and not entry.name.endswith(PARTIAL):
+                elif _is_published(entry, suffix):
                     with suppress(FileNotFoundError):  # deleted a moment ago
                         files[start + entry.name] = value(entry)
         return files, folders
+
+    def _path(self, name: str) -> Path:
+        self._refuse_links(name.rpartition("/")[0])
+        return self._base / name
+
+    def _refuse_links(self, folder: str) -> None:
+        path = str(self._base)  # text, for this is done for every file
+        for part in folder.split("/") if folder else ():
+            path = f"{path}/{part}"
+            if _is_link(path):
+                reason = "a link to a folder is not followed inside a root; put the folder there"
+                raise NotADirectoryError(errno.ENOTDIR, reason, path)
 
 
 def link(partial: Path, target: Path) -> bool:
@@ -134,6 +157,23 @@ def link(partial: Path, target: Path) -> bool:
         # A network file system may have linked, lost its answer, and asked again.
         return partial.stat().st_nlink == 2
     return True
+
+
+def _is_link(path: str) -> bool:
+    try:
+        return S_ISLNK(os.lstat(path).st_mode)
+    except OSError:  # there is nothing
+        return False
+
+
+def _is_published(entry: os.DirEntry[str], suffix: str) -> bool:
+    """Whether it is a file, or a link to one, that ends so; asks the disk about links alone."""
+    if not entry.name.endswith(suffix) or entry.name.endswith(PARTIAL):
+        return False
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False
 
 
 def _complete(path: Path) -> None:

@@ -14,6 +14,8 @@ PARTIAL = ".partial"
 WRITTEN_WITHIN_S = 24 * 3600.0
 # .NAME.HOST-DIGEST.PROCESS.RANDOM.partial; names and hosts may have dots and dashes.
 STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d{{1,9}})\.\w+\{PARTIAL}")
+# The same whoever wrote it, earlier versions included, whose hosts had no digest.
+OURS = re.compile(rf"\..+\..+\.\d{{1,9}}\.\w+\{PARTIAL}")
 
 
 @contextmanager
@@ -26,6 +28,11 @@ def staged(folder: Path, name: str) -> Iterator[Path]:
         yield Path(partial)
     finally:
         Path(partial).unlink(missing_ok=True)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file's name is one that `staged` gives; others are not ours to remove."""
+    return OURS.fullmatch(name) is not None
 
 
 def written_here(partial: Path) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import yaml
-
+from data.config_file import read_yaml
 from data.errors import InputError
 from flows.deployments.catalogue import FLOWS
 from flows.slots.settings import DEVICES
@@ -85,9 +84,9 @@ def pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise InputError(option, text, "write it as KEY=VALUE")
         try:
-            values[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise InputError(option, text, "the value is not YAML") from None
+            values[key] = read_yaml(value)
+        except ValueError as error:
+            raise InputError(option, key, f"cannot be read as YAML: {error}") from None
     return values
 
 

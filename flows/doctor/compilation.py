@@ -1,19 +1,17 @@
 """What torch.compile needs: a compiler, and a cache whose files may be executed."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from data.cache_folder import COMPILED, compiled_folder
 from flows.doctor.finding import FAILED, OK, Finding
 from flows.doctor.subject import Subject
-
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     if _compiles(subject):
-        yield _cache(Path(os.environ.get(CACHE) or tempfile.gettempdir()))
+        yield _cache(compiled_folder())
 
 
 def _compiles(subject: Subject) -> bool:
@@ -36,7 +34,7 @@ def _compiles(subject: Subject) -> bool:
 
 def _cache(folder: Path) -> Finding:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    remedy = f"set {CACHE} to a folder of yours whose file system is mounted without noexec"
+    remedy = f"set {COMPILED} to a folder of yours whose file system is mounted without noexec"
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return Finding("compilation", FAILED, f"{folder}: nothing may be executed there", remedy)
     if not os.access(there, os.W_OK | os.X_OK):

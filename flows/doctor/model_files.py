@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from pipeline.config import EncoderConfig
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
-# Of open_clip: the files it asks the hub for unless a tag names one, and its place for URLs.
-OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-OPEN_CLIP_CACHE = Path("~/.cache/clip")
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -84,8 +81,6 @@ def _judged(name: str, model: str, place: Path | None) -> Finding:
     except (OSError, SafetensorError) as error:
         remedy = "fetch or convert this model again; a file of it is damaged"
         return Finding(name, FAILED, f"{place}: {error}", remedy)
-    if place.is_file():
-        files = [place]  # a checkpoint may be of another format
     size = sum(path.stat().st_size for path in files)
     return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
 
@@ -105,21 +100,14 @@ def _folder(model: str, revision: str | None) -> Path | None:
 
 
 def _clip_file(config: "EncoderConfig") -> Path | None:
-    """The checkpoint that is named, or the weights of a tag where open_clip looks for them."""
+    """The file that is named, or the weights of a tag in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
-    from open_clip import get_pretrained_cfg
+
+    from pipeline.checks.clip import HUB_WEIGHTS, tag_repository
 
     assert config.pretrained is not None  # check_models has refused that
-    known = get_pretrained_cfg(config.model, config.pretrained)
-    if not known:
+    repository = tag_repository(config)
+    if repository is None:
         return Path(config.pretrained)
-    repository, _, file = known.get("hf_hub", "").rpartition("/")
-    if not repository:
-        path = OPEN_CLIP_CACHE.expanduser() / known["url"].rpartition("/")[2]
-        return path if path.is_file() else None
-    names = (str(Path(file).with_suffix(".safetensors")), file) if file else OPEN_CLIP_FILES
-    for name in names:
-        found = try_to_load_from_cache(repository, name)
-        if isinstance(found, str):
-            return Path(found)
-    return None
+    found = try_to_load_from_cache(repository, HUB_WEIGHTS)
+    return Path(found) if isinstance(found, str) else None

@@ -7,6 +7,7 @@ SQLite file. `python -m flows.child flows.server.run_server SOCKET` is the serve
 import gc
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -25,6 +26,7 @@ from flows.server.loss import loss
 from flows.server.probe import probe, require_server
 from flows.server.queues import drop_rest, send_rest
 from flows.server.settings import SETTINGS
+from flows.server.standing import KEY
 
 log = logging.getLogger("semix.server")
 
@@ -33,20 +35,36 @@ os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
 LAST_LINES = 20
+# A page from elsewhere may let its own name point at the loopback: its browser then takes our
+# server for that page's. Any port, for one may be forwarded to us.
+HOSTS = ("127.0.0.1", "localhost")
 # Of a request; short, for they hold up the end of a run whose server is lost or hangs.
 RETRIES, ANSWER_S = 2, 30.0
 
 
 @dataclass
 class Server:
-    """Our server process; its log is a file, its life ends with ours."""
+    """Our server process; its log is a file, its life ends with ours.
+
+    Attributes:
+        key: user:password, for the settings of its clients.
+        key_file: the same for the person who opens its pages, who alone may read it.
+    """
 
     url: str
     log: Path
     process: "subprocess.Popen[str]"
+    key: str = field(repr=False)
+    key_file: Path
+    said: bool = False
 
     def wait_until_ready(self) -> None:
         """Raises RunFailed, with the end of the log, if the server does not come up."""
+        if not self.said:
+            log.info("starting Prefect for this run: %s", self.url.removesuffix("/api"))
+            # The key itself is not said: what we say is kept in many places.
+            log.info("its login is in %s", self.key_file)
+            self.said = True
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(f"{self.url}/ready"):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -80,6 +98,7 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         ServerLost: the server failed in the middle, and a flow with it.
     """
     from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
         PREFECT_API_URL,
         PREFECT_CLIENT_CSRF_SUPPORT_ENABLED,
         temporary_settings,
@@ -97,7 +116,11 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
                 _ours = _start()
                 stack.callback(_stop)
             server = _ours
-        ours = {PREFECT_API_URL: server.url, PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True}
+        ours = {
+            PREFECT_API_URL: server.url,
+            PREFECT_API_AUTH_STRING: server.key,
+            PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True,
+        }
         stack.enter_context(temporary_settings(ours))
         if wait:
             server.wait_until_ready()
@@ -157,10 +180,12 @@ def _start() -> Server:
         port = listener.getsockname()[1]
         origin = f"http://127.0.0.1:{port}"
         url = f"{origin}/api"
+        key, key_file = _new_key(path.with_name(f"semix-server-{port}.key"))
         process = child.start(
             child.python_module("flows.server.run_server", str(listener.fileno())),
             environment={
                 **SETTINGS,
+                KEY: key,  # everyone on this machine could read an argument
                 "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origin,
                 "PREFECT_API_URL": "",
                 "PREFECT_UI_API_URL": url,
@@ -169,8 +194,16 @@ def _start() -> Server:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    log.info("starting Prefect for this run: %s", origin)
-    return Server(url, path, process)
+    return Server(url, path, process, key, key_file)
+
+
+def _new_key(file: Path) -> tuple[str, Path]:
+    """A key of this run alone, written where its user alone can read it."""
+    key = f"semix:{secrets.token_urlsafe(32)}"
+    file.unlink(missing_ok=True)  # of a run that was killed
+    file.touch(0o600, exist_ok=False)
+    file.write_text(f"{key}\n")
+    return key, file
 
 
 def _stop() -> None:
@@ -180,6 +213,7 @@ def _stop() -> None:
     if _ours.process.poll() is None:
         send_rest()
     child.end(_ours.process)
+    _ours.key_file.unlink(missing_ok=True)
     _ours = None
 
 
@@ -196,8 +230,9 @@ def main(listener: socket.socket) -> None:
     gc.disable()  # a sixth of the start is spent collecting modules that are all kept
     import uvicorn
     from prefect.server.api.server import create_app
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    app = create_app(final=True)
+    app = TrustedHostMiddleware(create_app(final=True), HOSTS)
     gc.freeze()
     gc.enable()
     config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=2)

@@ -13,7 +13,7 @@ FOREIGN_SERVICES = (
 )
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # It knows no key: a page from elsewhere in a browser on this machine must change nothing.
+    # With its key alone a page from elsewhere must change nothing either.
     "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
     # With batches of one, the default, task states trail the client by minutes.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",

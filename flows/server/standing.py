@@ -156,7 +156,7 @@ def described(serving: Serving) -> dict[str, str]:
         "pages": f"http://{bare}:{serving.port}",
         "database": serving.database,
         "messages": "Redis" if serving.redis else "in the server's memory",
-        "authentication": "on" if serving.key else "off; it listens on the loopback alone",
+        "authentication": "on" if serving.key else f"off: open to all of this machine; set {KEY}",
         "on clients": "; ".join(clients),
     }
 

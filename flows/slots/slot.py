@@ -48,13 +48,19 @@ class WorkerFailed(RuntimeError):
 
 
 def worker_arguments(
-    url: str, slot: int, slots: int, *, settings: SlotSettings, labels: str = ""
+    url: str,
+    slot: int,
+    slots: int,
+    *,
+    settings: SlotSettings,
+    labels: str = "",
+    waiting: bool = False,
 ) -> list[str]:
     """Arguments of a worker that makes images, or the labels of one set; all but its device."""
     share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
-    return [url, *share, *part, *what]
+    return [url, *share, *part, *what, *(["--await-prototypes"] if waiting else [])]
 
 
 @task(task_run_name="generate slot {slot}", **RECORD)

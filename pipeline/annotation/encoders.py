@@ -34,6 +34,6 @@ class Encoders:
     def _loaded(self) -> dict[str, ClipEncoder]:
         device = resolve_device(self.device)
         return {
-            name: ClipEncoder(encoder, device=device, field=field)
+            name: ClipEncoder(encoder, device=device, dtype=self.config.dtype, field=field)
             for name, (field, encoder) in zip(NAMES, self.config.encoders, strict=False)
         }

@@ -71,7 +71,7 @@ class Survey:
         digest = self._digest(content)
         found = cached(digest)
         if found is None:
-            found = self._measure(config, digest, field)
+            found = self._measure(config, digest, field, dtype=identity["dtype"])
             keep(digest, found)
         return Seen(identity, found)
 
@@ -103,14 +103,17 @@ class Survey:
             }
         )
 
-    def _measure(self, config: EncoderConfig, digest: str, field: str) -> Measurement:
+    def _measure(
+        self, config: EncoderConfig, digest: str, field: str, *, dtype: str
+    ) -> Measurement:
         train, names = self.data.train, self.data.class_names
         counts = np.bincount(train.targets, minlength=len(names))
         if not counts.all():
             remedy = "has no training images; add some, or leave the class out"
             raise InputError("real", f"class {names[int(counts.argmin())]!r}", remedy)
         log.info("prototypes: %d training images pass through %s", len(train), config.model)
-        encoder = ClipEncoder(config, device=resolve_device(self.device), field=field)
+        device = resolve_device(self.device)
+        encoder = ClipEncoder(config, device=device, dtype=dtype, field=field)
         chunks = FeatureChunks(
             train,
             lambda images: encoder.encode(images).cpu(),

@@ -1,9 +1,16 @@
-"""Where models are: a local path or a hub id."""
+"""Where models are, a local path or a hub id with its commit, and in which format."""
 
+import re
 from pathlib import Path
 
 from data.errors import InputError
+from data.files import read_json
 from pipeline.config import LoraConfig
+
+COMMIT = re.compile("[0-9a-f]{40}")
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+SAFE = ".safetensors"
+SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 
 def local_path(model: str) -> Path | None:
@@ -17,26 +24,78 @@ def local_path(model: str) -> Path | None:
     return path if looks_local or path.exists() else None
 
 
+def pinned(model: str, revision: str | None, field: str) -> Path | str:
+    """The local path, or the hub id, which may then be asked for.
+
+    A branch or a tag may mean another model tomorrow; and whoever is asked for a model learns who
+    asks, with the token that goes along.
+
+    Raises:
+        InputError: for `field`, a hub id without a commit.
+    """
+    path = local_path(model)
+    if path is None:
+        check_commit(model, revision, field)
+    return path or model
+
+
+def check_commit(model: str, revision: str | None, field: str) -> None:
+    """Raises InputError unless the revision is a commit."""
+    if revision is None or not COMMIT.fullmatch(revision):
+        remedy = f"pin the commit of {model} that you reviewed, 40 hexadecimal digits"
+        raise InputError(field, revision or "nothing", remedy)
+
+
+def check_weights(folder: Path, field: str) -> None:
+    """Weights of other formats are never read: they can hold code.
+
+    Raises:
+        InputError: the folder of a network has no safetensors; or it names, for weights, files of
+            another format or place.
+    """
+    suffixes = {path.suffix for path in folder.iterdir()}
+    if suffixes & PICKLES and SAFE not in suffixes:
+        raise InputError(field, folder, "has no safetensors; convert it")
+    if (folder / "adapter_config.json").exists():
+        remedy = "names a model to be fetched; merge the adapter into the weights and remove it"
+        raise InputError(field, folder / "adapter_config.json", remedy)
+    named = [(folder / "config.json", "transformers_weights")]
+    named += [(index, "weight_map") for index in sorted(folder.glob(f"*{SAFE}.index*.json"))]
+    for path, key in named:
+        for name in _names(read_json(path).get(key)) if path.is_file() else []:
+            if not SHARD.fullmatch(name):
+                remedy = f"{key} names {name!r}, which is no safetensors file beside it; convert it"
+                raise InputError(field, path, remedy)
+
+
 def lora_file(lora: LoraConfig) -> tuple[str, str]:
     """Folder or hub id, and the file in it; diffusers takes them apart.
 
     Raises:
-        InputError: another format than safetensors; nothing there; several files to choose from.
+        InputError: another format than safetensors; nothing there; several files to choose from;
+            a hub id without a commit.
     """
     path, field = local_path(lora.path), "generator.lora"
+    pinned(lora.path, lora.revision, f"{field} revision")
     folder, name = str(path or lora.path), lora.weight_name
     if path is not None and not path.exists():
         raise InputError(field, path, "there is no such file or directory")
     if path is not None and path.is_file():
         folder, name = str(path.parent), path.name
     elif name is None:
-        files = sorted(file.name for file in path.glob("*.safetensors")) if path else []
+        files = sorted(file.name for file in path.glob(f"*{SAFE}")) if path else []
         if path is not None and not files:
             raise InputError(field, path, "has no safetensors; convert it")
         if len(files) != 1:
             found = f"holds {', '.join(files)}" if files else "may hold several files"
             raise InputError(field, lora.path, f"{found}; choose one as weight_name")
         name = files[0]
-    if not name.endswith(".safetensors"):
+    if not name.endswith(SAFE):
         raise InputError(field, lora.path, f"{name} is no safetensors file; convert it")
     return folder, name
+
+
+def _names(value: object) -> list[str]:
+    """The file names of an index, or the one that a config has."""
+    found = value.values() if isinstance(value, dict) else [value]
+    return sorted({str(name) for name in found if name is not None})

@@ -1,12 +1,11 @@
 """Refuse models that cannot work, before anything heavy is imported or loaded."""
 
-import re
 from pathlib import Path
 
 from data.errors import InputError
 from data.files import read_json
 from pipeline.checks.clip import check_clip
-from pipeline.checks.model_paths import local_path, lora_file
+from pipeline.checks.model_paths import check_weights, local_path, lora_file, pinned
 from pipeline.checks.scheduler_rules import refuse_foreign, refuse_stochastic
 from pipeline.config import BuildConfig, GeneratorConfig
 
@@ -17,7 +16,6 @@ PIPELINES = {
     "dit": "DiTPipeline",
 }
 NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def check_models(config: BuildConfig) -> None:
@@ -35,10 +33,8 @@ def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") ->
         InputError: a local directory that is not there, of another family, without safetensors,
             or with a scheduler that will not do; a hub id without a commit.
     """
-    folder = local_path(config.model)
-    if folder is None:
-        _check_commit(config.model, config.revision, "generator.revision")
-    else:
+    folder = pinned(config.model, config.revision, "generator.revision")
+    if isinstance(folder, Path):
         _check_pipeline(folder, config)
         _check_scheduler(folder, config, chosen_noise)
     _check_additions(config)
@@ -60,7 +56,7 @@ def notes(config: BuildConfig) -> list[str]:
 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
-    """A diffusers directory of the family, all its parts in safetensors."""
+    """A diffusers directory of the family, all its parts in safetensors, each in its folder."""
     index = folder / "model_index.json"
     if not index.is_file():
         remedy = "is not a diffusers directory (it has no model_index.json)"
@@ -72,10 +68,20 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
         instead = f"; set generator.family to {families[0]}" if families else ""
         remedy = f"holds a {kind}; family {config.family} needs a {wanted}{instead}"
         raise InputError("generator.model", folder, remedy)
-    for part in sorted(set(parts) - set(NOT_LOADED)):
-        replaced = part == "unet" and config.unet is not None
-        if (folder / part).is_dir() and not replaced:
-            _check_safetensors(folder / part, "generator.model")
+    left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
+    for part, found in sorted(parts.items()):
+        if part not in left_out and isinstance(found, list) and found[0] is not None:
+            _check_pipeline_part(folder, part, found)
+
+
+def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
+    """Networks of transformers other than CLIP's can name further models, which it would fetch."""
+    library, kind = found
+    if library == "transformers" and not kind.startswith("CLIP"):
+        raise InputError("generator.model", folder, f"its {part} is a {kind}; semix takes CLIP's")
+    if not (folder / part).is_dir():
+        raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
+    check_weights(folder / part, "generator.model")
 
 
 def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -> None:
@@ -100,8 +106,6 @@ def _check_additions(config: GeneratorConfig) -> None:
             remedy = "is not a U-Net directory (it has no config.json); name the unet folder itself"
             raise InputError("generator.unet", folder, remedy)
     for lora in config.lora:
-        if local_path(lora.path) is None:
-            _check_commit(lora.path, lora.revision, "generator.lora revision")
         lora_file(lora)
     tiny = config.approximate.tiny_decoder
     if tiny is not None:
@@ -111,24 +115,9 @@ def _check_additions(config: GeneratorConfig) -> None:
 
 def _check_part(model: str, revision: str | None, field: str, revision_field: str) -> None:
     """A local directory must exist and hold safetensors; a hub id must come with a commit."""
-    path = local_path(model)
-    if path is None:
-        _check_commit(model, revision, revision_field)
-    elif not path.is_dir():
+    path = pinned(model, revision, revision_field)
+    if not isinstance(path, Path):
+        return
+    if not path.is_dir():
         raise InputError(field, path, "there is no such directory")
-    else:
-        _check_safetensors(path, field)
-
-
-def _check_commit(model: str, revision: str | None, field: str) -> None:
-    """A branch or a tag may mean another model tomorrow."""
-    if revision is None or not COMMIT.fullmatch(revision):
-        remedy = f"pin the commit of {model} that you reviewed, 40 hexadecimal digits"
-        raise InputError(field, revision or "nothing", remedy)
-
-
-def _check_safetensors(folder: Path, field: str) -> None:
-    """Weights of other formats are never read: they can hold code."""
-    suffixes = {path.suffix for path in folder.iterdir()}
-    if suffixes & {".bin", ".pt", ".pth", ".ckpt"} and ".safetensors" not in suffixes:
-        raise InputError(field, folder, "has no safetensors; convert it")
+    check_weights(path, field)

@@ -12,7 +12,9 @@ class EncoderConfig(Settings):
 
     model: str = Field(description="open_clip model name, local-dir:FOLDER, or hf-hub:OWNER/NAME")
     pretrained: str | None = Field(
-        None, description="open_clip weights tag or file; none for local-dir: and hf-hub: models"
+        None,
+        description="open_clip weights tag, or a safetensors file; none for local-dir: and hf-hub: "
+        "models",
     )
     revision: str | None = Field(
         None, description="commit of a hf-hub: model, 40 hexadecimal digits; none for others"
@@ -46,6 +48,10 @@ class AnnotationConfig(EncoderConfig):
     )
     normalize: bool = Field(
         False, description="features and prototypes of length 1; CSM leaves them as they are"
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="precision of the CLIP models; features are float32 and stored as float16",
     )
     second: EncoderConfig | None = Field(
         None, description="another CLIP model, whose agreement with the first is stored"

@@ -110,9 +110,16 @@ class GeneratorConfig(Settings):
         "float32", description="precision of the networks; latents stay float32"
     )
     compile: Literal["none", "regional", "full"] = Field(
-        "none", description="torch.compile the denoiser: nothing, its repeated blocks, or all"
+        "none",
+        description="torch.compile the denoiser: nothing; regional: its transformer blocks, all "
+        "of a DiT's work but half of a Stable Diffusion U-Net's; full: all, which takes longer",
     )
-    decode_batch: int = Field(16, ge=1, description="images in one VAE decode; bounds its memory")
+    decode_batch: int | None = Field(
+        None,
+        ge=1,
+        description="images in one VAE decode, which bounds its memory; none: as many as 8 GiB "
+        "hold, at most 16: 16 up to 512 x 512, 4 of 1024 x 1024",
+    )
     approximate: ApproximationConfig = ApproximationConfig()
 
     @field_validator("prompt")

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from pipeline.generators.loading import resolve_dtype
+from data.device import resolve_dtype
 
 SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices; large enough to fill the device
 SECONDS = 0.5
@@ -22,9 +22,8 @@ def device_rate(device: str, dtype: str) -> float:
     kind = torch.device(device)
     side = SIDES[kind.type]
     # Zeros would flatter: a GPU clocks higher where nothing switches.
-    left, right = (
-        torch.randn(side, side, device=kind).to(resolve_dtype(dtype, device)) for _ in range(2)
-    )
+    precision = resolve_dtype(dtype, device, field="dtype")
+    left, right = (torch.randn(side, side, device=kind).to(precision) for _ in range(2))
     torch.mm(left, right)
     seconds: list[float] = []
     while sum(seconds) < SECONDS:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from data.errors import InputError
 from data.files import read_json
+from pipeline.checks.clip import refuse_other_sources
 from pipeline.checks.model_paths import local_path
 from pipeline.config import EncoderConfig, GeneratorConfig
 from pipeline.generators.dit import WeightedLabels
@@ -104,6 +105,7 @@ def image_tower(config: EncoderConfig) -> nn.Module:
             "annotation.model", config.model.removeprefix(schema), revision=config.revision
         )
         settings = read_json(folder / "open_clip_config.json")["model_cfg"]
+        refuse_other_sources(settings, folder, "annotation")
     else:
         settings = open_clip.get_model_config(config.model)
     with torch.device("meta"):

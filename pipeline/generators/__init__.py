@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from data.device import float32_precision
 from pipeline.conditioning import Conditioning
 from pipeline.config import GeneratorConfig
 
@@ -34,6 +35,7 @@ class Generator(Protocol):
         """Latents to pixels uint8 [B, H, W, 3] on the device."""
 
 
+@float32_precision("ieee")  # the empty prompt is encoded once and for all
 def load_generator(config: GeneratorConfig, *, device: str) -> "LatentDiffusion":
     """Load the configured model.
 

@@ -1,5 +1,6 @@
 """Sampling and decoding that all families share, around the family's own denoiser."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -7,13 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from data.device import float32_precision
 from pipeline.conditioning import Conditioning, concatenate
 from pipeline.config import GeneratorConfig
 from pipeline.generators.approximate.cache import CachedDenoiser, cache_setting
 from pipeline.generators.approximate.shallow import check_unet
 from pipeline.generators.approximate.tiny_decoder import load_tiny_decoder
-from pipeline.generators.compilation import compile_network
-from pipeline.generators.latents import unscaled, upcast
+from pipeline.generators.compilation import compile_network, room_for_programs
+from pipeline.generators.latents import decoded_at_once, unscaled, upcast
 from pipeline.generators.schedulers import sampler
 from pipeline.rows import step_plan
 
@@ -45,7 +47,7 @@ class Denoiser(Protocol):
 class LatentDiffusion:
     """A model that turns noise and conditioning into images, always the same ones.
 
-    Latents stay float32 whatever the network's precision.
+    Latents stay float32 whatever the network's precision; a float32 network is not run in TF32.
 
     Raises:
         InputError: the model's scheduler cannot sample deterministically; an approximation that
@@ -61,6 +63,9 @@ class LatentDiffusion:
         if approximate.tiny_decoder is not None:
             self.vae = load_tiny_decoder(approximate, self.vae)
         self.vae = upcast(self.vae)
+        levels = len(denoiser.pipeline.vae.config.block_out_channels)
+        pixels = math.prod(denoiser.latent_shape[1:]) * 4 ** (levels - 1)  # of an image
+        self.decode_batch = config.decode_batch or decoded_at_once(pixels)
         cache = cache_setting(approximate)
         if cache is not None:
             check_unet(denoiser.network, cache)
@@ -75,6 +80,7 @@ class LatentDiffusion:
         compile_network(denoiser.network, config.compile)
 
     @torch.no_grad()  # not inference mode: gradients of the noise may pass the conditioning
+    @float32_precision("ieee")
     def encode(self, names: Sequence[str]) -> Conditioning:
         """What the model is told for each class name, one row each."""
         return self.denoiser.encode(names)
@@ -108,6 +114,7 @@ class LatentDiffusion:
             return None
         return CachedDenoiser(self.denoiser, alphas=alphas, anchors=settings.cache_anchors)
 
+    @float32_precision("ieee")
     def predict(
         self,
         latents: Tensor,
@@ -125,17 +132,19 @@ class LatentDiffusion:
         """
         denoise = denoise or self.denoiser
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
-        if guidance_scale <= 1:
-            return denoise(inputs, timestep, condition).float()
-        empty = self.denoiser.unconditional.expand(len(latents))
-        both = concatenate([empty, condition])
-        without, given = denoise(inputs.repeat(2, 1, 1, 1), timestep, both).chunk(2)
-        return without.float() + guidance_scale * (given.float() - without.float())
+        with room_for_programs(self.config.compile):
+            if guidance_scale <= 1:
+                return denoise(inputs, timestep, condition).float()
+            empty = self.denoiser.unconditional.expand(len(latents))
+            both = concatenate([empty, condition])
+            without, given = denoise(inputs.repeat(2, 1, 1, 1), timestep, both).chunk(2)
+            return without.float() + guidance_scale * (given.float() - without.float())
 
     @torch.inference_mode()
+    @float32_precision("ieee")
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents [B, C, h, w] to pixels uint8 [B, H, W, 3] on the device."""
-        parts = latents.split(self.config.decode_batch)
+        parts = latents.split(self.decode_batch)
         return torch.cat([self._decode(part) for part in parts])
 
     def _decode(self, latents: Tensor) -> Tensor:

@@ -1,18 +1,28 @@
 """from_pretrained, the only way models come in: safetensors, a pinned revision, never code."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import UNet2DConditionModel
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from torch import nn
 
+from data.device import resolve_dtype
 from data.errors import InputError
-from pipeline.checks.model_paths import local_path
+from pipeline.checks import check_generator
+from pipeline.checks.model_paths import check_weights, local_path, pinned
 from pipeline.config import GeneratorConfig
 from pipeline.generators.lora import add_lora
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WEIGHTS = "diffusion_pytorch_model"
+PART_FILES = [  # of a hub repository that is one network
+    *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
+    f"{WEIGHTS}-*.safetensors",
+]
+# What diffusers, transformers and the hub's client raise for models they cannot find or read.
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
 
 
 def load_pipeline(kind: Any, config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
@@ -23,19 +33,16 @@ def load_pipeline(kind: Any, config: GeneratorConfig, *, device: str, **parts: A
     Args:
         parts: what `from_pretrained` shall take instead of the model's own.
     Raises:
-        InputError: it cannot be loaded, or the device lacks its precision.
+        InputError: it cannot be loaded, or the device lacks its precision; it, or what is added
+            to it, is of another format than safetensors or of the hub without a commit.
     """
-    dtype = resolve_dtype(config.dtype, device)
+    check_generator(config)  # once more: a root from elsewhere never passed a build's checks
+    dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
     if config.unet is not None:
         parts["unet"] = _tuned_unet(config, dtype)
-    pipeline = load_part(
-        kind,
-        config.model,
-        field="generator.model",
-        revision=config.revision,
-        variant=config.variant,
-        dtype=dtype,
-        **parts,
+    folder = _pipeline_folder(kind, config, parts)
+    pipeline = _from_pretrained(
+        kind, folder, config.model, "generator.model", variant=config.variant, dtype=dtype, **parts
     )
     add_lora(pipeline, config.lora)
     pipeline.set_progress_bar_config(disable=True)
@@ -49,23 +56,21 @@ def load_pipeline(kind: Any, config: GeneratorConfig, *, device: str, **parts: A
     return pipeline.to(device)
 
 
-def load_part(kind: Any, model: str, *, field: str, **settings: Any) -> Any:
-    """`kind.from_pretrained` with errors that name the field."""
-    try:
-        return kind.from_pretrained(local_path(model) or model, use_safetensors=True, **settings)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(field, model, f"cannot be loaded: {first_line(error)}") from error
+def load_part(kind: Any, model: str, *, field: str, revision: str | None, **settings: Any) -> Any:
+    """One network of class `kind`, from a directory or from the pinned commit of a hub id.
 
-
-def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Raises InputError where the device computes in that precision badly or not at all."""
-    if name == "float16" and device == "cpu":
-        raise InputError("generator.dtype", name, "needs a GPU; use float32 or bfloat16 on a CPU")
-    if name == "bfloat16" and device.startswith("cuda"):
-        with torch.cuda.device(device):
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                raise InputError("generator.dtype", name, "this GPU lacks it; use float16")
-    return DTYPES[name]
+    Raises:
+        InputError: it cannot be loaded, is no safetensors, or of the hub without a commit.
+    """
+    place = pinned(model, revision, f"{field}_revision")
+    if not isinstance(place, Path):
+        try:
+            place = Path(snapshot_download(model, revision=revision, allow_patterns=PART_FILES))
+        except UNREADABLE as error:
+            raise _unloadable(field, model, error) from error
+    if place.is_dir():  # else loading names it
+        check_weights(place, field)
+    return _from_pretrained(kind, place, model, field, **settings)
 
 
 def native_shape(network: Any) -> tuple[int, int, int]:
@@ -78,6 +83,39 @@ def native_shape(network: Any) -> tuple[int, int, int]:
 def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _pipeline_folder(kind: Any, config: GeneratorConfig, parts: dict[str, Any]) -> Path:
+    """The model's directory; of a hub id the pinned commit's, checked as a local one is."""
+    path = local_path(config.model)
+    if path is not None:
+        return path
+    try:
+        path = Path(
+            kind.download(
+                config.model,
+                revision=config.revision,
+                variant=config.variant,
+                use_safetensors=True,
+                **parts,
+            )
+        )
+    except UNREADABLE as error:
+        raise _unloadable("generator.model", config.model, error) from error
+    check_generator(config.model_copy(update={"model": str(path)}))
+    return path
+
+
+def _from_pretrained(kind: Any, folder: Path, model: str, field: str, **settings: Any) -> Any:
+    """From a directory alone, so that nothing else is asked of the hub."""
+    try:
+        return kind.from_pretrained(folder, use_safetensors=True, **settings)
+    except UNREADABLE as error:
+        raise _unloadable(field, model, error) from error
+
+
+def _unloadable(field: str, model: str, error: Exception) -> InputError:
+    return InputError(field, model, f"cannot be loaded: {first_line(error)}")
 
 
 def _tuned_unet(config: GeneratorConfig, dtype: torch.dtype) -> UNet2DConditionModel:

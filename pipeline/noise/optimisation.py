@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from data.device import float32_precision
 from pipeline.conditioning import Conditioning
 from pipeline.config import NoiseConfig
 from pipeline.noise.scoring import Scorer, per_point, reduced
@@ -33,6 +34,7 @@ class Optimised:
     history: Tensor
 
 
+@float32_precision("ieee")  # backward passes too, which are not within `predict`
 def optimise_noise(
     noise: Tensor,
     conditions: Conditioning,

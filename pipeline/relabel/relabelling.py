@@ -13,7 +13,7 @@ from pipeline.plan import BuildPlan
 from pipeline.relabel.sets import IMAGES, annotation_of, encoders_of, prototypes_name
 from pipeline.relabel.shard import label_shard
 from pipeline.root import plan_of
-from pipeline.work import Beat
+from pipeline.work import Beat, Making
 
 
 class Relabelling:
@@ -53,12 +53,14 @@ class Relabelling:
         prototypes = self.store.get(prototypes_name(self.labels))
         self.annotator = build_annotator(config, prototypes, device=device)
 
-    def make(self, shard: int, *, beat: Beat) -> str:
+    def make(self, shard: int, *, beat: Beat) -> Making[str]:
         assert self.annotator is not None, "load() comes first"
         record = self.labels.root.record(shard)
         if record is None:
             return "its images are gone; they are made again first"
-        label_shard(record, labels=self.labels, plan=self.plan, annotator=self.annotator, beat=beat)
+        yield from label_shard(
+            record, labels=self.labels, plan=self.plan, annotator=self.annotator, beat=beat
+        )
         return f"{record['groups']} groups labelled"
 
     def record_failure(self, shard: int, error: dict[str, Any]) -> None:

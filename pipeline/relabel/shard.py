@@ -9,6 +9,7 @@ from pipeline.plan import BuildPlan, MixGroup
 from pipeline.relabel.batched import annotate_many
 from pipeline.relabel.features import Features, encode_images, read_stored, store_features
 from pipeline.relabel.sets import IMAGES, ROOT
+from pipeline.work import Making
 
 Record = Mapping[str, Any]
 
@@ -20,8 +21,10 @@ def label_shard(
     plan: BuildPlan,
     annotator: Annotator,
     beat: Callable[[], None] = lambda: None,
-) -> bool:
+) -> Making[bool]:
     """Label the images of one committed shard; False if they are labelled already.
+
+    Pauses once they are labelled and only the labels are left to publish.
 
     Args:
         record: commit record of the shard.
@@ -30,9 +33,13 @@ def label_shard(
     """
     first = record["first"]
     groups = [plan.group(index) for index in range(first, first + record["groups"])]
-    features, file = _features(record, groups, labels=labels, annotator=annotator, beat=beat)
+    features = _features(record, groups, labels=labels, annotator=annotator, beat=beat)
     parts = annotate_many(annotator, features, groups)
     found = [{"group": group.index, **part} for group, part in zip(groups, parts, strict=True)]
+    yield
+    file = None
+    if labels.plan["features"] == IMAGES:  # they are new: this set keeps them
+        file = store_features(labels.store, features, stem=labels.stem(record["shard"]))
     return labels.commit(record["shard"], images=record["sha256"], groups=found, features=file)
 
 
@@ -43,16 +50,14 @@ def _features(
     labels: LabelSet,
     annotator: Annotator,
     beat: Callable[[], None],
-) -> tuple[Features, dict[str, Any] | None]:
-    """Features of the shard, and the file that this set keeps them in, if it does."""
+) -> Features:
     source, store = labels.plan["features"], labels.store
     if source == ROOT:
-        return read_stored(store, record["features"], groups), None
+        return read_stored(store, record["features"], groups)
     if source != IMAGES:
-        return read_stored(store, _of_other_set(labels, source, record), groups), None
+        return read_stored(store, _of_other_set(labels, source, record), groups)
     batch = labels.plan["batch"]
-    features = encode_images(store, record, groups, annotator=annotator, batch=batch, beat=beat)
-    return features, store_features(store, features, stem=labels.stem(record["shard"]))
+    return encode_images(store, record, groups, annotator=annotator, batch=batch, beat=beat)
 
 
 def _of_other_set(labels: LabelSet, digest: str, record: Record) -> Record:

@@ -6,7 +6,7 @@ from data.errors import InputError
 from data.label_sets import LabelSet
 from data.threads import mapped
 from pipeline.relabel.relabelling import Relabelling
-from pipeline.work import failure_note
+from pipeline.work import failure_note, finish
 
 THREADS = 8  # they wait for the store most of the time
 
@@ -27,7 +27,7 @@ def label_stored(
 
     def label(shard: int) -> int:
         try:
-            work.make(shard, beat=lambda: None)
+            finish(work.make(shard, beat=lambda: None))
         except InputError:
             raise
         except Exception as error:

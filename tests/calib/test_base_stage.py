@@ -1,5 +1,7 @@
 """Stage one: the step by its definition, in parts, averaged, selected, stopped, resumed."""
 
+import threading
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -199,6 +201,13 @@ def hand_over(stage, other, folder):
 def assert_same_state(stage, other):
     states = [(dict(found.tensors()), found.objects()) for found in (stage, other)]
     torch.testing.assert_close(*[all_values(*state) for state in states], rtol=0, atol=0)
+
+
+def test_no_thread_reads_on_after_a_stop(make_stage):
+    stage, before = make_stage(), threading.active_count()
+    with pytest.raises(Stopped) as stopped:
+        stage.train_epoch(0, stop_after(steps=1))
+    assert threading.active_count() == before, stopped  # which still holds the epoch's frames
 
 
 def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(make_stage, tmp_path):

@@ -1,5 +1,7 @@
 """Batches: who sees what, augmentation and normalisation worked out by hand."""
 
+import threading
+
 import pytest
 import torch
 
@@ -86,6 +88,38 @@ def test_mixed_images_are_two_for_each_real_one_and_match_its_class(mixed_url):
         own = labels.gather(2, batch.targets[:, None, None].expand(-1, 2, 1))[..., 0]
         torch.testing.assert_close(own[:, 0], torch.ones(20))  # the end point of its own class
         assert set(own[:, 1].mul(10).round().tolist()) <= {3.0, 7.0}  # and an interior image
+
+
+class Watched(MixedDataset):
+    """Tells when its n-th batch of images is read."""
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.begun = [threading.Event() for _ in range(3)]
+
+    def read(self, group, position):
+        next(event for event in self.begun if not event.is_set()).set()
+        return super().read(group, position)
+
+
+def test_the_next_batch_is_read_while_one_is_used(mixed_url):
+    mixed = Watched(mixed_url)
+    found = batches(60, 20, mixed=mixed).epoch(torch.Generator().manual_seed(0))
+    next(found)
+    assert mixed.begun[1].wait(10)
+    assert not mixed.begun[2].is_set()
+    found.close()
+
+
+def test_a_batch_says_where_the_random_numbers_of_the_next_one_begin(mixed_url):
+    options = {"mixed": MixedDataset(mixed_url), "augment": AugmentConfig(shift=1, flip=True)}
+    whole, found = epoch(batches(60, 20, **options)), batches(60, 20, **options)
+    generator = torch.Generator().manual_seed(0)
+    rest = found.epoch(generator, done=1, drawn=whole[0].drawn)
+    for batch, same in zip(rest, whole[1:], strict=True):
+        for name in ("images", "targets", "indices", "mixed_images", "mixed_labels", "drawn"):
+            torch.testing.assert_close(getattr(batch, name), getattr(same, name), rtol=0, atol=0)
+    assert generator.get_state().equal(whole[-1].drawn)
 
 
 # Series and the places in them, for classes 0 to 9, as they were drawn before any other number

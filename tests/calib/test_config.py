@@ -61,7 +61,7 @@ def test_a_root_without_index_is_not_finished(make_config, tmp_path):
     [
         ("seeds=[1,1]", r"^seeds = \[1, 1\]: give each seed once"),
         ("seeds=[-1]", r"^seeds = \[-1\]: seeds are 0 or more"),
-        ("optimiser.lr=1", r"^optimiser\.lr = 1: unknown setting"),
+        ("optimiser.lr=1", r"^optimiser\.lr = as given: unknown setting"),
         ("epochs=0", r"^epochs = 0: "),
     ],
 )

@@ -275,6 +275,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.process
 def test_two_processes_share_the_predictions_out(run, measured):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     for path in run.glob("seed-0/logits-*"):
@@ -374,3 +375,8 @@ def test_predict_takes_images_of_any_number(measured):
     logits = predict(load_classifier(measured, 0), images, device=CPU)
     assert logits.shape == (3, 10)
     assert calibration_metrics(logits, torch.zeros(3, dtype=torch.int64)).accuracy in (0.0, 1.0)
+
+
+def test_the_float32_of_measured_logits_is_never_tf32(measured, precisions):
+    evaluate_run(measured, fresh=True)
+    assert precisions == {"ieee"}

@@ -306,6 +306,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.process
 def test_two_processes_share_their_statistics(tmp_path: Path):
     command = [sys.executable, "-c", WORKER]
     workers = [subprocess.Popen([*command, str(r), str(tmp_path)], cwd=ROOT) for r in range(2)]

@@ -412,10 +412,16 @@ def test_a_diverged_head_is_refused(make_stage: Make):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head.hiden=3", r"^head\.hiden = 3: unknown setting; did you mean head\.hidden\?$"),
+        ("head.hiden=3", r"^head\.hiden = as given: unknown setting; did you mean head\.hidden\?$"),
         ("head.method=foo", r"^head\.method = foo: choose one of mac_cal, tst, vtst$"),
-        ("head={method: vtst, latnt: 3}", r"^head\.latnt = 3: .* did you mean head\.latent\?$"),
-        ("head={method: tst, gamma: 0.9}", r"^head\.gamma = 0\.9: unknown setting; known here: "),
+        (
+            "head={method: vtst, latnt: 3}",
+            r"^head\.latnt = as given: .* did you mean head\.latent\?$",
+        ),
+        (
+            "head={method: tst, gamma: 0.9}",
+            r"^head\.gamma = as given: unknown setting; known here: ",
+        ),
         ("head.loss.name=foo", r"^head\.loss\.name = foo: choose one of ce"),
         ("head.loss={name: fedlas_ls, beta: -1}", r"^head\.loss\.beta = -1: must be 0 or more$"),
         ("head.p_start=0.05", r"^head\.p_start = 0\.05: must lie in \[0\.1, 1\]$"),

@@ -136,21 +136,26 @@ def two_processes(make_config, tmp_path_factory):
         run = claim_run(make_config("epochs=2"), folder / f"all{suffix}").parent
         claim_run(make_config("epochs=2", *DRAWS), folder / f"mixup{suffix}")
     run = folder / "all"
-    (folder / "script.py").write_text(SCRIPT)
     curves = {name: curve_config(make_config, name).model_dump(mode="json") for name in CURVES}
     settings = {"curves": curves, "epochs": EPOCHS, "stopped": STOPPED}
     (folder / "settings.json").write_text(json.dumps(settings))
+    return run, run_two(SCRIPT, folder, run, folder / "settings.json")
+
+
+def run_two(script, folder, *arguments):
+    """What a script prints that two processes run."""
+    (folder / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     found = subprocess.run(
-        [*command, str(folder / "script.py"), str(run), str(folder / "settings.json")],
+        [*command, str(folder / "script.py"), *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stderr
-    return run, found.stdout
+    return found.stdout
 
 
 def curve_config(make_config, name):
@@ -200,3 +205,36 @@ def test_all_processes_end_when_the_loss_of_one_is_no_number(two_processes):
     _, output = two_processes
     text = "ended: step 1 of 3: the real loss is NaN or infinite; lower optimiser.learning_rate"
     assert output.count(text) == 2
+
+
+# The time limit of a collective is 10 minutes with NCCL.
+SLOW_MAIN = """
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from torch import distributed
+from calib.evaluation import rows
+from calib.train import main
+
+LIMIT_S = 3
+measure = rows.measure
+
+def measure_slowly(*arguments):
+    time.sleep(1.5 * LIMIT_S)
+    return measure(*arguments)
+
+distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
+rows.measure = measure_slowly
+sys.exit(main(["--config", str(Path(sys.argv[1], "config.json"))]))
+"""
+
+
+@pytest.mark.process
+def test_the_main_process_may_measure_for_longer_than_a_collective_may_last(make_run, tmp_path):
+    shift = "evaluation.shift={corruptions: [contrast], severities: [3]}"
+    settings = ("loss={name: ce}", "mixed=null", "head=null", "model={name: lenet}", "epochs=1")
+    run = make_run("slow", *settings, shift)
+    run_two(SLOW_MAIN, tmp_path, run)
+    [row] = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert row["shift"]["corruptions"]["contrast"]["3"]["accuracy"] > 0

@@ -12,21 +12,15 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from calib.metrics import calibration_metrics
-from calib.report import (
-    Compared,
-    print_evaluation,
-    print_table,
-    summary_table,
-    write_report,
-)
+from calib.report.evaluation_table import print_evaluation
 from calib.report.facets import facets
 from calib.report.headline import headlines
 from calib.report.methods import MEASURES, load_methods, mean_and_sd, paired
-from calib.report.noise import noise_rows
-from calib.report.page import pooled_bins
+from calib.report.noise import Compared, noise_rows
+from calib.report.page import pooled_bins, write_report
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import contact_sheet, spread_over_pairs
-from calib.report.tables import comparison, differences
+from calib.report.tables import comparison, differences, print_table, summary_table
 from data.errors import InputError
 from data.images import ENCODINGS, encode_image
 from data.mixed import MixedDataset

@@ -10,6 +10,8 @@ from calib.seed_lock import alone_with
 from calib.stopping import Interrupted
 from data.errors import InputError
 
+pytestmark = pytest.mark.process
+
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -41,6 +41,11 @@ def test_outputs_are_float32_whatever_trains(make_config, bf16_stage):
     torch.testing.assert_close(found.logits, logits, rtol=1e-5, atol=1e-5)
 
 
+def test_their_float32_is_never_tf32(make_stage, precisions):
+    make_stage().feedback.outputs("validation")
+    assert precisions == {"ieee"}
+
+
 @pytest.fixture
 def bf16_stage(make_config):
     from accelerate import Accelerator

@@ -28,6 +28,7 @@ def drive(*options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=ALONE, capture_output=True, text=True)
 
 
+@pytest.mark.process
 def test_twenty_thousand_mutated_shards_images_and_records(tmp_path):
     """In 512 MiB, two seconds an input, and no surprise; the process tells which input it was."""
     note = tmp_path / "note"
@@ -41,6 +42,7 @@ def test_twenty_thousand_mutated_shards_images_and_records(tmp_path):
         assert counts[f"{kind} refused"] > 500, kind
 
 
+@pytest.mark.process
 def test_the_drive_tells_which_input_it_was():
     """Else the test above could not fail: here no input is quick enough."""
     done = drive("--inputs", "40", "--longest", "0")

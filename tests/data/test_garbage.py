@@ -17,6 +17,7 @@ from data.shards import shard_name
 from tests.handmade import record
 
 HOURS = 3600.0
+DIGEST = 64 * "a"
 
 
 @pytest.fixture
@@ -190,12 +191,12 @@ def test_unfinished_files_of_dead_processes(root):
 
 def test_features_that_waited_for_prototypes(root):
     for number in range(2):
-        root.store.put(f"prototypes/0123abcd/000000{number}.safetensors", b"abc")
+        root.store.put(f"prototypes/{DIGEST}/000000{number}.safetensors", b"abc")
     aged(Path(root.url, "prototypes"))
     assert len(names(root)) == 2
-    root.store.put("prototypes/0123abcd/0000002.safetensors", b"abc")
+    root.store.put(f"prototypes/{DIGEST}/0000002.safetensors", b"abc")
     assert names(root) == []  # a measurement goes on
-    root.store.delete("prototypes/0123abcd/0000002.safetensors")
+    root.store.delete(f"prototypes/{DIGEST}/0000002.safetensors")
     root.store.delete("prototypes.safetensors")
     assert names(root) == []  # it was killed, and can go on
 

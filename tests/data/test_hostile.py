@@ -115,6 +115,7 @@ def watched(shards, canary, tmp_path_factory):
     return run
 
 
+@pytest.mark.process
 def test_a_hostile_shard_is_refused_and_nothing_executed(watched, shards, canary):
     done = watched()
     assert (done.returncode, done.stderr) == (0, "")
@@ -127,6 +128,7 @@ def test_a_hostile_shard_is_refused_and_nothing_executed(watched, shards, canary
     assert not canary.exists()
 
 
+@pytest.mark.process
 def test_the_watch_and_the_payload_work(watched, tmp_path):
     """Else the test above could not fail."""
     assert watched("control").returncode == 99

@@ -275,6 +275,7 @@ def test_with_labels_replaces_every_part_that_is_a_label():
     assert with_labels(old, labels_of(0.5)) == {"group": 1, "seed": 2, **labels_of(0.5)}
 
 
+@pytest.mark.process
 def test_reading_labels_needs_no_torch():
     script = "import sys, data.label_sets; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

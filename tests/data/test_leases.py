@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from threading import Thread
 
 import pytest
 
@@ -41,6 +43,7 @@ def aged(store, seconds: float, *, name: str = NAME) -> None:
     os.utime(f"{store.url}/{name}", (when, when))
 
 
+@pytest.mark.process
 def test_a_lease_holds_while_its_process_lives(store, other):
     assert not claim(store, 1)
     assert claim(store, 2)
@@ -115,6 +118,29 @@ def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypa
     assert len(heard) == 3
 
 
+def test_what_another_thread_let_go_meanwhile_is_not_renewed_after_that(store, monkeypatch):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    renewing, put, held = Renewing(store), Store.put, ExitStack()
+    threads = []
+
+    def let_go() -> None:
+        held.close()
+        release(store, 1)
+
+    def put_while_it_is_let_go(self, name, content):
+        threads.append(Thread(target=let_go))
+        threads[0].start()
+        threads[0].join(0.2)  # as far as it comes
+        put(self, name, content)
+
+    assert claim(store, 1)
+    held.enter_context(renewing.holding(1))
+    monkeypatch.setattr(Store, "put", put_while_it_is_let_go)
+    renewing()
+    threads[0].join()
+    assert store.list("leases") == []
+
+
 def test_leases_are_renewed_now_and_then_only(store):
     renewing = Renewing(store)
     assert claim(store, 1)
@@ -124,6 +150,7 @@ def test_leases_are_renewed_now_and_then_only(store):
     assert list(forgotten(store)) == [NAME]  # not each beat is a write
 
 
+@pytest.mark.process
 def test_a_number_that_went_to_another_process_does_not_hold_for_ever(store, other):
     aged(store, TIME_TO_LIVE + 60)
     assert claim(store, 1)
@@ -147,6 +174,7 @@ def test_a_note_that_cannot_be_read_holds_nothing(store, content):
     assert socket.gethostname() in store.get(NAME).decode()
 
 
+@pytest.mark.process
 def test_a_process_whose_number_means_nothing_to_us_is_believed(store, in_a_container):
     """It has our host's name, and numbers of processes that are not ours."""
     assert claim(store, 1)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from data.printable import printable
+from data.printable import markdown_text, printable
 
 
 @pytest.mark.parametrize("text", ["caf\u00e9 \u732b \U0001f408\n\tx", "", "[1, 2] \\u0041"])
@@ -22,3 +22,16 @@ def test_what_people_write_stays(text):
 def test_what_steers_a_terminal_is_spelled_out(text, spelled):
     assert printable(text) == spelled
     assert json.loads(printable(json.dumps([text], ensure_ascii=False))) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("LS $x$ 5 % - ok", "LS $x$ 5 % - ok"),
+        ("<b>&lt;|`", r"\<b\>\&lt;\|\`"),
+        ("a\n\n# b\\ ~~c~~", r"a \# b\\ \~\~c\~\~"),
+        ("![i](x) _y_ *z*", r"!\[i\](x) \_y\_ \*z\*"),
+    ],
+)
+def test_what_markdown_would_read_as_its_own_is_escaped_in_one_line(text, shown):
+    assert markdown_text(text) == shown

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data import digits
 from data.errors import InputError
 from data.real import ImageSplit, RealDataConfig, RealDataset, class_names, load_real
 
@@ -165,3 +166,12 @@ def test_a_target_that_is_no_class_is_refused(target, index):
     remedy = rf"^test target = {target}: of image {index}; the 2 classes are 0 to 1"
     with pytest.raises(InputError, match=remedy):
         RealDataset(("cat", "dog"), good, good, split(targets))
+
+
+def test_the_digits_are_those_that_scikit_learn_gives():
+    from sklearn.datasets import load_digits
+
+    images, targets = digits._read(8)
+    bundled = load_digits()
+    assert (images[..., 0] == np.round(bundled.images * 255 / 16)).all()
+    assert (targets == bundled.target).all()

@@ -12,7 +12,7 @@ from data.store import Store
 from tests.data.whole_roots import Counting, whole_root
 
 
-@pytest.fixture(params=["memory", "s3"])
+@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.process)])
 def url(request):
     if request.param == "s3":
         return request.getfixturevalue("bucket") + "/some/root"

@@ -200,6 +200,7 @@ def test_failures_are_read_strictly_too():
         read_failure(b'{"shard": 1, "attempt": 1, "error": "E", "time": 1.0}')
 
 
+@pytest.mark.process
 def test_none_of_it_needs_torch():
     code = "import sys, data.schemas, data.shards, data.tensors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

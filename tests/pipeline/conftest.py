@@ -67,6 +67,21 @@ def tiny_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_sd_four_levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Levels as Stable Diffusion's: attention in three of four and in the middle, so that its
+    blocks see four shapes."""
+    unet = _unet(
+        down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+        up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+        block_out_channels=(WIDTH // 2, WIDTH, 2 * WIDTH, 2 * WIDTH),
+        cross_attention_dim=WIDTH,
+    )
+    return _saved(
+        _stable_diffusion(DDIMScheduler(**BETAS, clip_sample=False), unet=unet), tmp_path_factory
+    )
+
+
+@pytest.fixture(scope="session")
 def tiny_sd_turbo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SD-Turbo: Euler with trailing steps."""
     return _saved(_stable_diffusion(EulerDiscreteScheduler(**TRAILING)), tmp_path_factory)
@@ -113,14 +128,14 @@ def _saved(pipeline: Any, factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _stable_diffusion(scheduler: Any) -> StableDiffusionPipeline:
+def _stable_diffusion(scheduler: Any, unet: Any = None) -> StableDiffusionPipeline:
     tokenizer = _tokenizer()
     with seeded(0):
         return StableDiffusionPipeline(
             vae=_vae(),
             text_encoder=_text_encoder(CLIPTextModel, tokenizer),
             tokenizer=tokenizer,
-            unet=_unet(cross_attention_dim=WIDTH),
+            unet=unet or _unet(cross_attention_dim=WIDTH),
             scheduler=scheduler,
             safety_checker=None,
             feature_extractor=None,
@@ -175,18 +190,18 @@ def _text_encoder(kind: Callable[[CLIPTextConfig], Any], tokenizer: CLIPTokenize
 
 
 def _unet(**settings: Any) -> UNet2DConditionModel:
-    unet = UNet2DConditionModel(
-        sample_size=SIZE,
-        in_channels=4,
-        out_channels=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        block_out_channels=(WIDTH, 2 * WIDTH),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=2,  # the number of heads, whatever diffusers calls it
-        **settings,
-    )
+    two_levels: dict[str, Any] = {
+        "sample_size": SIZE,
+        "in_channels": 4,
+        "out_channels": 4,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "block_out_channels": (WIDTH, 2 * WIDTH),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 2,  # the number of heads, whatever diffusers calls it
+    }
+    unet = UNet2DConditionModel(**two_levels | settings)
     # Untrained, it would hardly heed what it is told.
     for name, weight in unet.named_parameters():
         if "attn2.to_v" in name:

@@ -1,6 +1,8 @@
 import hashlib
 import json
 import shutil
+from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +16,13 @@ from data.mixed import MixedDataset
 from data.root import Root
 from data.settings import load_settings
 from data.shards import read_tar
+from data.store import Store
+from pipeline.batch import make_batch
 from pipeline.build import generate_shard, load_models
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes, read_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.work import finish
 from pipeline.worker import main as worker
 
 
@@ -81,10 +86,31 @@ def test_the_same_shard_made_again_has_the_same_bytes(built, tmp_path):
     models = load_models(again, plan, device="cpu")
     for shard in (7, 2):
         again.discard(shard)
-        assert (
-            generate_shard(plan.shard(shard), plan, models=models, root=again)["sha256"]
-            == (built.committed()[shard]["sha256"])
-        )
+        record = finish(generate_shard(plan.shard(shard), plan, models=models, root=again))
+        assert record["sha256"] == built.committed()[shard]["sha256"]
+
+
+def test_publishing_is_no_part_of_a_shards_wall_seconds_and_waiting_for_it_is(
+    built, tmp_path, monkeypatch
+):
+    shutil.copytree(built.url, tmp_path / "again")
+    again, plan, now = Root(str(tmp_path / "again")), plan_of(built), [0.0]
+    again.discard(7)
+    publish = Store.publish
+
+    def slow(self, partial, name):
+        now[0] += 7
+        publish(self, partial, name)
+
+    monkeypatch.setattr("pipeline.stopwatch.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Store, "publish", slow)
+    models = load_models(again, plan, device="cpu")
+    making = generate_shard(plan.shard(7), plan, models=models, root=again)
+    next(making)
+    now[0] += 5  # until the shard before is published
+    record = finish(making)
+    assert record["wall_seconds"] == record["seconds"]["stall"] == 5
+    assert record["seconds"]["write"] == 7
 
 
 def test_all_images_of_a_group_start_from_one_noise(built, monkeypatch):
@@ -263,6 +289,40 @@ def test_features_that_are_no_numbers_fail_their_shard_by_name(hasty_config, tmp
     assert failure["message"] == (
         "group 5: the CLIP features of image 1 are not finite, or too large for float16"
     )
+
+
+def test_a_shard_is_published_while_the_next_one_is_generated(hasty_config, bucket, monkeypatch):
+    """The bucket takes the first tar no sooner than the second shard has been generated."""
+    root = create_root(hasty_config, f"{bucket}/mixed")
+    ensure_prototypes(root, device="cpu")
+    events, generated = [], Event()
+    publish, create = Store.publish, Store.create
+
+    def generate(groups, plan, **options):
+        shard = plan.layout.shard_of(groups[0].index)
+        events.append(f"generate {shard}")
+        batch = make_batch(groups, plan, **options)
+        if shard == 1 and groups[-1].index + 1 == plan.shard(1).stop:
+            generated.set()
+        return batch
+
+    def slow(self, partial, name):
+        assert generated.wait(30), "nothing was generated meanwhile"
+        publish(self, partial, name)
+
+    def noted(self, name, content):
+        if name.startswith("shards/"):
+            events.append(f"record {int(name[-12:-5])}")
+        return create(self, name, content)
+
+    monkeypatch.setattr("pipeline.build.make_batch", generate)
+    monkeypatch.setattr(Store, "publish", slow)
+    monkeypatch.setattr(Store, "create", noted)
+    assert worker([root.url, "--device", "cpu", "--shards", "0-3"]) == 0
+    assert [event for event in events if "record" in event] == [f"record {n}" for n in range(4)]
+    assert events.index("generate 1") < events.index("record 0") < events.index("generate 2")
+    assert events.index("record 1") < events.index("generate 3")
+    assert root.verify(full=True) == [] and root.store.list("leases") == []
 
 
 def test_the_worker_makes_only_the_shards_named(hasty_config, tmp_path):

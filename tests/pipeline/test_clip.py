@@ -15,6 +15,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from data.errors import InputError
+from pipeline.annotation.encoders import Encoders
 from pipeline.annotation.preprocessing import preprocess, unsupported
 from pipeline.checks import check_clip
 from pipeline.clip import ClipEncoder
@@ -97,6 +98,24 @@ def test_features_are_those_of_open_clip(clip):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_another_precision_is_that_of_the_network_and_not_of_its_features(clip):
+    images = torch.from_numpy(pictures(32, 32))
+    twin = local(shutil.copytree(clip, clip.with_name("twin")))
+    config = AnnotationConfig(model=f"local-dir:{clip}", dtype="bfloat16", second=twin)
+    found = Encoders(config, device="cpu").encode(images)
+    assert list(found) == ["features", "second"]
+    exact = ClipEncoder(local(clip), device="cpu").encode(images)
+    for features in found.values():
+        assert features.dtype == torch.float32
+        assert torch.equal(features.bfloat16().float(), features)
+        assert 0 < (features - exact).norm() < 0.05 * exact.norm()
+
+
+def test_float16_is_refused_without_a_gpu(clip):
+    with pytest.raises(InputError, match=r"annotation\.dtype = float16: needs a GPU"):
+        ClipEncoder(local(clip), device="cpu", dtype="float16")
+
+
 def test_many_images_are_encoded_in_bounded_batches(clip, monkeypatch):
     monkeypatch.setattr("pipeline.clip.BATCH", 3)
     encoder, sizes = ClipEncoder(local(clip), device="cpu"), []
@@ -113,7 +132,7 @@ def test_weights_that_are_not_there_are_not_random(clip):
     (clip / "open_clip_model.safetensors").unlink()
     with pytest.raises(InputError, match=r"annotation\.model = .*clip: holds no weights"):
         check_clip(AnnotationConfig(model=f"local-dir:{clip}"))
-    with pytest.raises(InputError, match=r"annotation\.model = local-dir:.*: cannot be loaded"):
+    with pytest.raises(InputError, match=r"annotation\.model = .*clip: holds no weights"):
         ClipEncoder(local(clip), device="cpu")
 
 
@@ -160,6 +179,7 @@ for source in ({"model": sys.argv[2]}, {"model": "hf-hub:owner/name", "revision"
 """
 
 
+@pytest.mark.process
 def test_the_pinned_commit_is_what_is_loaded(hasty_standins, tmp_path):
     """Offline, from a cache that holds two commits, of which `main` names the other one."""
     cached = tmp_path / "hub" / "models--owner--name"

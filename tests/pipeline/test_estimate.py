@@ -14,6 +14,7 @@ from pipeline.costs.work import all_computed_groups, network_calls, series_work
 from pipeline.plan import BuildPlan
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.work import finish
 
 # 5 series of 4 images in shards of 3 and 2, in batches of 2: 4 + 2 series are computed.
 SMALL = ("mixing.pairs.kind=sampled", "mixing.pairs.count=5")
@@ -38,7 +39,9 @@ def built(config: BuildConfig, folder: str) -> tuple[list[dict], list[int], list
         for shard in range(plan.num_shards):
             rows.append(0)
             spec = plan.shard(shard)
-            work, record = flops(lambda s=spec: generate_shard(s, plan, models=models, root=root))
+            work, record = flops(
+                lambda s=spec: finish(generate_shard(s, plan, models=models, root=root))
+            )
             counted.append(work)
             records.append(record)
     return records, counted, rows
@@ -68,7 +71,6 @@ RECIPES = {
         "generator.scheduler=pndm",
         "generator.approximate.guidance_interval=[0, 0.5]",
     ),
-    "cached steps": ("generator.approximate.cache_steps=2",),
     "cached anchors, fewer steps": (
         "generator.approximate.cache_anchors=2",
         "generator.approximate.steps=2",
@@ -90,6 +92,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.process  # for its length
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_and_flop_are_those_that_a_build_runs(small, tmp_path, recipe):
     config = small(*RECIPES[recipe])
@@ -104,12 +107,10 @@ def test_rows_and_flop_are_those_that_a_build_runs(small, tmp_path, recipe):
     assert found.unknown is None
 
 
-@pytest.mark.parametrize(
-    ("bank", "more"), [("pair", ()), ("run", ("noise.keep=2", "noise.halving=true"))]
-)
-def test_noise_that_shards_share_costs_each_its_part(small, tmp_path, bank, more):
+@pytest.mark.process  # for its length
+def test_noise_that_shards_share_costs_each_its_part(small, tmp_path):
     scored = ("noise.strategy=select", "noise.candidates=4", "noise.alphas=[0.5]")
-    config = small(*scored, f"noise.bank={bank}", *more)
+    config = small(*scored, "noise.bank=run", "noise.keep=2", "noise.halving=true")
     records, counted, rows = built(config, str(tmp_path))
     found = estimate(BuildPlan(config))
     assert sum(rows) == found.network_rows + found.noise_rows
@@ -177,7 +178,7 @@ def create_and_fill(config: BuildConfig, folder: str) -> None:
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
     for shard in range(plan.num_shards):
-        generate_shard(plan.shard(shard), plan, models=models, root=root)
+        finish(generate_shard(plan.shard(shard), plan, models=models, root=root))
 
 
 def test_bytes_of_an_image():

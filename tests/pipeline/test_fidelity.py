@@ -17,6 +17,8 @@ from pipeline.plan.seeds import hashed_seed
 from pipeline.prototypes import PROTOTYPES, ensure_prototypes
 from pipeline.root import create_root, plan_of
 
+pytestmark = pytest.mark.process  # for its length
+
 
 @pytest.fixture
 def make_root(make_config, hasty_standins, tmp_path):

@@ -73,6 +73,7 @@ def configs_of(folder: Path, part: str, network: dict) -> str:
     return str(folder)
 
 
+@pytest.mark.process  # for its length
 @pytest.mark.parametrize(
     ("family", "part", "network", "row", "decode"),
     [

@@ -30,6 +30,8 @@ from pipeline.work import Building
 from pipeline.worker import Worker
 from pipeline.worker import main as worker
 
+pytestmark = pytest.mark.process  # for its length
+
 # 6 pairs, two series each: 12 groups in 3 shards of 4 and batches of 3, the last of them short.
 SETTINGS = (
     "mixing.pairs.kind=sampled",
@@ -279,3 +281,13 @@ def test_beats_come_while_noise_is_chosen(built):
     models = load_models(built, plan, device="cpu", beat=lambda: beats.append(1))
     models.noise([plan.group(0)])
     assert len(beats) == 3  # batches: 3 groups x 3 candidates x 3 alphas in at most 12 rows
+
+
+def test_a_builds_float32_is_never_tf32(make_config, hasty_standins, tmp_path, precisions):
+    shrunk = ("mixing.pairs.count=1", "mixing.groups_per_pair=1")
+    optimised = ("noise.strategy=optimise", "noise.candidates=1", "noise.iterations=1")
+    config = make_config(hasty_standins, *SETTINGS, *shrunk, *optimised)
+    root = create_root(config, str(tmp_path / "mixed"))
+    ensure_prototypes(root, device="cpu")
+    assert worker([root.url, "--device", "cpu"]) == 0
+    assert precisions == {"ieee"}

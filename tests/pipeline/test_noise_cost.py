@@ -88,6 +88,7 @@ def test_what_is_allowed_passes():
     refuse_cost(BuildPlan(build_config("noise.strategy=random", "noise.max_cost=0.001")))
 
 
+@pytest.mark.process
 def test_the_cost_is_known_without_torch():
     script = "import sys, pipeline.noise.cost; print([m for m in ('torch',) if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -25,7 +25,13 @@ from pipeline.annotation.measurement import measured
 from pipeline.annotation.statistics import WeightVariance, coinciding
 from pipeline.clip import ClipEncoder
 from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
+from pipeline.prototypes import (
+    await_prototypes,
+    ensure_prototypes,
+    measure,
+    read_prototypes,
+    unpack,
+)
 from pipeline.provenance import annotation_identity
 from pipeline.root import create_root
 
@@ -121,6 +127,7 @@ def test_prototypes_that_coincide_are_found_and_have_no_spread():
     assert spread.value() == float("inf")
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_images(tmp_path):
     """60,000 features of 512 numbers would be 120 MB; they pass through a few."""
     script = tmp_path / "stream.py"
@@ -168,6 +175,22 @@ print(run(60_000, "large") - small)
     assert len(Store(str(tmp_path / "store")).list("large")) == 59
 
 
+def test_who_waits_for_another_process_goes_on_when_all_is_there(
+    make_config, hasty_standins, tmp_path
+):
+    similar = "mixing.pairs={kind: similar, count: 3}"
+    root = create_root(make_config(hasty_standins, similar), str(tmp_path / "mixed"))
+    beats = []
+
+    def other_process():
+        beats.append(sorted(root.store.list("")))
+        ensure_prototypes(root, device="cpu")
+
+    await_prototypes(root, other_process)
+    assert len(beats) == 1 and PROTOTYPES not in beats[0]
+    assert len(json.loads(root.store.get("pairs.json"))) == 3
+
+
 def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):
     roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
     ensure_prototypes(roots[0], device="cpu")
@@ -198,6 +221,8 @@ def test_the_cache_goes_by_content_not_by_place(hasty_config, tmp_path, cache, e
     settings.write_text(settings.read_text() + "\n")  # another encoder, for all we know
     ensure_prototypes(root("four", moved), device="cpu")
     assert sum(encoded) == 900
+    ensure_prototypes(root("five", moved, "annotation.dtype=bfloat16"), device="cpu")
+    assert sum(encoded) == 1200
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + bytes([c[-1] ^ 1])])
@@ -253,6 +278,7 @@ ensure_prototypes(Root(sys.argv[1]), device="cpu")
 """
 
 
+@pytest.mark.process
 def test_a_killed_measurement_goes_on_with_the_next_chunk(
     hasty_config, tmp_path, cache, encoded, small_chunks, monkeypatch
 ):

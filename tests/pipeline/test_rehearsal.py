@@ -36,5 +36,5 @@ def test_the_rate_of_this_device():
 
 
 def test_no_rate_in_a_precision_that_the_device_lacks():
-    with pytest.raises(InputError, match=r"^generator\.dtype = float16: needs a GPU"):
+    with pytest.raises(InputError, match=r"^dtype = float16: needs a GPU"):
         device_rate("cpu", "float16")

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -20,10 +21,17 @@ from data.shards import read_tar
 from pipeline.annotate import Annotator, build_annotator
 from pipeline.config import AnnotationConfig
 from pipeline.plan import MixGroup
-from pipeline.prototypes import ensure_prototypes
+from pipeline.prototypes import ensure_prototypes, read_prototypes, unpack
 from pipeline.relabel.batched import annotate_many
 from pipeline.relabel.prototypes import ensure_set_prototypes
-from pipeline.relabel.sets import IMAGES, ROOT, is_own, plan_set, relabelled_config
+from pipeline.relabel.sets import (
+    IMAGES,
+    ROOT,
+    is_own,
+    plan_set,
+    prototypes_name,
+    relabelled_config,
+)
 from pipeline.relabel.stored import label_stored
 from pipeline.root import create_root, plan_of
 from pipeline.worker import main as worker
@@ -153,6 +161,15 @@ def test_another_clip_gives_other_weights_and_its_features_serve_the_next_set(
     assert len(label_sets(root)) == 2
 
 
+def test_features_of_another_precision_are_other_features(root):
+    labels = relabel(root, "dtype=bfloat16")
+    assert labels.plan["features"] == IMAGES
+    tensors, facts = unpack(root.store.get(prototypes_name(labels)))
+    assert json.loads(facts["encoder"])["dtype"] == "bfloat16"
+    exact, _ = read_prototypes(root)
+    assert 0 < (tensors["prototypes"] - exact).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_another_clip_at_the_same_place_is_another_set(root, other_clip, tmp_path):
     clip = tmp_path / "clip"
     shutil.copytree(other_clip, clip)
@@ -184,6 +201,7 @@ def test_labels_are_the_same_bytes_wherever_they_are_made(root, built, other_cli
         assert contents(ours) == contents(theirs)
 
 
+@pytest.mark.process
 def test_a_killed_worker_is_continued_and_ends_as_an_unbroken_one(
     root, built, other_clip, tmp_path
 ):
@@ -212,6 +230,7 @@ def start_worker(root: Root, labels: LabelSet, *more: str) -> subprocess.Popen:
     return subprocess.Popen([*command, "--device", "cpu", *more], env=environment)
 
 
+@pytest.mark.process
 def test_two_workers_share_a_set_without_losing_a_shard(root, built, other_clip, tmp_path):
     shutil.copytree(built.url, tmp_path / "twin")
     alone = relabel(Root(str(tmp_path / "twin")), f"model=local-dir:{other_clip}")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from PIL import Image
+from safetensors.torch import load_file
 
 from data.errors import InputError
 from data.real import ImageSplit, RealDataset
@@ -23,6 +24,7 @@ from pipeline.standins.progress import Lines
 from pipeline.standins.publishing import published
 from pipeline.standins.recipe import recipe_for
 from pipeline.standins.text import build_tokenizer, captions_of, learn_merges, tokenise, words_of
+from pipeline.standins.train import WORTH_A_PROCESS, one_thread
 from pipeline.standins.training import batches, fit, load_images, seeded
 
 HASTY = Recipe(Stage(2, 4, 1e-3), Stage(2, 4, 1e-3), Stage(2, 4, 1e-3))
@@ -116,6 +118,18 @@ def test_open_clip_loads_model_transform_and_tokenizer(models):
     assert image_features.shape == (len(images), HASTY.clip_features)
     distances = torch.cdist(text_features, text_features) + torch.eye(len(ODD_NAMES)) * 1e9
     assert distances.min() > 1e-3
+
+
+@pytest.mark.process
+def test_a_clip_trained_beside_is_the_one_trained_here(tmp_path):
+    real, recipe = make_real(), replace(HASTY, clip=Stage(WORTH_A_PROCESS, 4, 1e-3))
+    models = train_standins(real, tmp_path, recipe=recipe, progress=silent)
+    beside = load_file(models.clip / "open_clip_model.safetensors")
+    captions = captions_of(ODD_NAMES, recipe.templates)
+    with one_thread():
+        here = train_clip(load_images(real.train, limit=99), ODD_NAMES, captions, recipe=recipe)
+    for name, weight in here.model.state_dict().items():
+        assert torch.equal(beside[name], weight), name
 
 
 def test_a_reloaded_clip_is_the_one_that_was_trained(tmp_path):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from data.shards import shard_name
 from data.store import Store
 from pipeline.held import Held
 from pipeline.walk import Share, Walk
+from pipeline.work import Making
 from pipeline.worker import DeviceError, FailsAlways, Worker, _chosen, _is_passing, _parse
 from pipeline.worker import main as worker
 
@@ -31,11 +34,18 @@ class Numbers:
 
     Args:
         errors: raised for a shard, each time it is tried.
+        late: the same, when it is published.
     """
 
-    def __init__(self, url: Path, count: int = 6, errors: dict[int, Exception] | None = None):
+    def __init__(
+        self,
+        url: Path,
+        count: int = 6,
+        errors: dict[int, Exception] | None = None,
+        late: dict[int, Exception] | None = None,
+    ):
         self.store = Store(str(url))
-        self.count, self.errors = count, errors or {}
+        self.count, self.errors, self.late = count, errors or {}, late or {}
         self.tried: list[int] = []
         self.loads = 0
 
@@ -62,11 +72,14 @@ class Numbers:
     def load(self, *, device: str, beat) -> None:
         self.loads += 1
 
-    def make(self, shard: int, *, beat) -> str:
+    def make(self, shard: int, *, beat) -> Making[str]:
         self.tried.append(shard)
         beat()
         if shard in self.errors:
             raise self.errors[shard]
+        yield
+        if shard in self.late:
+            raise self.late[shard]
         self.store.create(f"done/{shard}", b"")
         return "written"
 
@@ -163,6 +176,54 @@ def test_where_shard_after_shard_fails_a_new_process_is_asked_for(tmp_path):
     assert work.tried == [6, 0, 1, 2, 3, 4, 5]
 
 
+def test_a_shard_that_cannot_be_published_fails_as_one_that_cannot_be_made(tmp_path, capsys):
+    work = Numbers(tmp_path, late={1: OSError("disk full"), 5: ValueError("no")})
+    assert run(work) == 1
+    assert work.tried == [0, 1, 2, 3, 4, 5]
+    assert {shard: notes[0]["error"] for shard, notes in work.failures().items()} == {
+        1: "OSError",
+        5: "ValueError",
+    }
+    assert "raise self.late[shard]" in "".join(work.failures()[1][0]["traceback"])
+    assert work.store.list("leases") == []
+    assert "shard 1 failed: OSError: disk full\n" in capsys.readouterr().err
+
+
+def test_where_shard_after_shard_cannot_be_published_a_new_process_is_asked_for(tmp_path):
+    late = {shard: OSError(28, "No space left on device") for shard in range(3)}
+    work = Numbers(tmp_path, count=9, late=late)
+    with pytest.raises(FailsAlways, match=r"^3 shards in a row failed$"):
+        run(work)
+    assert work.tried == [0, 1, 2, 3]
+    assert work.is_done(3), "what was made by then is published"
+    assert list(work.failures()) == [0, 1, 2]
+    assert work.store.list("leases") == []
+
+
+def test_what_fails_in_a_row_is_counted_in_the_order_of_the_shards(tmp_path):
+    errors = {shard: ValueError("no") for shard in (1, 3, 4)}
+    work = Numbers(tmp_path, count=9, errors=errors, late={0: OSError("disk full")})
+    assert run(work) == 1  # 2 was made between
+    assert sorted(work.failures()) == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "failed"),
+    [
+        (InputError("url", "s3://b", "refused: log in"), InputError, []),
+        (torch.OutOfMemoryError("no memory left"), DeviceError, [2]),
+    ],
+)
+def test_an_error_in_publishing_that_ends_the_worker_ends_it(tmp_path, error, raised, failed):
+    work = Numbers(tmp_path, late={2: error})
+    with pytest.raises(raised):
+        run(work)
+    assert work.tried == [0, 1, 2, 3]
+    assert work.missing() == [2, 4, 5]
+    assert list(work.failures()) == failed
+    assert work.store.list("leases") == []
+
+
 def test_failures_with_a_shard_between_ask_for_nothing(tmp_path):
     errors = {shard: ValueError("no") for shard in (0, 1, 3, 4)}
     assert run(Numbers(tmp_path, errors=errors)) == 1
@@ -173,7 +234,7 @@ def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
     healthy = Numbers(tmp_path, count=30)
     make = healthy.make
 
-    def make_while_another_fails(shard: int, *, beat) -> str:
+    def make_while_another_fails(shard: int, *, beat) -> Making[str]:
         while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four lives
             with pytest.raises(FailsAlways):
                 run(sick, slot=1, slots=2)
@@ -189,7 +250,7 @@ def test_a_shard_that_we_failed_at_and_another_made_is_no_failure_in_the_end(tmp
     work = Numbers(tmp_path, count=2, errors={0: ValueError("no")})
     make = work.make
 
-    def make_what_failed(shard: int, *, beat) -> str:
+    def make_what_failed(shard: int, *, beat) -> Making[str]:
         if shard == 1:
             work.store.create("done/0", b"")
         return make(shard, beat=beat)
@@ -221,6 +282,7 @@ def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_p
     assert work.tried.count(0) == 1
 
 
+@pytest.mark.process
 def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
     work = Numbers(tmp_path, count=2)
     holder = subprocess.Popen(
@@ -260,11 +322,12 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
     seen = []
 
     def beat() -> None:
-        seen.append((tmp_path / name).stat().st_mtime_ns)
+        with suppress(FileNotFoundError):  # published by now
+            seen.append((tmp_path / name).stat().st_mtime_ns)
 
     make = work.make
 
-    def slow(shard: int, *, beat) -> str:
+    def slow(shard: int, *, beat) -> Making[str]:
         for _ in range(3):
             time.sleep(0.02)
             beat()
@@ -273,6 +336,31 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
     work.make = slow  # type: ignore[method-assign]
     assert run(work, beat=beat) == 0
     assert len(set(seen)) > 2
+
+
+def test_the_lease_of_a_shard_is_renewed_until_it_is_published(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    work = Numbers(tmp_path, count=2)
+    leases = [tmp_path / f"leases/numbers-{shard}.json" for shard in range(2)]
+    make, seen, looked = work.make, [], Event()
+
+    def overlapping(shard: int, *, beat) -> Making[str]:
+        if shard == 1:
+            for _ in range(3):
+                time.sleep(0.02)
+                beat()
+                seen.append([lease.stat().st_mtime_ns for lease in leases])
+            looked.set()
+        making = make(shard, beat=beat)
+        yield next(making)
+        assert looked.wait(30)
+        assert leases[shard].exists()
+        return (yield from making)
+
+    work.make = overlapping  # type: ignore[method-assign]
+    assert run(work) == 0
+    assert [len(set(times)) for times in zip(*seen, strict=True)] == [3, 3]
+    assert work.store.list("leases") == []
 
 
 def unreadable(lease: Path) -> None:
@@ -287,11 +375,11 @@ def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broke
     work = Numbers(tmp_path, count=3)
     make = work.make
 
-    def make_and_break(shard: int, *, beat) -> str:
+    def make_and_break(shard: int, *, beat) -> Making[str]:
         lease = tmp_path / f"leases/numbers-{shard}.json"
         if shard == 1 and broken_at == "renewal":
             unreadable(lease)
-        said = make(shard, beat=beat)
+        said = yield from make(shard, beat=beat)
         if shard == 1 and broken_at == "release":
             unreadable(lease)
         return said
@@ -384,6 +472,7 @@ def test_an_unknown_label_set_is_told_by_the_exit_status(tmp_path, capsys):
     assert "holds no plan.json" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_worker_that_is_asked_to_stop_lets_go(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(tmp_path)],
@@ -410,6 +499,48 @@ class Slow(Numbers):
 
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1])), 0, 1, device="cpu").run()
+"""
+
+
+@pytest.mark.process
+def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_made(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHING, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "making shard 1\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "dropped shard 1\n"
+    (tmp_path / "go").touch()
+    assert process.stdout.readline() == "shard 0: written\n"
+    assert process.wait(60) == 143
+    assert Numbers(tmp_path, count=2).missing() == [1]
+    assert Store(str(tmp_path)).list("leases") == []
+
+
+PUBLISHING = """
+import signal, sys, time
+from pathlib import Path
+from pipeline.worker import Worker, _stop
+from tests.pipeline.test_worker import Numbers
+
+class Slow(Numbers):
+    def make(self, shard, *, beat):
+        if shard == 1:
+            try:
+                print("making shard 1", flush=True)
+                time.sleep(600)
+            finally:
+                print("dropped shard 1", flush=True)
+        yield
+        while not self.store.exists("go"):
+            time.sleep(0.01)
+        return (yield from super().make(shard, beat=beat))
+
+signal.signal(signal.SIGTERM, _stop)
+Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
 """
 
 
@@ -452,7 +583,7 @@ def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, 
     asked = []
     make, is_done = work.make, work.is_done
 
-    def make_one_and_others_the_rest(shard: int, *, beat) -> str:
+    def make_one_and_others_the_rest(shard: int, *, beat) -> Making[str]:
         for other in range(1, work.count):
             work.store.create(f"done/{other}", b"")
         return make(shard, beat=beat)

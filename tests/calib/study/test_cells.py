@@ -43,7 +43,10 @@ def test_only_methods_that_want_mixed_images_get_the_dataset_s(make_study):
         (["methods.ls.name=CE"], r"^methods = CE: two rows have this name"),
         (["methods.ls.post_hoc={CE: scaled}"], r"^methods = CE: two rows have this name"),
         (["methods.ls.on={cifar: {}}"], r"^methods\.ls\.on = cifar: choose one of digits"),
-        (["methods.ls.overrides.epoch=3"], r"^digits/ls: epoch = 3: unknown setting; did you mean"),
+        (
+            ["methods.ls.overrides.epoch=3"],
+            r"^digits/ls: epoch = as given: unknown setting; did you mean",
+        ),
         (["base.epochs=0"], r"^digits/ce: epochs = 0: "),
         (["base.name=x"], r"^digits/ce: name = x: leave it out"),
         (["methods.ls.overrides.seeds=[5]"], r"^digits/ls: seeds = \[5\]: leave it out"),

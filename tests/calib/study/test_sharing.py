@@ -1,9 +1,11 @@
 """A first stage that two cells share: planned together, trained once, the same to the bit."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from calib.config import TrainConfig
 from calib.run_folder import claim_run
 from calib.study import Job, StudyConfig, cells_of, plan_jobs, take_over
 from calib.train import train
@@ -29,6 +31,17 @@ def test_seeds_are_split_where_jobs_are_too_few(make_study):
         Job(("digits/ls",), (1,), split=True),
     ]
     assert len(plan_jobs(cells, slots=99)) == 6
+
+
+def test_only_the_runs_that_fill_no_round_are_split(make_study):
+    cells = [cell for cell in cells_of(make_study()) if cell.method != "mac"]
+    three = [*cells, replace(cells[1], method="third", config=other_loss(cells[1].config))]
+    assert [job.split for job in plan_jobs(three, slots=2)] == [False, False, True, True]
+    assert [job.seeds for job in plan_jobs(three, slots=2)[2:]] == [(0, 2), (1,)]
+
+
+def other_loss(config: TrainConfig) -> TrainConfig:
+    return config.model_copy(update={"epochs": config.epochs + 1})
 
 
 def test_a_first_stage_is_shared_only_if_all_its_settings_are(make_study):

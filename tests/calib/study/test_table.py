@@ -116,11 +116,14 @@ def test_an_incomplete_study_says_what_is_missing(make_study, tmp_path):
 
 
 def test_the_best_is_bold_in_markdown_and_latex(make_study, tmp_path):
-    study = make_study("name=50 % & more_", "methods.ls.name=LS $x$ | <b>")
+    study = make_study(
+        "name=50 % & more_", "methods.ls.name=LS $x$ | <b>", "description=First.\n\n<script>"
+    )
     write_all(study, tmp_path)
     tables = tables_of(study, tmp_path)
     markdown = as_markdown(study, tables, missing={})
     line = next(line for line in markdown.splitlines() if line.startswith(r"| LS $x$ \| \<b\> |"))
+    assert markdown.startswith("# 50 % \\& more\\_: test images\n\nFirst. \\<script\\>\n\n")
     cells = line.replace(r"\|", "").split(" | ")
     assert cells[1:3] == ["50.00 ± 10.00", "**17.00** ± 9.54"]
     assert cells[8] == "**0.500** ± 0.000"  # as the others: equal figures share the mark

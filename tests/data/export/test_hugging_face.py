@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from data.export import hugging_face
 from data.export.hugging_face import write_hugging_face
 from data.export.parquet import write_parquet
 from data.export.rows import open_source
 from tests.handmade import pixels, record
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 # As a user would, in a process of its own: no network, a cache that is new.

@@ -75,6 +75,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_dataset(tmp_path):
     """3 MB of images, then 60 MB of them, in row groups of one."""
     peaks = []

@@ -266,3 +266,16 @@ def test_a_part_that_is_gone_is_named(tmp_path):
     root.store.delete(part)
     with pytest.raises(ValueError, match=rf"index/0\.json: its part {part} is missing; `semix res"):
         MixedDataset(root.url)
+
+
+def test_images_are_read_where_indexing_has_them(mixed):
+    groups, positions = torch.tensor([[3], [-1]]), torch.tensor([0, -1])
+    images, labels = mixed.read(groups, positions)
+    for row, group in enumerate((3, 14)):
+        for column, position in enumerate((0, COUNT - 1)):
+            assert torch.equal(images[row, column], stored(group)[position])
+            assert torch.equal(labels[row, column], mixed[group]["labels"][position])
+    assert torch.equal(mixed[-1]["images"], stored(14))
+    for group, position in ((15, 0), (0, COUNT), (-16, 0), (0, -COUNT - 1)):
+        with pytest.raises(IndexError):
+            mixed.read(torch.tensor([group]), torch.tensor([position]))

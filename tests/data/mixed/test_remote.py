@@ -132,6 +132,7 @@ def test_the_cache_folder_is_semix_cache(remote, tmp_path, monkeypatch):
     assert len(list((tmp_path / "mine" / "shards").glob("*.tar"))) == SHARDS
 
 
+@pytest.mark.process
 def test_workers_cannot_see_the_memory_of_this_process(remote, tmp_path):
     mixed = open_small(remote, tmp_path)
     with pytest.raises(InputError, match=r"workers = 2: only this process sees memory://reading"):

@@ -128,6 +128,7 @@ def _read_at_random(url: str, folder: Path, seed: int, results: "multiprocessing
     results.put(right)
 
 
+@pytest.mark.process
 def test_processes_share_a_folder_that_holds_only_two_shards(root, tmp_path):
     context = multiprocessing.get_context("fork")
     results = context.Queue()

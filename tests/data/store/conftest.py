@@ -5,7 +5,7 @@ import pytest
 from data.store import Store
 
 
-@pytest.fixture(params=["file", "memory", "s3", "gs"])
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.process), "gs"])
 def store(request, tmp_path):
     if request.param == "file":
         return Store(str(tmp_path / "root"))

@@ -13,6 +13,7 @@ from data.store import Store
 from data.store.local import link
 
 
+@pytest.mark.process
 def test_put_get_list_delete(store):
     assert store.list("shards") == []
     store.put("shards/0/b", b"two")
@@ -77,6 +78,7 @@ def test_of_eight_that_create_at_once_one_wins(store, tmp_path):
         ]
 
 
+@pytest.mark.process
 def test_of_four_processes_that_create_at_once_one_wins(store):
     if not store.shared:
         pytest.skip("other processes do not see the memory of this one")
@@ -164,6 +166,7 @@ def test_a_store_survives_pickling(store):
     assert (again.url, again.get("a"), repr(again)) == (store.url, b"1", f"Store({store.url!r})")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader_read(store, start):
     if not store.shared and start == "spawn":
@@ -191,6 +194,7 @@ class _Parts:
         return self.store.get(f"part/{index}")[0]
 
 
+@pytest.mark.process
 def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path):
     store = Store(str(tmp_path))
     script = (
@@ -213,6 +217,7 @@ def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path)
         assert mine.exists()
 
 
+@pytest.mark.process
 def test_what_a_process_of_another_container_stages_stays(tmp_path, in_a_container):
     script = (
         "import sys\nfrom data.store import Store\n"

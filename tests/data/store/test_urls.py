@@ -75,6 +75,7 @@ def test_a_path_that_looks_like_a_command_is_a_path(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["pipe:touch executed"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("protocol", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
 def test_a_missing_package_is_named(protocol, package):
     script = (
@@ -86,6 +87,7 @@ def test_a_missing_package_is_named(protocol, package):
     assert remedy in found.stderr
 
 
+@pytest.mark.process
 def test_a_local_store_needs_no_cloud_package():
     script = (
         "import sys\nfrom data.store import Store\nStore('/tmp').exists('x')\n"

@@ -159,7 +159,7 @@ def test_a_fine_tuned_unet_takes_the_place_of_the_models_own(tiny_sd, plain, tmp
 
 
 def test_a_unet_that_is_none_is_refused(tiny_sd, tmp_path):
-    with pytest.raises(InputError, match=r"generator\.unet = .*: cannot be loaded"):
+    with pytest.raises(InputError, match=r"generator\.unet = .*: is not a U-Net directory"):
         load_generator(settings_of(tiny_sd, unet=str(tmp_path)), device="cpu")
 
 

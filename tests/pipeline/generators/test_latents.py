@@ -7,7 +7,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionXLPipelin
 from data.settings import load_settings
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
-from pipeline.generators.latents import unscaled, upcast
+from pipeline.generators.latents import decoded_at_once, unscaled, upcast
 from pipeline.noise import initial_noise
 
 
@@ -58,6 +58,28 @@ def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
     ).images
     expected = (theirs * 255).round().permute(0, 2, 3, 1)
     assert (images.float() - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("side", "images"), [(32, 16), (512, 16), (768, 7), (1024, 4), (2048, 1), (4096, 1)]
+)
+def test_as_many_images_are_decoded_at_once_as_8_gib_hold(side, images):
+    assert decoded_at_once(side * side) == images
+
+
+@pytest.mark.parametrize(("setting", "parts"), [({}, [3, 2]), ({"decode_batch": 4}, [4, 1])])
+def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
+    tiny_sd, monkeypatch, setting, parts
+):
+    monkeypatch.setattr("pipeline.generators.latents.DECODING_BYTES", 3 * 16 * 16 * 1920)
+    config = load_settings(GeneratorConfig, {"model": str(tiny_sd), **setting})
+    generator = load_generator(config, device="cpu")
+    seen, decode = [], generator.vae.decode
+    monkeypatch.setattr(
+        generator.vae, "decode", lambda z, **o: (seen.append(len(z)), decode(z, **o))[1]
+    )
+    assert generator.decode(initial_noise(range(5), generator.latent_shape)).shape[1:3] == (16, 16)
+    assert seen == parts
 
 
 def test_decoding_in_slices_changes_nothing(tiny_sd):

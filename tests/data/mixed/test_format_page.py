@@ -1,4 +1,4 @@
-"""The README's own lines read a root with plain webdataset."""
+"""The lines of docs/format.md read a root with plain webdataset."""
 
 import re
 import textwrap
@@ -11,11 +11,11 @@ import torch
 from data.mixed import MixedDataset
 from tests import handmade
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "format.md"
 
 
 def lines_of_the_readme() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (found,) = [block for block in blocks if "wds.WebDataset" in block]
     return found
 

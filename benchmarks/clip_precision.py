@@ -1,0 +1,71 @@
+"""clip: what the weights of mixed images lose where CLIP runs in bfloat16, on the stand-ins."""
+
+import tempfile
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from benchmarks.measure import Result
+from benchmarks.models import build_config, opened
+from data.store import Store
+from pipeline.annotate import build_annotator
+from pipeline.config import BuildConfig
+from pipeline.mixing import mix_groups
+from pipeline.models import Models
+from pipeline.plan import BuildPlan, MixGroup
+from pipeline.prototypes import measure
+from pipeline.provenance import annotation_identity
+
+
+def run() -> Result:
+    result = Result("clip", "digits: weights and labels of 1,440 mixed images, bfloat16 CLIP")
+    config = build_config("generator.steps=20", "mixing.groups_per_pair=4")
+    _, plan, models = opened(config)
+    groups = [plan.group(index) for index in range(plan.num_groups)]
+    images = mixed(groups, plan, models)
+    exact, rounded = (labelled(config, dtype, groups, images) for dtype in ("float32", "bfloat16"))
+    for name in ("weights", "labels"):
+        ours, theirs = rounded[name], exact[name]
+        each = [spearmanr(*pair).statistic for pair in zip(ours, theirs, strict=True)]
+        result.figures[name] = {
+            "spearman": float(spearmanr(ours.flatten(), theirs.flatten()).statistic),
+            "least_spearman_of_a_series": float(min(each)),
+            "largest_difference": float((ours - theirs).abs().max()),
+            "mean_difference": float((ours - theirs).abs().mean()),
+            "standard_deviation": float(theirs.std()),
+        }
+    result.at_least("Spearman of the weights", result.figures["weights"]["spearman"], 0.999)
+    result.figures["images"] = exact["weights"].numel()
+    return result
+
+
+def mixed(groups: list[MixGroup], plan: BuildPlan, models: Models) -> Tensor:
+    """Images of all series, uint8 [G, A, H, W, 3], as a build makes them."""
+    size = plan.config.shards.groups_per_batch
+    made = []
+    for start in range(0, len(groups), size):
+        part = groups[start : start + size]
+        told: dict[str, Any] = {"embeddings": models.embeddings, "generator": models.generator}
+        made.append(mix_groups(part, models.noise(part)[0], batch_groups=size, **told))
+    return torch.cat(made)
+
+
+def labelled(
+    config: BuildConfig, dtype: str, groups: list[MixGroup], images: Tensor
+) -> dict[str, Tensor]:
+    """Weights, and probabilities of the first class, [G, A], by prototypes of that precision."""
+    annotation = config.annotation.model_copy(update={"dtype": dtype})
+    with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
+        identity = annotation_identity(annotation)
+        store = Store(folder)
+        found = measure(annotation, config.real, device="cpu", identity=identity, store=store)
+    annotator = build_annotator(annotation, found, device="cpu")
+    records = [
+        annotator.annotate(annotator.encode(series), classes=group.classes, mixture=group.mixture)
+        for group, series in zip(groups, images, strict=True)
+    ]
+    first = [[row[0][1] for row in record["labels"]] for record in records]
+    weights = [record["weights"] for record in records]
+    return {"weights": torch.tensor(weights), "labels": torch.tensor(first)}

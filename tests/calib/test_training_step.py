@@ -1,0 +1,133 @@
+"""A training step never makes the host wait for the device.
+
+The modules are on torch's meta device, which has no values: what asks for one fails there, and so
+does what has a shape that depends on values. Copies between the host and it are noted.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from calib.batches import Batch, Batches
+from calib.classifier import Network
+from calib.config import AugmentConfig
+from calib.ema import WeightAverage
+from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
+from calib.methods import METHODS, build_method
+from calib.optimiser import build_optimiser
+from calib.training_step import TrainingStep
+from data.mixed import MixedDataset
+
+META = torch.device("meta")
+CLASSES = 10
+
+
+class Waits(TorchDispatchMode):
+    """Notes what waits: a number made a tensor on the device, a copy that is not `non_blocking`."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        outcome, name = func(*args, **(kwargs or {})), func.overloadpacket
+        if name is torch.ops.aten.lift_fresh and outcome.is_meta:
+            self.found.append("a number made a tensor")
+        if name in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            source = args[0] if name is torch.ops.aten._to_copy else args[1]
+            if source.device != outcome.device and not (kwargs or {}).get("non_blocking"):
+                self.found.append("a copy between host and device")
+        return outcome
+
+
+def waits_of(function):
+    with Waits() as waits:
+        function()
+    return waits.found
+
+
+def test_what_waits_is_seen():
+    values = torch.empty(3, device=META)
+    assert waits_of(lambda: values.new_tensor(1.0)) == ["a number made a tensor"]
+    assert waits_of(lambda: torch.zeros(3).to(META)) == ["a copy between host and device"]
+    assert waits_of(lambda: values.copy_(torch.zeros(3))) == ["a copy between host and device"]
+    for ask in (lambda: values.sum().item(), lambda: bool(values[0] > 0), values.nonzero):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            ask()
+
+
+@pytest.fixture
+def make_step(make_config, accelerator, monkeypatch):
+    """make_step(*overrides): a step of stage one, its network and a batch, without values."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # knows no such device
+
+    def make(*overrides):
+        config = make_config("model={name: lenet}", *overrides)
+        network = Network(config, CLASSES)
+        method = build_method(config.method.name, CLASSES, **config.method.params)
+        params = config.loss.params
+        loss = build_training_loss(config.loss.name, CLASSES, num_samples=60, params=params)
+        modules = [module.to(META).train() for module in (network, method, loss)]
+        parameters = [p for module in modules for p in module.parameters()]
+        step = TrainingStep(
+            config=config,
+            network=network,
+            forward=network,
+            method=method,
+            loss=loss,
+            mixed_loss=build_mixed_loss(config.mixed.loss),
+            optimiser=build_optimiser(config.optimiser, parameters),
+            accelerator=accelerator,
+        )
+        return step, network, batch_of(20)
+
+    return make
+
+
+def batch_of(count):
+    images = torch.empty(3 * count, 16, 16, 3, dtype=torch.uint8, device=META)
+    numbers = torch.empty(count, dtype=torch.int64, device=META)
+    labels = torch.empty(2 * count, CLASSES, device=META)
+    return Batch(images[:count], numbers, numbers, images[count:], labels)
+
+
+STEPS = (
+    *(f"loss={{name: {name}}}" for name in REAL_LOSSES),
+    *(f"method={{name: {name}}}" for name in METHODS),
+    "method={name: rankmixup, kind: mndcg}",
+    "loss={name: crl, variant: paper}",
+    "loss={name: fedlas_ls, norm_start: first_batch}",
+    "optimiser={name: sgd, schedule: constant}",
+    "mixed.batch_norm=shared",
+    "accumulate=2",
+)
+
+
+@pytest.mark.parametrize("setting", STEPS)
+def test_no_step_waits_for_the_device(make_step, setting):
+    loss = () if setting.startswith("loss") else ("loss={name: ce}",)
+    step, _, batch = make_step(*loss, setting)
+    assert waits_of(lambda: step(batch)) == []
+
+
+def test_no_batch_waits_for_the_device(mixed_url):
+    batches = Batches(
+        torch.zeros(60, 16, 16, 3, dtype=torch.uint8),
+        torch.arange(60) % CLASSES,
+        batch_size=20,
+        augment=AugmentConfig(shift=1, flip=True),
+        device=META,
+        mixed=MixedDataset(mixed_url),
+    )
+    found = []
+    assert waits_of(lambda: found.extend(batches.epoch(torch.Generator()))) == []
+    assert [batch.mixed_images.device for batch in found] == [META] * 3
+
+
+def test_averaging_the_weights_does_not_wait_for_the_device(make_step):
+    _, network, _ = make_step("loss={name: ce}")
+    average = WeightAverage(network, 0.9)
+    for _ in range(3):
+        assert waits_of(lambda: average.update(network)) == []

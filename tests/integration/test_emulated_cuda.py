@@ -1,0 +1,426 @@
+"""The product on an emulated CUDA device: no device is mixed up, and results are the CPU's."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from calib.config import TrainConfig
+from calib.evaluate import evaluate_run
+from calib.losses import REAL_LOSSES
+from calib.methods import METHODS
+from calib.run_folder import claim_run
+from calib.stopping import Interrupted, never
+from calib.train import train
+from data.root import Root
+from data.settings import load_settings
+from data.shards import GroupSample, read_tar
+from flows.evaluate import measured
+from pipeline.annotation.encoders import Encoders
+from pipeline.config import BuildConfig
+from pipeline.prototypes import ensure_prototypes
+from pipeline.relabel.prototypes import ensure_set_prototypes
+from pipeline.relabel.sets import plan_set, relabelled_config
+from pipeline.root import create_root
+from pipeline.work import Building
+from pipeline.worker import Worker
+from pipeline.worker import main as worker
+from tests.calib.conftest import REAL, mixed_url, one_thread  # noqa: F401
+from tests.calib.runs import assert_same_results, history, stop_after
+from tests.emulated_cuda import emulated_cuda
+from tests.pipeline.conftest import tiny_dit, tiny_sdxl  # noqa: F401
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    with emulated_cuda():
+        yield
+
+
+MIXED = "two devices"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda own, cpu: own + cpu, MIXED),
+        (lambda own, cpu: cpu.add_(own), MIXED),
+        (lambda own, cpu: own @ cpu, MIXED),
+        (lambda own, cpu: torch.cat([own, cpu]), MIXED),
+        (lambda own, cpu: torch.stack([own.sum(), cpu.sum()]), MIXED),
+        (lambda own, cpu: own.index_select(0, cpu[0].long()), MIXED),
+        (lambda own, cpu: cpu[own[0].long()], MIXED),
+        (lambda own, cpu: own.index_put_((own[0].long(),), cpu), MIXED),
+        (lambda own, cpu: own.sum() + cpu, MIXED),
+        (lambda own, cpu: functional.conv2d(own[None, None], cpu[None, None]), MIXED),
+        (lambda own, cpu: functional.cross_entropy(own, cpu[0].long()), MIXED),
+        (lambda own, cpu: functional.scaled_dot_product_attention(own, cpu, cpu), MIXED),
+        (lambda own, cpu: nn.Linear(2, 2)(own), MIXED),
+        (lambda own, cpu: nn.Linear(2, 2).cuda()(cpu), MIXED),
+        (lambda own, cpu: own.numpy(), "can't convert cuda:0"),
+        (lambda own, cpu: torch.randn(2, generator=torch.Generator(), device="cuda"), "generator"),
+        (lambda own, cpu: own.normal_(generator=torch.Generator()), "generator"),
+    ],
+)
+def test_wrong_devices_raise_as_on_cuda(cuda, wrong, message):
+    with pytest.raises((RuntimeError, TypeError), match=message):
+        wrong(torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
+
+
+def test_what_cuda_allows_is_allowed(cuda):
+    own = torch.arange(6.0, device="cuda").view(2, 3)
+    assert (own * torch.tensor(2.0)).device == torch.device("cuda:0")
+    assert own[torch.tensor([1])].tolist() == [[3, 4, 5]]
+    assert own[[1, 0], 1:].tolist() == [[4, 5], [1, 2]]
+    own[torch.tensor([0])] = torch.tensor(7.0)
+    own[[0], 0] = 8
+    assert own.tolist() == [[8, 7, 7], [3, 4, 5]]
+    assert own.copy_(torch.ones(2, 3)).tolist() == torch.ones(2, 3).copy_(own).tolist()
+    assert own.to("cuda") is own
+    assert own.cuda() is own
+    alias, moved = own.view(-1), own.cpu()
+    alias += 1
+    assert (own.sum().item(), float(moved.sum())) == (12, 6)
+    assert torch.ones(2).to(own).is_cuda
+    for made in (torch.zeros(2, device="cuda"), torch.zeros_like(own), torch.tensor(1).cuda()):
+        assert made.device == own.device
+    assert torch.zeros_like(own, device="cpu").device.type == "cpu"
+    with torch.device("cuda"):
+        assert torch.zeros(2).is_cuda
+    assert functional.one_hot(torch.tensor([0, 1], device="cuda")).is_cuda
+
+
+def test_a_module_trains_on_the_device_as_on_the_cpu():
+    def trained(device: str, kind: type[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+        )
+        weight = network[0].weight
+        network.to(device)
+        assert network[0].weight is weight
+        assert {value.device.type for value in network.state_dict().values()} == {device}
+        optimiser = kind(network.parameters(), lr=0.1, foreach=True)
+        images = torch.randn(5, 3, 4, 4).to(device)
+        for _ in range(3):
+            optimiser.zero_grad()
+            functional.cross_entropy(network(images), torch.ones(5).long().to(device)).backward()
+            optimiser.step()
+        assert all(parameter.grad.device.type == device for parameter in network.parameters())
+        found = copy.deepcopy(network).state_dict()
+        return {name: value.cpu() for name, value in found.items()}
+
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        expected = trained("cpu", kind)
+        with emulated_cuda():
+            torch.testing.assert_close(trained("cuda", kind), expected, rtol=0, atol=0)
+
+
+def test_the_device_draws_from_a_generator_of_its_own(cuda):
+    torch.manual_seed(3)
+    first, state = torch.randn(4, device="cuda"), torch.cuda.get_rng_state()
+    second = torch.randn(4, device="cuda")
+    assert torch.equal(torch.randn(4), first.cpu())  # seeded alike, and not moved by the device
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.randn_like(first), second)
+
+
+def test_everything_is_as_before_afterwards():
+    with emulated_cuda():
+        assert torch.cuda.is_available()
+        assert torch.accelerator.is_available()
+    assert not torch.cuda.is_available()
+    assert not torch.accelerator.is_available()
+    weight = nn.Linear(2, 2).to("cpu").weight
+    weight.sum().backward()
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.ones(2, device="cuda")
+
+
+SMALL = (
+    "mixing.pairs={kind: sampled, count: 3}",
+    "mixing.alphas=3",
+    "generator.steps=2",
+    "shards.groups_per_shard=2",
+    "shards.groups_per_batch=2",
+)
+SELECT = ("noise.strategy=select", "noise.candidates=4", "noise.halving=true", "noise.steps=2")
+STRATEGIES = {
+    "random": (),
+    "select": (*SELECT, "noise.max_cost=1000"),
+    "optimise": (
+        "noise.strategy=optimise",
+        "noise.candidates=1",
+        "noise.iterations=1",
+        "noise.steps=1",
+        "noise.max_cost=1000",
+        "mixing.pairs.count=1",
+    ),
+}
+VARIANTS = {
+    "bfloat16": ("generator.dtype=bfloat16",),
+    "three classes": (
+        "mixing.classes=3",
+        "mixing.grid=random",
+        "mixing.alphas=5",
+        "annotation.rule=simplex",
+        *STRATEGIES["select"],
+    ),
+    "spherical": ("mixing.interpolation=spherical", "shards.store_size=16"),
+    "similar": ("mixing.pairs={kind: similar, count: 3}", "shards.image_format=jpg"),
+    "cached": (
+        "mixing.alphas=4",
+        "generator.approximate.cache_anchors=2",
+        "generator.approximate.cache_steps=2",
+        "generator.approximate.guidance_interval=[0, 0.6]",
+        "generator.approximate.accept_failure=true",
+        "generator.approximate.gate_groups=20",
+    ),
+}
+
+
+@pytest.fixture
+def build(hasty_config: BuildConfig, tmp_path: Path) -> Callable[..., Root]:
+    """build(device, *overrides): a finished root."""
+
+    def run(device: str, *overrides: str) -> Root:
+        config = load_settings(BuildConfig, hasty_config.model_dump(), (*SMALL, *overrides))
+        root = create_root(config, str(tmp_path / device))
+        ensure_prototypes(root, device=device)
+        assert worker([root.url, "--device", device]) == 0
+        return root
+
+    return run
+
+
+def samples(root: Root) -> list[GroupSample]:
+    found = []
+    for record in root.committed().values():
+        with root.store.open(record["tar"]) as file:
+            found += list(read_tar(file))
+    return found
+
+
+# Of an optimised noise. A CPU's gradients too differ in last bits under any dispatch mode of torch.
+SCORES = ("scores", "per_alpha", "stability", "start_stability")
+
+
+def assert_same_shards(root: Root, other: Root) -> None:
+    committed, others = root.committed(), other.committed()
+    assert sorted(committed) == sorted(others) != []
+    for one, two in zip(samples(root), samples(other), strict=True):
+        assert one.images == two.images
+        if one.record["noise"]["strategy"] == "optimise":
+            notes = one.record["noise"], two.record["noise"]
+            for scores in ([note.pop(name) for note in notes] for name in SCORES):
+                torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-5, atol=0)
+        assert one.record == two.record
+    for shard, record in committed.items():
+        assert record["features"]["sha256"] == others[shard]["features"]["sha256"]
+        assert record["tflop"] == others[shard]["tflop"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", ["stable_diffusion", "sdxl", "dit"])
+def test_shards_are_those_of_the_cpu(family, strategy, build, request):
+    overrides = STRATEGIES[strategy]
+    if family != "stable_diffusion":
+        model = request.getfixturevalue(f"tiny_{family}")
+        overrides += (f"generator.family={family}", f"generator.model={model}")
+    expected = build("cpu", *overrides)
+    with emulated_cuda():
+        found = build("cuda", *overrides)
+    assert_same_shards(found, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_shards_of_other_settings_are_those_of_the_cpu(variant, build):
+    expected = build("cpu", *VARIANTS[variant])
+    with emulated_cuda():
+        found = build("cuda", *VARIANTS[variant])
+    assert_same_shards(found, expected)
+
+
+def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
+    build, other_clip, tmp_path, monkeypatch
+):
+    second = f"annotation.second={{model: 'local-dir:{other_clip}'}}"
+    expected, devices = build("cpu", second), set()
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "fresh"))  # nothing was measured before
+    encode = Encoders.encode
+
+    def watched(encoders: Encoders, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = encode(encoders, images)
+        models = [encoder.model for encoder in encoders._loaded.values()]
+        assert len(models) == 2
+        devices.update(weight.device.type for model in models for weight in model.parameters())
+        return found
+
+    monkeypatch.setattr(Encoders, "encode", watched)
+    with emulated_cuda():
+        found = build("cuda", second)
+        assert devices == {"cuda"}
+        found.discard(1)
+        work = Building(found)
+        assert Worker(work, 0, 1, device="auto").run() == 0
+        networks = list(vars(work.models.generator.denoiser.pipeline).values())
+        weights = [w for part in networks if isinstance(part, nn.Module) for w in part.parameters()]
+        assert weights
+        assert {weight.device.type for weight in weights} == {"cuda"}
+    assert_same_shards(found, expected)
+    name = "prototypes.safetensors"
+    assert found.store.get(name) == expected.store.get(name)
+
+
+def test_labels_of_another_clip_are_those_of_the_cpu(build, other_clip, tmp_path):
+    root = build("cpu")
+    shutil.copytree(root.url, tmp_path / "copy")
+
+    def relabelled(root: Root, device: str) -> dict[int, dict]:
+        config = relabelled_config(root, [f"annotation.model=local-dir:{other_clip}"])
+        labels = plan_set(root, config)
+        ensure_set_prototypes(labels, device=device)
+        assert worker([root.url, "--labels", labels.digest, "--device", device]) == 0
+        assert labels.missing() == []
+        return {shard: labels.labels(shard) for shard in labels.committed()}
+
+    expected = relabelled(root, "cpu")
+    with emulated_cuda():
+        assert relabelled(Root(str(tmp_path / "copy")), "cuda") == expected
+
+
+TRAINING = {
+    "name": "small",
+    "real": REAL | {"test_per_class": 5},
+    "loss": {"name": "fedlas_ls"},
+    "model": {"name": "resnet8", "width": 2},
+    "epochs": 2,
+    "batch_size": 20,
+    "augment": {"shift": 1},
+    "optimiser": {"name": "adamw", "learning_rate": 0.01},
+    "head": {"epochs": 2, "batch_size": 20},
+    "trackers": (),
+    "evaluation": {"bootstrap": 10},
+}
+RUNS = {
+    "fedlas, masks, parts": ("accumulate=2",),
+    "averaged, chosen": ("ema=0.8", "select=nll", "head.select=ece", "head.mask_mode=preserve"),
+    "expected": (
+        "loss.name=ce",
+        "optimiser.name=sgd",
+        "head.inference=expected",
+        "head.mask_mode=preserve",
+        "head.views=1",
+    ),
+    "separate norms, tst": ("mixed.batch_norm=separate", "head.method=tst", "augment.shift=0"),
+    "vtst": ("mixed=null", "head.method=vtst", "head.optimiser.learning_rate=0.01"),
+    "shifted": (
+        "mixed.scale=4.0",
+        "head=null",
+        "evaluation.shift={corruptions: [contrast], severities: [3], images: 30}",
+    ),
+}
+
+
+@pytest.fixture
+def train_on(mixed_url: str, tmp_path: Path) -> Iterator[Callable[..., Path]]:  # noqa: F811
+    """train_on(device, *overrides, stop=never): a run folder, trained and measured."""
+
+    def run(
+        device: str, *overrides: str, resume: bool = False, stop: Callable[[], bool] = never
+    ) -> Path:
+        values = TRAINING | {"mixed": {"url": mixed_url}}
+        config = load_settings(TrainConfig, values, overrides)
+        folder = tmp_path / device
+        if not resume:
+            folder = claim_run(config, folder).parent
+        AcceleratorState._reset_state(reset_partial_state=True)
+        train(folder, device=device, resume=resume, stop=stop)
+        return folder
+
+    yield run
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    names = {path.name for path in (other / "seed-0").glob("*.safetensors")}
+    assert {"model.safetensors", "logits-base.safetensors"} <= names
+    assert_same_results(other, run, weights=sorted(names))
+    rows = [json.loads((folder / "evaluation.json").read_text())["rows"] for folder in (run, other)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("settings", RUNS)
+def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
+    expected = train_on("cpu", *RUNS[settings])
+    with emulated_cuda():
+        found = train_on("cuda", *RUNS[settings])
+        assert_same_run(found, expected)
+        again = measured(found, ["evaluation.bins=10"], device="cuda", fresh=True)
+    evaluate_run(expected, device="cpu", fresh=True)
+    assert [row["plain"]["nll"] for row in again["rows"]] == [
+        row["plain"]["nll"]
+        for row in json.loads((expected / "evaluation.json").read_text())["rows"]
+    ]
+
+
+SHORT = ("epochs=1", "head.epochs=1", "evaluation.bootstrap=0")
+
+
+@pytest.mark.parametrize("loss", REAL_LOSSES)
+def test_every_loss_trains_on_the_device(loss, train_on):
+    overrides = (f"loss.name={loss}", "mixed.loss=soft_ce", "epochs=1", "head=null")
+    expected = train_on("cpu", *overrides)
+    with emulated_cuda():
+        assert_same_run(train_on("cuda", *overrides), expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_on_the_device(method, train_on):
+    overrides = (f"method.name={method}", "loss.name=ce", "model.width=4", "epochs=1", "head=null")
+    expected = train_on("cpu", *overrides)
+    with emulated_cuda():
+        assert_same_run(train_on("cuda", *overrides), expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_the_network_and_keeps_the_rest_in_float32(
+    precision, train_on, monkeypatch
+):
+    conv2d, seen = functional.conv2d, set()
+
+    def watched(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        found = conv2d(*args, **kwargs)
+        seen.add((torch.is_grad_enabled(), found.dtype, found.device.type))
+        return found
+
+    monkeypatch.setattr(functional, "conv2d", watched)
+    with emulated_cuda():
+        run = train_on("cuda", f"mixed_precision={precision}", *SHORT)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert (True, half, "cuda") in seen
+    assert (False, torch.float32, "cuda") in seen  # measured without
+    weights = load_file(run / "seed-0" / "model.safetensors").values()
+    assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
+    assert all(0 < line["loss"] < 10 for line in history(run) if line["stage"] == "head")
+
+
+def test_a_training_that_was_stopped_in_an_epoch_goes_on_bit_for_bit(train_on, tmp_path):
+    """Of a head whose latents the device draws; its generator's state is kept."""
+    overrides = ("mixed=null", "head.method=vtst")
+    with emulated_cuda():
+        whole = train_on("cuda", *overrides).rename(tmp_path / "whole")
+        with pytest.raises(Interrupted, match="head: stopped in epoch 1 after step 2"):
+            train_on("cuda", *overrides, stop=stop_after(2, steps=2))
+        torch.randn(3, device="cuda")
+        assert_same_run(train_on("cuda", *overrides, resume=True), whole)
