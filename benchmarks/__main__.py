@@ -29,6 +29,7 @@ CPU = {
     "million": "million",
     "slopes": "slopes",
     "memory": "memory",
+    "clip": "clip_precision",
 }
 
 

@@ -23,12 +23,13 @@ def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shards and after all, and the highest ever."""
     from benchmarks.models import build_config, opened
     from pipeline.build import generate_shard
+    from pipeline.work import finish
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
     root, plan, models = opened(config)
     found = []
     for index in range(SHARDS):
-        generate_shard(plan.shard(index), plan, models=models, root=root)
+        finish(generate_shard(plan.shard(index), plan, models=models, root=root))
         found.append(resident_mb())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found[0], found[-1], peak

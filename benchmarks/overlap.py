@@ -1,8 +1,13 @@
-"""C12: generating on one thread while the other core encodes and writes."""
+"""C12: generating on one thread while others encode and write, and publish the shard before."""
 
+import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -10,13 +15,20 @@ from benchmarks.measure import Result, interleaved, ratio
 from benchmarks.models import build_config, opened, standins
 from benchmarks.tiny import save_tiny_pipeline
 from data.images import encode_image
+from data.leases import claim, release
+from data.root import Root
+from data.store import Store
 from pipeline.batch import encode_series, make_batch
 from pipeline.build import generate_shard
+from pipeline.config import BuildConfig
 from pipeline.shard_writer import ShardWriter
 from pipeline.standins import StandIns
 from pipeline.stopwatch import Stopwatch
+from pipeline.work import Building, Making, finish
+from pipeline.worker import Worker
 
 BATCHES = 6
+SHARDS, LATENCY_S = 8, 0.3  # of each request that writes, as of a busy bucket
 
 
 def run() -> Result:
@@ -24,14 +36,28 @@ def run() -> Result:
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     save_tiny_pipeline(folder / "diffusion", standins().diffusion, image_size=256)
     models = StandIns(folder / "diffusion", standins().clip, {})
-    config = build_config(
+    encoded(result, folder, models)
+    published(result, models)
+    return result
+
+
+def made_by(models: StandIns, *overrides: str) -> BuildConfig:
+    return build_config(
         "generator.steps=1",
         "generator.guidance_scale=0",
-        "shards.image_format=png",  # the dearest lossless one: the stages are to be of a size
         "shards.groups_per_batch=4",
-        f"shards.groups_per_shard={4 * BATCHES}",
         "mixing.groups_per_pair=1",
+        *overrides,
         models=models,
+    )
+
+
+def encoded(result: Result, folder: Path, models: StandIns) -> None:
+    """One shard against generating alone, or encoding alone."""
+    config = made_by(
+        models,
+        "shards.image_format=png",  # the dearest lossless one: the stages are to be of a size
+        f"shards.groups_per_shard={4 * BATCHES}",
     )
     root, plan, loaded = opened(config)
     spec = plan.shard(0)
@@ -55,7 +81,7 @@ def run() -> Result:
     def overlapped() -> None:
         if root.is_committed(0):
             root.discard(0)
-        generate_shard(spec, plan, models=loaded, root=root)
+        finish(generate_shard(spec, plan, models=loaded, root=root))
 
     seconds = interleaved(
         {"generate": generate, "encode": encode, "overlapped": overlapped},
@@ -73,4 +99,54 @@ def run() -> Result:
     }
     first = encode_image(kept[0][0, 0], "png")
     result.figures["image_kB"] = len(first) / 1000
-    return result
+
+
+def published(result: Result, models: StandIns) -> None:
+    """A worker's shards into a slow store, against claiming and making them alone."""
+    root, plan, loaded = opened(made_by(models, "shards.groups_per_shard=4"))
+    work = Building(root)
+    work.models, work.load = loaded, lambda **_: None  # type: ignore[method-assign]
+
+    def each(end: Callable[[Making[Any]], object]) -> None:
+        with slow_store(root):
+            for shard in range(SHARDS):
+                claim(root.store, shard)
+                making = generate_shard(plan.shard(shard), plan, models=loaded, root=root)
+                next(making)
+                end(making)
+                release(root.store, shard)
+
+    def worker() -> None:
+        with slow_store(root):
+            assert Worker(work, 0, 1, device="cpu", only=range(SHARDS)).run() == 0
+
+    seconds = interleaved(
+        {
+            "making": lambda: each(lambda making: making.close()),
+            "one after another": lambda: each(finish),
+            "worker": worker,
+        },
+        repeats=3,
+        clock=time.perf_counter,
+    )
+    found = ratio(seconds["worker"], seconds["making"])
+    result.at_most(f"{SHARDS} shards, {LATENCY_S:g} s a write, over making", found["ratio"], 1.15)
+    serial = ratio(seconds["one after another"], seconds["making"])
+    result.figures["publishing"] = {"worker": found, "one after another": serial, "wall": seconds}
+
+
+@contextmanager
+def slow_store(root: Root) -> Iterator[None]:
+    """Without shards at first; each write of every store takes `LATENCY_S` longer."""
+    shutil.rmtree(Path(root.url) / "shards", ignore_errors=True)
+
+    def slowed(write: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            time.sleep(LATENCY_S)
+            return write(*arguments)
+
+        return run
+
+    writes = {name: slowed(getattr(Store, name)) for name in ("publish", "put", "create")}
+    with patch.multiple(Store, **writes):
+        yield

@@ -18,6 +18,7 @@ from pipeline.models import Models
 from pipeline.noise.source import random_noise
 from pipeline.plan import BuildPlan
 from pipeline.root import plan_of
+from pipeline.work import finish
 
 
 class Blends:
@@ -84,4 +85,4 @@ def fill(root: Root, *, size: int) -> None:
     plan = plan_of(root)
     models = blending_models(root, plan, size=size)
     for shard in root.missing():
-        generate_shard(plan.shard(shard), plan, models=models, root=root)
+        finish(generate_shard(plan.shard(shard), plan, models=models, root=root))

@@ -120,7 +120,7 @@ def streaming(result: Result, root: Root, *, size: int, batch: int, bar: float) 
 
 
 def plain_webdataset(tars: list[str]) -> Iterator[tuple[Tensor, list[list[float]]]]:
-    """As the README reads a root without us: every image with its sparse label."""
+    """As docs/format.md reads a root without us: every image with its sparse label."""
     for group in wds.WebDataset(tars, shardshuffle=False):
         record = json.loads(group["json"])
         for position, label in enumerate(record["labels"]):

@@ -30,6 +30,7 @@ from pipeline.relabel.shard import label_shard
 from pipeline.relabel.stored import label_stored
 from pipeline.root import create_root
 from pipeline.standins import Recipe, Stage, train_standins
+from pipeline.work import finish
 
 ALPHAS, SIZE = 8, 32
 IMAGES = (1000, 2000, 4000)
@@ -122,7 +123,7 @@ def relabel(work: Relabelling) -> None:
         if work.store.exists(work.labels.name(shard)):
             work.store.delete(work.labels.name(shard))
         assert work.annotator is not None
-        label_shard(record, labels=work.labels, plan=work.plan, annotator=work.annotator)
+        finish(label_shard(record, labels=work.labels, plan=work.plan, annotator=work.annotator))
 
 
 def all_pixels(root: Root) -> Tensor:

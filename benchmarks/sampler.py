@@ -92,7 +92,7 @@ def bare_forwards(generator, condition: Conditioning, *, steps: int):  # type: i
     rows = 2 * len(condition)
     latents = torch.randn(rows, *generator.latent_shape)
     tokens = condition.tokens.repeat(2, 1, 1)
-    decode = generator.config.decode_batch
+    decode = generator.decode_batch
 
     @torch.inference_mode()
     def forwards() -> None:
