@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK_DATE := 2026-11-14
 
-.PHONY: setup quickstart test test-slow check bench bench-gpu bench-fidelity lock clean
+.PHONY: setup quickstart test test-process test-slow check bench bench-gpu bench-fidelity lock clean
 
 setup: .venv/installed
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "semix needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet 'uv>=0.9'
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -19,10 +19,14 @@ setup: .venv/installed
 quickstart: setup
 	$(BIN)/semix quickstart
 
-# A process a core, at most four: each makes its own small roots and starts its own server.
+# How many processes, tests/rungs.py says; in the second rung each starts its own Prefect server.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=10
+
 test: setup
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-		--durations=10
+	$(PYTEST)
+
+test-process: setup
+	$(PYTEST) -m 'process and not slow and not gpu'
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --durations=10

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from data.root import PLAN, Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build_end import BuildFailed, refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, opened, put_damage_aside, say_notes
+from flows.build_start import ALL, check_work, put_damage_aside, say_notes
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
 from flows.server.run_server import prefect_server
 from flows.slots.settings import SlotSettings
+from pipeline.checks import check_models
 from pipeline.config import BuildConfig
 from pipeline.extension import described, extend_root
 from pipeline.root import checked_plan, create_root, plan_of
@@ -53,8 +55,13 @@ def build(
         settings = load_settings(BuildConfig, config.model_dump(mode="json"), overrides)
         root = create_root(settings, out)
         return resume(root, slots=slots, selection=selection, full=full)  # plan.json has it
-    root = opened(out, str(config), overrides)
-    return _made(root, whole_path(config), overrides, slots=slots, selection=selection, full=full)
+    settings = load_settings(BuildConfig, config, overrides)
+    with ExitStack() as stack:
+        if not Store(out).exists(PLAN):  # there is work: the server starts beside what is checked
+            check_models(settings)
+            stack.enter_context(prefect_server(wait=False))
+        root, whole = create_root(settings, out), whole_path(config)
+        return _made(root, whole, overrides, slots=slots, selection=selection, full=full)
 
 
 def resume(
@@ -91,25 +98,26 @@ def _made(
             root.write_index()
             return root
     check_work(root, settings)
-    with prefect_server():
+    with prefect_server(wait=False):  # it starts beside the imports
         from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
         from flows.calling import call_flow
 
-        call_flow(
-            build_flow,
-            out=root.url,
-            config=config,
-            overrides=list(overrides),
-            slots=settings.count,
-            runner=settings.runner,
-            cluster=settings.cluster,
-            range=settings.range,
-            shards=format_ranges(sorted(selection.shards)),
-            retry_failed=selection.retry_failed,
-            skip_failed=selection.skip_failed,
-            full=full,
-            device=settings.device,
-        )
+        with prefect_server():
+            call_flow(
+                build_flow,
+                out=root.url,
+                config=config,
+                overrides=list(overrides),
+                slots=settings.count,
+                runner=settings.runner,
+                cluster=settings.cluster,
+                range=settings.range,
+                shards=format_ranges(sorted(selection.shards)),
+                retry_failed=selection.retry_failed,
+                skip_failed=selection.skip_failed,
+                full=full,
+                device=settings.device,
+            )
     return root
 
 

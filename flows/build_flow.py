@@ -5,11 +5,13 @@ Prefect shows, starts again and gives up; which shard is done is read from the s
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow, task
 
+from data.progress import Progress
 from data.ranges import format_ranges, parse_ranges
 from data.repair import refuse_other_prototypes
 from data.root import Root
@@ -24,10 +26,12 @@ from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
 from pipeline.fidelity import ensure_fidelity
-from pipeline.prototypes import ensure_prototypes
+from pipeline.prototypes import ensure_prototypes, is_prepared
 from pipeline.root import plan_of
 
 log = logging.getLogger("semix.build")
+
+Listener = Callable[[Progress], None]
 
 
 def run_name(given: Mapping[str, Any]) -> str:
@@ -65,7 +69,6 @@ def build_flow(
         if lacking:
             settings = SlotSettings(slots, runner, cluster, range, device)
             check_work(root, settings)
-            prepare(root, device=settings.flow_device)
             errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
         else:
             say_complete(root, selection)
@@ -104,17 +107,37 @@ def fidelity(root: Root, device: str) -> None:
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
     """Make shards in slots, and show what came of it; what slots said that ended badly."""
+    with making(root, settings, shards) as end:
+        return end()
+
+
+@contextmanager
+def making(
+    root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
+) -> Iterator[Callable[[], list[str]]]:
+    """Slots work while the block does; what it yields waits for their end, as `make` does.
+
+    Workers of a new root start while its prototypes are measured, and wait for them.
+    """
     key = artifact_key("build", root.url, root.plan["digest"])
     began, start = root.progress(), time.monotonic()
-    with (
-        slots_running(root.url, settings, shards=shards) as futures,
-        shown("generate") as show,
-        progress_artifact(key) as publish,
-    ):
-        errors = follow(futures, root, listeners=(show, publish))
-    build_summary(root, key=key, began=began, seconds=time.monotonic() - start)
-    series_sheet(root, key=key)
-    return errors
+    # What is measured again, or compared, may yet be refused: then no worker starts.
+    approximate = plan_of(root).config.generator.approximate.active
+    waiting = not (began.done or approximate or is_prepared(root))
+    if not waiting:
+        prepare(root, device=settings.flow_device)
+    with slots_running(root.url, settings, shards=shards, waiting=waiting) as futures:
+        if waiting:
+            prepare(root, device=settings.flow_device)
+
+        def end() -> list[str]:
+            with shown("generate") as show, progress_artifact(key) as publish:
+                errors = follow(futures, root, listeners=(listener, show, publish))
+            build_summary(root, key=key, began=began, seconds=time.monotonic() - start)
+            series_sheet(root, key=key)
+            return errors
+
+        yield end
 
 
 @task(task_run_name="index", **RECORD)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
 
@@ -23,39 +24,40 @@ from flows.commands import (
     studying,
     training,
 )
+from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.errors import RunFailed
 from flows.server.loss import in_words
 from flows.terminal import say, say_error, set_up_logging
 
 app = typer.Typer(
+    cls=CommandsPage,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Make images between two classes, label them with CLIP, train calibrated classifiers.",
 )
-for command in (
-    training.quickstart,
-    building.build,
-    building.resume,
-    building.extend,
-    building.status,
-    repairing.verify,
-    repairing.failures,
-    repairing.gc,
-    relabeling.relabel,
-    auditing.audit,
-    looking.browse,
-    looking.show,
-    exporting.export,
-    training.train,
-    training.evaluate,
-    studying.study,
-    training.report,
-    doctoring.doctor,
-    serving.server,
-    deploying.deploy,
-):
-    app.command()(command)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Make": (
+        training.quickstart,
+        building.build,
+        building.resume,
+        building.extend,
+        relabeling.relabel,
+        exporting.export,
+    ),
+    "Look": (
+        building.status,
+        repairing.failures,
+        repairing.verify,
+        looking.browse,
+        looking.show,
+        auditing.audit,
+    ),
+    "Train": (training.train, training.evaluate, studying.study, training.report),
+    "Operate": (doctoring.doctor, repairing.gc, serving.server, deploying.deploy),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(cls=CommandPage, rich_help_panel=panel)(command)
 
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
 
 from data.progress import Progress
 from flows.terminal import console
@@ -77,6 +81,83 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+class Steps:
+    """The steps of a long command: a table with time taken and left, or a line as each ends.
+
+    Args:
+        expected: what each takes on two cores, seconds; the pace of those that ended, against
+            this, gives the time left. Those with 0 run beside others.
+    """
+
+    def __init__(self, expected: Mapping[str, float]) -> None:
+        self.expected = dict(expected)
+        self.took: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show them during the block."""
+        screen = Console(stderr=True)
+        if not screen.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._table, console=screen, refresh_per_second=2) as self._live:
+            yield
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        log.info("%s", name)
+        self._begun[name] = time.monotonic()
+        yield
+        self.end(name)
+
+    def end(self, name: str) -> None:
+        """It ended now; if it never began, it was found done."""
+        begun = self._begun.pop(name, None)
+        self.took[name] = 0.0 if begun is None else time.monotonic() - begun
+        if self._live is None:
+            rest = (
+                f"; about {duration(self.left())} left"
+                if len(self.took) < len(self.expected)
+                else ""
+            )
+            self.say(f"{name}: {self._time(name)}{rest}")
+
+    def say(self, text: str) -> None:
+        """A line above the table."""
+        screen = self._live.console if self._live else Console(stderr=True)
+        screen.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def left(self) -> float:
+        """Seconds until all have ended."""
+        ended = sum(self.expected[name] for name in self.took if self.took[name])
+        pace = sum(self.took[name] for name in self.took if self.expected[name]) / (ended or 1)
+        return sum(self._left_of(name, pace if ended else 1.0) for name in self.expected)
+
+    def _left_of(self, name: str, pace: float) -> float:
+        if name in self.took:
+            return 0.0
+        begun = self._begun.get(name)
+        spent = 0.0 if begun is None else time.monotonic() - begun
+        return max(0.0, pace * self.expected[name] - spent)
+
+    def _time(self, name: str) -> str:
+        if name in self.took:
+            return duration(self.took[name]) if self.took[name] >= 0.5 else "was there"
+        if name in self._begun:
+            return f"{duration(time.monotonic() - self._begun[name])} so far"
+        return ""
+
+    def _table(self) -> Table:
+        left = f"about {duration(self.left())} left"
+        table = Table(box=None, show_header=False, caption=left, caption_justify="left")
+        for name in self.expected:
+            mark = "done" if name in self.took else "now" if name in self._begun else ""
+            table.add_row(mark, Text(name), self._time(name))
+        return table
 
 
 @contextmanager

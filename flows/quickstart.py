@@ -1,7 +1,5 @@
 """The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
 
-import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 from calib.config import TrainConfig
 from calib.run_folder import DATA, EVALUATION, is_measured
+from calib.study import Cell
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import file_digest
 from data.indices import open_index
 from data.real import SPLITS, RealDataset, load_real
-from data.root import Root
+from data.root import PLAN, Root
 from data.settings import load_settings
 from data.store import Store
-from flows.build import build
 from flows.gpus import visible_gpus
 from flows.places import training_folder
 from flows.server.run_server import prefect_server
-from flows.train import train
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
-from pipeline.standins import StandIns, train_standins
+from pipeline.standins import StandIns, find_standins, train_standins
 
 if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
     from data.mixed import MixedDataset
 
 SECONDS = "seconds.json"  # of each step, when it was last made
+REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
 # The same number of series twice: from random noises, and from the stablest of several.
 RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
@@ -49,8 +47,6 @@ LIMITS = [
     "with the test figures of this split in view.",
 ]
 
-log = logging.getLogger("semix.quickstart")
-
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
     """Make every step below `out`; what is there and unchanged is not made again.
@@ -64,15 +60,51 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         RunFailed: the build or a training failed; the same command goes on.
     """
     out = training_folder(out)
-    Store(str(out)).check_writable()
-    visible_gpus()  # or why that cannot be known
-    with prefect_server():
-        from flows.calling import call_flow  # Prefect costs seconds: not to refuse
-        from flows.quickstart_flow import quickstart_flow
+    page = out / REPORT
+    if not is_complete(out, seeds):
+        Store(str(out)).check_writable()
+        visible_gpus()  # or why that cannot be known
+        with prefect_server(wait=False):  # it starts beside the imports
+            from flows.calling import call_flow  # Prefect costs seconds: not to refuse
+            from flows.quickstart_flow import quickstart_flow
 
-        made = call_flow(quickstart_flow, out=str(out), seeds=seeds)
-    shown = read_json(Path(made["report"]).with_suffix(".json"))
-    return {"report": made["report"], "seconds": Clock(out / SECONDS).seconds, **shown}
+            with prefect_server():
+                call_flow(quickstart_flow, out=str(out), seeds=seeds)
+    shown = read_json(page.with_suffix(".json"))
+    return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **shown}
+
+
+def is_complete(out: Path, seeds: int) -> bool:
+    """Whether the report shows these very models, images and trainings, found without torch."""
+    shown = (out / REPORT).with_suffix(".json")
+    if not ((out / REPORT).is_file() and shown.is_file()):
+        return False
+    models = find_standins(real_digits(), out / "standins")
+    if models is None:
+        return False
+    for name, changes in mixed_settings(models).items():
+        place = out / name
+        if not (place / PLAN).is_file() or not Root(str(place)).indices():
+            return False
+        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(place))
+        if root.missing():
+            return False
+    cells = cells_of_story(out, seeds)
+    if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
+        return False
+    return bool(read_json(shown)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
+
+
+def cells_of_story(out: Path, seeds: int) -> list[Cell]:
+    """A training run for each method, with its mixed dataset where it has one."""
+    cells = []
+    for name, mixed in METHODS.items():
+        overrides = [f"seeds={list(range(seeds))}"]
+        if mixed is not None:
+            overrides.append(f"mixed.url={out / mixed}")
+        config = load_settings(TrainConfig, CONFIGS / f"{name}.yaml", overrides)
+        cells.append(Cell("runs", name, config))
+    return cells
 
 
 class Clock:
@@ -90,7 +122,6 @@ class Clock:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        log.info("%s", name)
         start = time.monotonic()
         yield
         self.note(name, time.monotonic() - start)
@@ -98,8 +129,10 @@ class Clock:
 
 def make_models(out: Path, clock: Clock) -> StandIns:
     """Train the small models, or find them trained."""
-    models = train_standins(real_digits(), out / "standins")
-    clock.note("small models", sum(models.seconds.values()))
+    start = time.monotonic()
+    models = train_standins(real_digits(), out / "standins", progress=lambda *_: None)
+    if models.seconds:
+        clock.note("small models", time.monotonic() - start)
     return models
 
 
@@ -107,36 +140,30 @@ def real_digits() -> RealDataset:
     return load_real(load_settings(BuildConfig, CONFIGS / "build.yaml").real)
 
 
-def make_mixed(models: StandIns, place: Path, clock: Clock) -> Root:
-    """Build the mixed dataset, or what is missing of it."""
-    label, changes = NOISE[place.name]
-    given = [
-        f"generator.model={models.diffusion}",
-        f"annotation.model=local-dir:{models.clip}",
-        *changes,
-    ]
-    config = load_settings(BuildConfig, CONFIGS / "build.yaml", given)
-    root = create_root(config, str(place))
-    if root.missing():
-        with clock.step(f"mixed dataset, {label}"):
-            build(config, str(place), slots=min(2, os.cpu_count() or 1))
-    root.write_index()
-    return root
+def mixed_settings(models: StandIns) -> dict[str, list[str]]:
+    """Changes to `build.yaml` that make each mixed dataset."""
+    given = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
+    return {name: [*given, *changes] for name, (_, changes) in NOISE.items()}
 
 
-def train_method(name: str, root: Root | None, run: Path, seeds: int, clock: Clock) -> Path:
-    """Train and measure one method, or find it measured; its run folder."""
-    file = CONFIGS / f"{name}.yaml"
-    overrides = [f"seeds={list(range(seeds))}"]
-    if root is not None:
-        overrides.append(f"mixed.url={root.url}")
-    config = load_settings(TrainConfig, file, overrides)
-    if not is_measured(config, run):
-        with clock.step(f"training {config.name}"):
-            train(config, run, resume=True)
-    if root is not None:
-        refuse_other_data(run, root)
-    return run
+def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
+    """The roots of both mixed datasets, begun where they are new."""
+    configs = {
+        name: load_settings(BuildConfig, CONFIGS / "build.yaml", changes)
+        for name, changes in mixed_settings(models).items()
+    }
+    return {name: create_root(config, str(out / name)) for name, config in configs.items()}
+
+
+def first_picture(root: Root, path: Path) -> bool:
+    """Draw some series of what is committed, if anything is; whether there is a picture."""
+    from data.contact_sheet import contact_sheet
+    from data.series import read_series, some_of_all_pairs
+
+    if not root.done():
+        return False
+    contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)
+    return True
 
 
 def refuse_other_data(run: Path, root: Root) -> None:
@@ -160,7 +187,9 @@ def make_report(
     if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
         return path
     with clock.step("report"):
-        from calib.report import Compared, summary_table, write_report
+        from calib.report.noise import Compared
+        from calib.report.page import write_report
+        from calib.report.tables import summary_table
         from data.mixed import MixedDataset
 
         compared = []
@@ -169,7 +198,7 @@ def make_report(
             compared.append(Compared(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
         agreement, real = compared[0].agreement, real_digits()
         facts = {
-            "seconds": {k: s for k, s in clock.seconds.items() if not k.startswith("training")},
+            "seconds": clock.seconds,
             "splits": {split: len(getattr(real, split)) for split in SPLITS},
             "limits": LIMITS,
         }

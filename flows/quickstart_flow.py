@@ -1,30 +1,58 @@
 """The Prefect quickstart flow: small models, builds, trainings, and the report on them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
+from prefect.task_runners import ThreadPoolTaskRunner
 
+from calib.run_folder import claim_run, is_measured
+from calib.study import Cell, plan_jobs
+from data.progress import Progress
 from data.root import Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
+from flows.build_end import refuse_gaps
+from flows.build_flow import index, making, plan
+from flows.build_start import ALL
+from flows.cgroup import usable_cores
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
 from flows.places import training_folder
+from flows.progress import Steps
 from flows.quickstart import (
+    CHOSEN,
+    LOG,
     METHODS,
     NOISE,
+    PICTURE,
+    RANDOM,
+    REPORT,
     SECONDS,
     Clock,
-    make_mixed,
+    begun_roots,
+    cells_of_story,
+    first_picture,
     make_models,
     make_report,
-    train_method,
+    refuse_other_data,
 )
+from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
+from flows.study_flow import trainings
+from flows.terminal import details_in
 from pipeline.standins import StandIns
+
+MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
+MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
+IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
+# Seconds on two cores, of three seeds; plain cross-entropy needs no mixed image, so it is trained
+# while the models are.
+EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[CHOSEN]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
+RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MOST_TRAINERS)
 
 
 def run_name(given: Mapping[str, Any]) -> str:
@@ -32,8 +60,8 @@ def run_name(given: Mapping[str, Any]) -> str:
     return f"quickstart into {name_of(given['out'])}, {given['seeds']} seeds"
 
 
-@flow(**flow_options("quickstart", run_name))
-def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 5) -> dict[str, Any]:
+@flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
+def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> dict[str, Any]:
     """Tell the whole story on the bundled digits: small models, two builds, methods, a report.
 
     Start it again at any time: what is there and unchanged is kept.
@@ -41,22 +69,90 @@ def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 5) -> di
     # Networks this small gain nothing from a second thread and lose much where a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with running("quickstart"):
-        place = training_folder(out)
-        visible_gpus()  # or why that cannot be known, before models are trained
+        place, gpus = training_folder(out), visible_gpus()
+        steps = Steps({**EXPECTED, TRAININGS: EXPECTED[TRAININGS] * seeds / 3})
         clock = Clock(place / SECONDS)
-        models = small_models(place, clock)
-        roots = {name: make_mixed(models, place / name, clock) for name in NOISE}
-        runs = [
-            train_method(name, roots[mixed] if mixed else None, place / "runs" / name, seeds, clock)
-            for name, mixed in METHODS.items()
-        ]
-        page = report(place / "report.html", roots, runs, clock)
-        return {"report": str(page), "runs": [str(run) for run in runs]}
+        cells = cells_of_story(place, seeds)
+        alone = [cell for cell in cells if METHODS[cell.method] is None]
+        with details_in(place / LOG), steps.shown():
+            steps.say(f"details: {place / LOG}")
+            with trained(alone, place, gpus, spare=1), steps.step(MODELS):
+                models = small_models(place, clock)
+            roots = images_and_trainings(models, cells, place, gpus, clock=clock, steps=steps)
+            for cell in cells:
+                if (mixed := METHODS[cell.method]) is not None:
+                    refuse_other_data(cell.run(place), roots[mixed])
+            with steps.step(PAGE):
+                page = report(place / REPORT, roots, [cell.run(place) for cell in cells], clock)
+        return {"report": str(page), "runs": [str(cell.run(place)) for cell in cells]}
 
 
 @task(task_run_name="small models", **RECORD)
 def small_models(out: Path, clock: Clock) -> StandIns:
     return make_models(out, clock)
+
+
+def images_and_trainings(
+    models: StandIns,
+    cells: Sequence[Cell],
+    out: Path,
+    gpus: Sequence[str],
+    *,
+    clock: Clock,
+    steps: Steps,
+) -> dict[str, Root]:
+    """Both mixed datasets, made side by side, and the trainings on each as soon as it is there.
+
+    Mixed datasets that are there, and trainings that are measured, are kept.
+    """
+    roots = begun_roots(models, out)
+    settings = SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(roots))))
+    with ExitStack() as stack:
+        ends = {}
+        for name, root in roots.items():
+            plan(root, ALL, full=False)
+            if root.missing():
+                draw = drawing(root, out / PICTURE, steps)
+                ends[name] = stack.enter_context(making(root, settings, listener=draw))
+        for name, root in roots.items():
+            with steps.step(IMAGES[name]):
+                if name in ends:
+                    with clock.step(IMAGES[name]):
+                        refuse_gaps(root, ALL, ends[name]())
+                index(root)
+            on_it = [cell for cell in cells if METHODS[cell.method] == name]
+            stack.enter_context(trained(on_it, out, gpus))
+        first_picture(roots[RANDOM], out / PICTURE)  # of all pairs, now that they are there
+        todo = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
+        with steps.step(TRAININGS), clock.step(TRAININGS) if todo else nullcontext():
+            stack.close()
+    return roots
+
+
+def drawing(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
+    """Draws the first series that are committed, and says where."""
+
+    def draw(progress: Progress) -> None:
+        if progress.done and not path.exists() and first_picture(root, path):
+            steps.say(f"first images: {path}")
+
+    return draw
+
+
+@contextmanager
+def trained(
+    cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare: int = 0
+) -> Iterator[None]:
+    """Train and measure what is not measured, beside what the block does on `spare` cores."""
+    todo = [cell for cell in cells if not is_measured(cell.config, cell.run(out))]
+    for cell in todo:
+        claim_run(cell.config, cell.run(out))
+    if not todo:
+        yield
+        return
+    slots = min(MOST_TRAINERS, len(gpus) or max(1, usable_cores() - spare))
+    with trainings(plan_jobs(todo, slots=slots), out, slots=slots, gpus=gpus):
+        yield
 
 
 @task(task_run_name="report", **RECORD)

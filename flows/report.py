@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.report import print_table, summary_table, write_report
+from calib.report.page import write_report
+from calib.report.tables import print_table, summary_table
 from data.errors import InputError
 from data.files import read_json
 from flows.places import own_file

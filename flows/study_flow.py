@@ -1,8 +1,9 @@
 """The Prefect study flow: one task a slot, which takes jobs until none is left."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -55,7 +56,8 @@ def study_flow(
         gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
         count = slots or max(1, len(gpus))
         try:
-            train_all(plan_jobs(todo, slots=count), place, slots=count, gpus=gpus)
+            with trainings(plan_jobs(todo, slots=count), place, slots=count, gpus=gpus):
+                pass
         except StudyFailed as error:
             failed = error
         record = write_tables(settings, cells, place)
@@ -64,8 +66,9 @@ def study_flow(
         return {"study": str(place / "study.json"), "missing": len(record["missing"])}
 
 
-def train_all(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> None:
-    """Train and measure the runs of all jobs.
+@contextmanager
+def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
+    """Train and measure the runs of all jobs, beside what the block does.
 
     Args:
         gpus: shared out among the slots.
@@ -91,6 +94,7 @@ def train_all(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
             )
             for slot in range(slots)
         ]
+        yield
         follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
     finally:
         stop.set()  # an interrupt passes here; the flow ends when its trainers have

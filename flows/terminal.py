@@ -4,7 +4,9 @@ import json
 import logging
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +32,17 @@ def set_up_logging(*, debug: bool = False) -> None:
     logger.handlers = [_ConsoleHandler()]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
+
+
+@contextmanager
+def details_in(path: Path) -> Iterator[None]:
+    """For the block, lines go to a file, and so do bars, as lines: the screen is another's."""
+    with path.open("a", encoding="utf-8") as file:
+        console.file = file
+        try:
+            yield
+        finally:
+            console.file = None  # type: ignore[assignment]  # whatever standard error is then
 
 
 def say(text: str) -> None:

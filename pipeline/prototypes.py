@@ -1,6 +1,7 @@
 """What a plan needs of the real data, measured once: class prototypes, and similar pairs."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does wit
     from torch import Tensor
 
 CHUNKS = "prototypes"  # folder of features whose measurement is under way
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many workers ask
 
 
 def ensure_prototypes(
@@ -42,6 +44,27 @@ def ensure_prototypes(
         root.store.create(PROTOTYPES, content)
         remove_chunks(root.store)
     ensure_pairs(root)
+
+
+def await_prototypes(root: Root, beat: Callable[[], None] = lambda: None) -> None:
+    """Wait until another process has ended `ensure_prototypes`.
+
+    Args:
+        beat: called at each look, for whoever watches.
+    """
+    pause = FIRST_LOOK_S
+    while not is_prepared(root):
+        beat()
+        time.sleep(pause)
+        pause = min(1.2 * pause, LONGEST_LOOK_S)
+
+
+def is_prepared(root: Root) -> bool:
+    """Whether all is there that `ensure_prototypes` makes."""
+    if not root.store.exists(PROTOTYPES):
+        return False
+    similar = plan_of(root).config.mixing.pairs.kind == "similar"
+    return not similar or root.store.exists(PAIRS)
 
 
 def measure(

@@ -110,6 +110,10 @@ class Walk:
     def went_on(self) -> None:
         self._wait_s = SHORTEST_WAIT_S
 
+    def failed_before(self, shard: int) -> bool:
+        """Whether an attempt at it had failed at the last look."""
+        return shard in self._attempts
+
     def give_up(self, shard: int) -> None:
         """We failed to make it."""
         self._ours.add(shard)

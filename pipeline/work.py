@@ -3,17 +3,31 @@
 import re
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from data.root import Root
 from data.store import Store
 from pipeline.build import Models, generate_shard, load_models
 from pipeline.plan import BuildPlan
+from pipeline.prototypes import await_prototypes
 from pipeline.root import plan_of
 
+T = TypeVar("T")
 Beat = Callable[[], None]
+# Pauses once at most, where what is left may go on on another thread; in the end it returns.
+Making = Generator[None, None, T]
+
+
+def finish(making: Making[T]) -> T:
+    """Run it to its end, here and now; what it returns."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            returned: T = end.value
+            return returned
 
 
 class Work(Protocol):
@@ -44,17 +58,25 @@ class Work(Protocol):
             beat: called by the models whenever they went on, now and in `make`.
         """
 
-    def make(self, shard: int, *, beat: Beat) -> str:
-        """Make and commit one shard; returns a few words for the log."""
+    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+        """Make and commit one shard; returns a few words for the log.
+
+        Pauses once it is made: what is left, to publish it, needs no models and calls no beat.
+        """
 
     def record_failure(self, shard: int, error: dict[str, Any]) -> None: ...
 
 
 class Building:
-    """The images of a root, as its plan says."""
+    """The images of a root, as its plan says.
 
-    def __init__(self, root: Root) -> None:
+    Args:
+        waiting: the prototypes are being measured by another process.
+    """
+
+    def __init__(self, root: Root, *, waiting: bool = False) -> None:
         self.root = root
+        self.waiting = waiting
         self.store = root.store
         self.models: Models | None = None
 
@@ -79,11 +101,13 @@ class Building:
         return shard
 
     def load(self, *, device: str, beat: Beat) -> None:
+        if self.waiting:
+            await_prototypes(self.root, beat)
         self.models = load_models(self.root, self.plan, device=device, beat=beat)
 
-    def make(self, shard: int, *, beat: Beat) -> str:
+    def make(self, shard: int, *, beat: Beat) -> Making[str]:
         assert self.models is not None, "load() comes first"
-        record = generate_shard(
+        record = yield from generate_shard(
             self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat
         )
         return f"{record['groups']} groups, {record['tar']}"

@@ -13,7 +13,8 @@ import argparse
 import signal
 import sys
 import traceback
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -27,7 +28,7 @@ from data.part import WHOLE, Part, parse_part
 from data.ranges import parse_ranges
 from data.root import Root
 from pipeline.walk import Share, Walk
-from pipeline.work import Beat, Building, Work, failure_note
+from pipeline.work import Beat, Building, Making, Work, failure_note, finish
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
@@ -89,30 +90,49 @@ class Worker:
         return SOME_FAILED if walk.failed else OK
 
     def try_all(self, walk: Walk) -> int:
-        """Try what was missing at the last look, until that is too long ago; how many we tried."""
+        """Try what was missing at the last look, until that is too long ago; how many we tried.
+
+        A shard is published on a thread while the next one is made, and no further ahead. Whatever
+        ends this, what is made by then is still published.
+        """
         tried = 0
-        for shard in walk:
-            lease = self.work.lease(shard)
-            if not claim(self.work.store, lease):
-                walk.held.add(shard)
-                continue
-            walk.held.remove(shard)
-            end = self.make(shard, lease)
-            if end is Tried.FOUND_DONE:
-                if walk.is_stale():
-                    break
-                continue
-            tried += 1
-            self._take_note(walk, shard, end)
+        before: tuple[int, Future[Tried]] | None = None
+        with ThreadPoolExecutor(1, "publish") as thread:  # left when that has ended
+            for shard in self._claimed(walk):
+                if walk.failed_before(shard):  # it may end this process, and must end it alone
+                    self._settle(walk, before)
+                    before = None
+                trial = self.make(shard)
+                end = _begin(trial)
+                if end is Tried.FOUND_DONE:
+                    if walk.is_stale():
+                        break
+                    continue
+                tried += 1
+                rest = thread.submit(finish, trial) if end is None else None
+                self._settle(walk, before)
+                before = (shard, rest) if rest else None
+                if end:
+                    self._take_note(walk, shard, end)
+            self._settle(walk, before)
         return tried
 
-    def make(self, shard: int, lease: int | str) -> Tried:
-        """Try one shard under our lease, and let it go."""
+    def _claimed(self, walk: Walk) -> Iterator[int]:
+        for shard in walk:
+            if claim(self.work.store, self.work.lease(shard)):
+                walk.held.remove(shard)
+                yield shard
+            else:
+                walk.held.add(shard)
+
+    def make(self, shard: int) -> Making[Tried]:
+        """Try one shard under our lease, and let it go; pauses where its work does."""
+        lease = self.work.lease(shard)
         try:
             if self.work.is_done(shard):  # finished between our look and our claim
                 return Tried.FOUND_DONE
             with self._renewing.holding(lease):
-                made = self.work.make(shard, beat=self._renewing)
+                made = yield from self.work.make(shard, beat=self._renewing)
             print(f"shard {shard}: {made}", flush=True)
             return Tried.MADE
         except InputError:
@@ -125,6 +145,14 @@ class Worker:
         finally:
             with suppress(OSError):  # whoever wants it sees that nobody renews it
                 release(self.work.store, lease)
+
+    def _settle(self, walk: Walk, before: tuple[int, Future[Tried]] | None) -> None:
+        """Wait for the shard that was made before."""
+        if before:
+            shard, rest = before
+            end = rest.result()
+            self._renewing()
+            self._take_note(walk, shard, end)
 
     def _take_note(self, walk: Walk, shard: int, end: Tried) -> None:
         """Raises FailsAlways after too many failures in a row, of shards that had none before."""
@@ -141,13 +169,27 @@ class Worker:
         self.work.record_failure(shard, failure_note(error))
 
 
+def _begin(trial: Making[Tried]) -> Tried | None:
+    """Go on to where it pauses; None there, else what became of it."""
+    try:
+        next(trial)
+    except StopIteration as end:
+        tried: Tried = end.value
+        return tried
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
     beat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(Root(options.url, beat=beat), labels=options.labels),
+            work_of(
+                Root(options.url, beat=beat),
+                labels=options.labels,
+                waiting=options.await_prototypes,
+            ),
             options.slot,
             options.slots,
             device=options.device,
@@ -173,10 +215,10 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART if _is_device_error(error) else BROKEN
 
 
-def work_of(root: Root, *, labels: str | None) -> Work:
+def work_of(root: Root, *, labels: str | None, waiting: bool = False) -> Work:
     """The labels of one set of this root, or the root's own images."""
     if labels is None:
-        return Building(root)
+        return Building(root, waiting=waiting)
     from data.label_sets import LabelSet
     from pipeline.relabel.relabelling import Relabelling
 
@@ -203,7 +245,8 @@ def _is_device_error(error: Exception) -> bool:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    # Leaving by an exception drops the staged shard and its lease on the way out.
+    # Leaving by an exception drops the shard that is being made and its lease on the way out; one
+    # that is made already is published first.
     raise SystemExit(STOPPED)
 
 
@@ -213,6 +256,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
     parser.add_argument("--labels", help="make labels of this set, not images")
+    parser.add_argument(
+        "--await-prototypes", action="store_true", help="another process is measuring them"
+    )
     parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--range", default="", help="begin with this part, for example 1/4")

@@ -18,7 +18,7 @@ from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from pipeline.standins import Recipe, Stage, StandIns, train_standins
 
-pytest_plugins = ["tests.s3", "tests.gs"]
+pytest_plugins = ["tests.rungs", "tests.s3", "tests.gs"]
 
 # Read once each, when torch and Prefect are imported. Threads that spin while they wait would
 # make several busy processes on two cores ten times slower.
@@ -36,10 +36,16 @@ KEPT = Path(__file__).parents[1] / "build" / "standins"
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
-    """One real Prefect server, with a home of its own; yields its URL."""
+    """One real Prefect server, with a home of its own; yields its URL.
+
+    Its key is in our settings, and in the environment of the commands that tests run.
+    """
+    from prefect.settings import PREFECT_API_AUTH_STRING
+
     from flows.server.run_server import prefect_server
 
-    with prefect_server() as url:
+    with prefect_server() as url, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PREFECT_API_AUTH_STRING", PREFECT_API_AUTH_STRING.value())
         yield url
 
 
@@ -48,11 +54,35 @@ def digits() -> RealDataset:
     return load_real(RealDataConfig(name="digits"))
 
 
+Shared = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def hasty_standins(digits: RealDataset, tmp_path_factory: pytest.TempPathFactory) -> StandIns:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """shared(name, make): a path that the first of all test processes makes, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        place = base / "shared" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{place}.lock"):
+            if not place.exists():
+                partial = place.with_name(f"{name}.partial")
+                make(partial)
+                partial.rename(place)
+        return place
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def hasty_standins(digits: RealDataset, shared: Shared) -> StandIns:
     """Genuine models after a few steps: right in form, worth nothing in quality."""
     recipe = Recipe(Stage(6, 16, 3e-3), Stage(6, 16, 2e-3), Stage(6, 32, 2e-3))
-    return train_standins(digits, tmp_path_factory.mktemp("hasty"), recipe=recipe)
+    folder = shared("hasty", lambda folder: train_standins(digits, folder, recipe=recipe))
+    return train_standins(digits, folder, recipe=recipe)  # finds them
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +91,25 @@ def standins(digits: RealDataset) -> StandIns:
     KEPT.mkdir(parents=True, exist_ok=True)
     with FileLock(KEPT / ".lock"):
         return train_standins(digits, KEPT)
+
+
+@pytest.fixture
+def precisions() -> Iterator[set[str]]:
+    """Those of float32 products and convolutions on a GPU, while any layer ran."""
+    from torch import nn
+    from torch.backends import cuda, cudnn
+    from torch.nn.modules.module import register_module_forward_hook
+
+    found: set[str] = set()
+
+    def note(layer: nn.Module, *_: object) -> None:
+        # Those on the meta device count FLOP.
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.device.type != "meta":
+            found.update((cuda.matmul.fp32_precision, cudnn.conv.fp32_precision))
+
+    hook = register_module_forward_hook(note)
+    yield found
+    hook.remove()
 
 
 @pytest.fixture(scope="session")
@@ -87,15 +136,18 @@ def hasty_config(make_config: Callable[..., BuildConfig], hasty_standins: StandI
 
 
 @pytest.fixture(scope="session")
-def built(hasty_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory) -> Root:
+def built(hasty_config: BuildConfig, shared: Shared) -> Root:
     """A whole root, as a worker makes it; never changed."""
-    from pipeline.worker import main as worker
 
-    root = create_root(hasty_config, str(tmp_path_factory.mktemp("built") / "mixed"))
-    ensure_prototypes(root, device="cpu")
-    assert worker([root.url, "--device", "cpu"]) == 0
-    root.write_index()
-    return root
+    def build(folder: Path) -> None:
+        from pipeline.worker import main as worker
+
+        root = create_root(hasty_config, str(folder / "mixed"))
+        ensure_prototypes(root, device="cpu")
+        assert worker([root.url, "--device", "cpu"]) == 0
+        root.write_index()
+
+    return Root(str(shared("built", build) / "mixed"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from data.printable import markdown_text
 from data.progress import Progress
 from data.root import Root
 from flows.artifacts.facts_table import facts_table
@@ -20,7 +21,8 @@ def build_summary(root: Root, *, key: str, began: Progress, seconds: float) -> N
     """
     with only_shown():
         facts = summary(root.progress(), began=began, seconds=seconds) | _failures(root)
-        text = f"What is at `{root.url}`; the rate of one worker leaves out loading models."
+        place = markdown_text(root.url)
+        text = f"What is at {place}; the rate of one worker leaves out loading models."
         facts_table(facts, key=f"{key}-summary", description=text)
 
 

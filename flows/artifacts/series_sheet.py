@@ -7,6 +7,7 @@ from PIL import Image
 from prefect.artifacts import create_markdown_artifact
 
 from data.contact_sheet import contact_sheet
+from data.printable import markdown_text
 from data.root import Root
 from data.series import read_series
 from data.shard_numbers import ShardNumbers
@@ -32,7 +33,7 @@ def series_sheet(root: Root, *, key: str) -> None:
         text = (
             f"![series {', '.join(map(str, groups))}]({picture})\n\n"
             "Each row is a series; below an image its alpha and CLIP weight, and its soft label "
-            f"as a bar. More of them: `semix browse {root.url}`"
+            f"as a bar. More of them: semix browse {markdown_text(root.url)}"
         )
         create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
 

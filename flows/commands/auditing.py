@@ -5,25 +5,30 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Json, Url
+from flows.commands.options import Index, Json, Labels, Url
 from flows.terminal import emit, emit_json, say_error
 
 
 def audit(
     url: Url,
-    labels: Annotated[str, typer.Option(help="digest of a label set; default: in the shards")] = "",
-    index: Annotated[str, typer.Option(help="index/N.json to read; default: the newest")] = "",
-    judge: Annotated[
-        Path | None, typer.Option(help="run folder; its classifiers judge the end points")
-    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder; default: audit-NAME of the root")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="of the page; default: audit-NAME of the root"),
     ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="run folder; its classifiers judge the end points"),
+    ] = None,
+    labels: Labels = "",
+    index: Index = "",
     json: Json = False,
 ) -> None:
-    """Measure a mixed dataset's labels and images; flag series; write a page.
+    """Do the labels fit the images? Measures, flags, writes a page.
 
     Exit status 1 only if shards cannot be read.
+
+    Example:
+      semix audit /data/birds-mixed --out audit
     """
     from flows.audit import audit as run
     from flows.audit import print_checks

@@ -8,6 +8,7 @@ from flows.commands.options import (
     Cluster,
     Config,
     Device,
+    Full,
     Json,
     Range,
     RetryFailed,
@@ -29,24 +30,34 @@ if TYPE_CHECKING:
 
 def build(
     config: Config,
-    out: Annotated[str, typer.Option(help="root of the mixed dataset: a path or URL")],
+    out: Annotated[str, typer.Option(metavar="ROOT", help="of the mixed dataset: a path or URL")],
     set_: Set = [],  # noqa: B006 - typer copies it
+    check: Annotated[
+        bool, typer.Option("--check", help="validate, estimate, and make nothing")
+    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
     slots: Slots = 0,
+    skip_failed: SkipFailed = "",
     runner: Runner = "local",
     cluster: Cluster = "",
     range_: Range = "",
     shards: Shards = "",
     retry_failed: RetryFailed = False,
-    skip_failed: SkipFailed = "",
-    full: Annotated[bool, typer.Option("--full", help="first read every byte and image")] = False,
+    full: Full = False,
     device: Device = "auto",
-    check: Annotated[bool, typer.Option(help="validate, estimate, and make nothing")] = False,
-    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
-    share: Annotated[float, typer.Option(help="of the device's rate, for the estimate")] = SHARE,
-    rate: Annotated[float | None, typer.Option(help="TFLOP/s of the device; else measured")] = None,
+    share: Annotated[
+        float, typer.Option(metavar="FRACTION", help="of the device's rate, for the estimate")
+    ] = SHARE,
+    rate: Annotated[
+        float | None, typer.Option(metavar="TFLOPS", help="of the device; default: measured")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Start a mixed dataset, or continue it."""
+    """Start a mixed dataset, or continue it.
+
+    Example:
+      semix build birds.yaml --out /data/birds-mixed
+    """
     from flows import build as building
     from flows.selection import Selection
 
@@ -68,17 +79,21 @@ def build(
 def resume(
     url: Url,
     slots: Slots = 0,
+    skip_failed: SkipFailed = "",
+    retry_failed: RetryFailed = False,
+    shards: Shards = "",
+    full: Full = False,
     runner: Runner = "local",
     cluster: Cluster = "",
     range_: Range = "",
-    shards: Shards = "",
-    retry_failed: RetryFailed = False,
-    skip_failed: SkipFailed = "",
-    full: Annotated[bool, typer.Option("--full", help="first read every byte and image")] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Make what a mixed dataset lacks, and again what is damaged, from its root alone."""
+    """Make what a mixed dataset lacks, and again what is damaged.
+
+    Example:
+      semix resume /data/birds-mixed
+    """
     from data.root import Root
     from flows import build as building
     from flows.selection import Selection
@@ -91,10 +106,13 @@ def resume(
 def extend(
     root: Annotated[
         str,
-        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file", show_default=False),
+        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file"),
     ],
-    groups_per_pair: Annotated[int, typer.Option(help="series of each pair from now on")] = 0,
-    out: Annotated[str, typer.Option(help="root, where a YAML file says how many")] = "",
+    groups_per_pair: Annotated[
+        int,
+        typer.Option(metavar="N", help="series of each pair from now on", show_default=False),
+    ] = 0,
+    out: Annotated[str, typer.Option(metavar="ROOT", help="where a YAML file says how many")] = "",
     slots: Slots = 0,
     runner: Runner = "local",
     cluster: Cluster = "",
@@ -102,7 +120,11 @@ def extend(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Add series behind the last ones of a mixed dataset, and make them."""
+    """Add series behind the last ones of a mixed dataset; make them.
+
+    Example:
+      semix extend /data/birds-mixed --groups-per-pair 8
+    """
     from data.errors import InputError
     from data.root import Root
     from data.settings import load_settings
@@ -120,7 +142,11 @@ def extend(
 
 
 def status(url: Url, json: Json = False) -> None:
-    """What is done, missing and failed, from the store alone."""
+    """What is done, missing and failed, from the store alone.
+
+    Example:
+      semix status /data/birds-mixed
+    """
     from data.root import Root
 
     show(Root(url), json)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.commands.help_pages import MORE
 from flows.commands.options import Device, Json
 from flows.terminal import emit, emit_json
 
@@ -13,18 +14,49 @@ if TYPE_CHECKING:
 
 
 def deploy(
-    pool: Annotated[str, typer.Option(help="work pool that runs them")] = "semix",
+    pool: Annotated[str, typer.Option(metavar="NAME", help="work pool that runs them")] = "semix",
     type: Annotated[
         str,
-        typer.Option(help="of the pool: process, docker, kubernetes", show_default="the pool's"),
+        typer.Option(
+            metavar="TYPE", help="of the pool: process, docker, kubernetes; default: the pool's"
+        ),
     ] = "",
-    image: Annotated[str, typer.Option(help="of docker and kubernetes pools' containers")] = "",
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="of docker and kubernetes pools' containers")
+    ] = "",
+    create_pool: Annotated[
+        bool, typer.Option("--create-pool", help="make the work pool if there is none")
+    ] = False,
+    automations: Annotated[
+        bool,
+        typer.Option("--automations", help="resume builds that fail, find runs that died"),
+    ] = False,
     flow: Annotated[
         list[str],
-        typer.Option(help="build, relabel, train, evaluate, study, quickstart; default: all"),
+        typer.Option(
+            metavar="FLOW", help="build, relabel, train, evaluate, study, quickstart; default: all"
+        ),
     ] = [],  # noqa: B006 - typer copies it
-    name: Annotated[str, typer.Option(help="of the deployments", show_default="the pool's")] = "",
-    queue: Annotated[str, typer.Option(help="work queue of the pool")] = "",
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="of the deployments; default: the pool's", rich_help_panel=MORE
+        ),
+    ] = "",
+    schedule: Annotated[
+        list[str], typer.Option(metavar="CRON", help='with one --flow, as "0 2 * * *"')
+    ] = [],  # noqa: B006
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="of schedules")] = "UTC",
+    limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="runs of one deployment at a time; default: any number",
+            show_default=False,
+        ),
+    ] = 0,
+    queue: Annotated[str, typer.Option(metavar="NAME", help="work queue of the pool")] = "",
     device: Device = "auto",
     set_parameter: Annotated[
         list[str], typer.Option(metavar="KEY=VALUE", help="what runs get unless told otherwise")
@@ -33,23 +65,13 @@ def deploy(
         list[str],
         typer.Option(metavar="KEY=VALUE", help="for the pool's base job template, as gpus=8"),
     ] = [],  # noqa: B006
-    schedule: Annotated[
-        list[str], typer.Option(metavar="CRON", help='with one --flow, as "0 2 * * *"')
-    ] = [],  # noqa: B006
-    timezone: Annotated[str, typer.Option(help="of schedules")] = "UTC",
-    limit: Annotated[
-        int, typer.Option(min=0, help="runs of one deployment at a time; 0: any number")
-    ] = 0,
-    create_pool: Annotated[
-        bool, typer.Option("--create-pool", help="make the work pool if there is none")
-    ] = False,
-    automations: Annotated[
-        bool,
-        typer.Option("--automations", help="resume builds that fail, find runs that died"),
-    ] = False,
     json: Json = False,
 ) -> None:
-    """Register the flows as Prefect deployments, or update them."""
+    """Register the flows as Prefect deployments, or update them.
+
+    Example:
+      semix deploy --create-pool --automations
+    """
     from flows import deployments
     from flows.deployments.settings import pairs
 

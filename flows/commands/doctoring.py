@@ -14,12 +14,20 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "
 
 
 def doctor(
-    config: Annotated[str, typer.Argument(help="of a build or a training run; or none")] = "",
-    out: Annotated[str, typer.Option(help="a place to write to: a path or URL")] = "",
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="of a build or a training run; or none")
+    ] = "",
+    out: Annotated[str, typer.Option(metavar="PLACE", help="to write to: a path or URL")] = "",
     set_: Set = [],  # noqa: B006 - typer copies it
     json: Json = False,
 ) -> None:
-    """Examine machine, models, images, store and Prefect before a run; changes nothing."""
+    """What would stop a run: machine, models, images, store, Prefect.
+
+    Changes nothing. Exit status 1 if a check failed.
+
+    Example:
+      semix doctor birds.yaml --out /data/birds-mixed
+    """
     from flows.doctor import FAILED, examine, subject_of
 
     findings = list(examine(subject_of(config, set_, out)))

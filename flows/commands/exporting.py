@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Json, Url
+from flows.commands.options import Index, Json, Labels, Url
 from flows.places import own_file
 from flows.terminal import emit_facts
 
@@ -24,19 +24,30 @@ class Images(StrEnum):
 
 def export(
     url: Url,
-    to: Annotated[Path, typer.Option(help="the folder or file to make", show_default=False)],
+    to: Annotated[Path, typer.Option(metavar="PATH", help="the folder or file to make")],
     format: Annotated[
-        Format, typer.Option(help="image files and a table; one file; a `datasets` folder")
+        Format,
+        typer.Option(
+            metavar="FORMAT",
+            help="folder: image files and a table; parquet: one file; huggingface: a `datasets` "
+            "folder",
+        ),
     ] = Format.folder,
-    labels: Annotated[str, typer.Option(help="digest of a label set; default: the own")] = "",
-    scale: Annotated[float | None, typer.Option(help="sharpen the raw weights anew")] = None,
     image_format: Annotated[
         Images, typer.Option(help="keep the stored bytes, or make PNG of them")
     ] = Images.keep,
-    index: Annotated[str, typer.Option(help="as index/3.json; default: the newest")] = "",
+    labels: Labels = "",
+    scale: Annotated[
+        float | None, typer.Option(metavar="SCALE", help="sharpen the raw weights anew")
+    ] = None,
+    index: Index = "",
     json: Json = False,
 ) -> None:
-    """Images and soft labels for other programs; the root stays as it is."""
+    """Write images and soft labels for other programs.
+
+    Example:
+      semix export /data/birds-mixed --to /data/birds-folder
+    """
     from data.export.hugging_face import write_hugging_face
     from data.export.image_folder import write_image_folder
     from data.export.parquet import write_parquet

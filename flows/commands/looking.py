@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.commands.options import Json, Url, chosen
+from flows.commands.options import Device, Json, Url, chosen
 from flows.places import own_file
 from flows.terminal import emit, emit_json
 
@@ -13,15 +13,21 @@ if TYPE_CHECKING:
     from data.root import Root
     from data.shards import GroupSample
 
-Picture = Annotated[Path, typer.Option(help="the picture to write, PNG or WebP")]
+PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
 
 
 def browse(
     url: Url,
-    out: Picture = Path("series.png"),
-    groups: Annotated[str, typer.Option(help="as in 3,7-9; default: some of all pairs")] = "",
+    out: Annotated[Path, PICTURE] = Path("series.png"),
+    groups: Annotated[
+        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of all pairs")
+    ] = "",
 ) -> None:
-    """A contact sheet of series with alpha, CLIP weight and soft label."""
+    """A contact sheet of series with alpha, CLIP weight, soft label.
+
+    Example:
+      semix browse /data/birds-mixed --groups 3,7-9
+    """
     from data.contact_sheet import contact_sheet
     from data.root import Root
     from data.series import read_series, some_of_all_pairs
@@ -35,13 +41,17 @@ def browse(
 
 def show(
     url: Url,
-    group: Annotated[int, typer.Argument(help="number of the series", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="a picture to write, PNG or WebP")] = None,
+    group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
+    out: Annotated[Path | None, PICTURE] = None,
     regenerate: Annotated[bool, typer.Option("--regenerate", help="make it anew, compare")] = False,
-    device: Annotated[str, typer.Option(help="to make it on: auto, cpu, cuda")] = "auto",
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """One series by its number: what is recorded of it, and its picture."""
+    """One series by its number: what is recorded of it, its picture.
+
+    Example:
+      semix show /data/birds-mixed 40 --out series-40.png
+    """
     from data.root import Root
     from data.series import shard_of
 

@@ -4,27 +4,31 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Cluster, Device, Json, Runner, Slots, Url
+from flows.commands.options import Cluster, Device, Json, Runner, Slots, Url, setting
 from flows.slots.settings import SlotSettings
 from flows.terminal import emit, emit_facts, emit_json
 
 
 def relabel(
     url: Url,
-    set_: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="as annotation.scale=4")
-    ] = [],  # noqa: B006 - typer copies it
+    set_: Annotated[list[str], setting("annotation.scale=4")] = [],  # noqa: B006 - typer copies it
+    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
+        False
+    ),
+    out: Annotated[
+        str, typer.Option(metavar="ROOT", help="a new one to bake the labels into")
+    ] = "",
     slots: Slots = 0,
     runner: Runner = "local",
     cluster: Cluster = "",
     device: Device = "auto",
-    out: Annotated[str, typer.Option(help="bake the labels into a new root here")] = "",
-    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
-        False
-    ),
     json: Json = False,
 ) -> None:
-    """Further labels for the same images; or continue them."""
+    """Further labels for the same images; or continue them.
+
+    Example:
+      semix relabel /data/birds-mixed --set annotation.scale=2
+    """
     from data.root import Root
     from flows import relabel as relabelling
 

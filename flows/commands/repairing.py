@@ -12,10 +12,16 @@ TRACEBACK_LINES = 5
 
 def verify(
     url: Url,
-    full: Annotated[bool, typer.Option(help="also every hash, image and label")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also every hash, image and label")] = False,
     json: Json = False,
 ) -> None:
-    """Compare a mixed dataset with its records; exit status 1 if something is damaged."""
+    """Compare a mixed dataset with its records.
+
+    Exit status 1 if something is damaged.
+
+    Example:
+      semix verify /data/birds-mixed --full
+    """
     from data.root import Root
     from data.verification import verify as verified
 
@@ -43,7 +49,11 @@ def verify(
 
 
 def failures(url: Url, json: Json = False) -> None:
-    """Why shards that are still missing failed."""
+    """Why shards that are still missing failed.
+
+    Example:
+      semix failures /data/birds-mixed
+    """
     from data.root import Root
 
     found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().read()}
@@ -66,10 +76,16 @@ def failures(url: Url, json: Json = False) -> None:
 def gc(
     url: Url,
     remove: Annotated[bool, typer.Option("--remove", help="delete what is shown")] = False,
-    older_than: Annotated[float, typer.Option(min=0, help="hours; younger files stay")] = 1.0,
+    older_than: Annotated[
+        float, typer.Option(metavar="HOURS", min=0, help="younger files stay")
+    ] = 1.0,
     json: Json = False,
 ) -> None:
-    """Show files that nothing refers to any more; with --remove delete them."""
+    """Show files that nothing refers to any more, or remove them.
+
+    Example:
+      semix gc /data/birds-mixed --older-than 24
+    """
     from data import garbage
     from data.root import Root
 

@@ -8,20 +8,30 @@ from flows.terminal import emit_facts
 
 
 def server(
-    host: Annotated[str, typer.Option(help="address to listen at", show_default="127.0.0.1")] = "",
-    port: Annotated[int, typer.Option(min=0, max=65535, show_default="4200")] = 0,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="to listen at; default: 127.0.0.1")
+    ] = "",
+    port: Annotated[
+        int,
+        typer.Option(metavar="PORT", min=0, max=65535, help="default: 4200", show_default=False),
+    ] = 0,
     database: Annotated[
         str,
         typer.Option(
             metavar="URL",
-            help="of PostgreSQL; others on this machine see it here, so set it by "
-            "PREFECT_SERVER_DATABASE_CONNECTION_URL if it holds a password",
-            show_default="SQLite in Prefect's home",
+            help="of PostgreSQL; default: SQLite in Prefect's home. Others on this machine see it "
+            "here; one with a password belongs in PREFECT_SERVER_DATABASE_CONNECTION_URL",
         ),
     ] = "",
     check: Annotated[bool, typer.Option("--check", help="check everything, start nothing")] = False,
 ) -> None:
-    """Run a Prefect server that stays; beyond the loopback with a key alone."""
+    """Run a Prefect server that stays.
+
+    Beyond the loopback it wants a key, in PREFECT_SERVER_API_AUTH_STRING.
+
+    Example:
+      semix server --port 4300
+    """
     from flows.server import standing
 
     serving = standing.prepare(host, port, database)

@@ -1,59 +1,89 @@
 """semix quickstart, train, evaluate, report."""
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.commands.options import Config, Json, Set
+from flows.commands.help_pages import MORE
+from flows.commands.options import Config, Json, setting
 from flows.machines import Device, Machines
 from flows.terminal import emit, emit_json
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="folder for everything")] = Path("quickstart"),
-    seeds: Annotated[int, typer.Option(min=1, help="training runs a method")] = 5,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="for everything")] = (
+        Path("quickstart")
+    ),
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="training runs a method")] = 3,
     json: Json = False,
 ) -> None:
-    """The whole story on the bundled handwritten digits; ends with a report."""
+    """The whole story on handwritten digits; ends with a report.
+
+    Example:
+      semix quickstart --seeds 5
+    """
     from flows.quickstart import main as run
 
     result = run(out, seeds=seeds)
     if json:
         emit_json(result)
         return
-    from calib.report import print_table
+    from calib.report.tables import print_table
 
     print_table(result["methods"])
     times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
-    emit(f"time went to: {times}")
+    emit(textwrap.fill(f"time went to: {times}", shutil.get_terminal_size().columns))
     emit(f"report: {result['report']}")
+    mixed, trained = out / "mixed", out / "runs" / "csm"
+    emit("next, for example:")
+    emit(f"  semix audit {mixed}    do the labels fit the images?")
+    emit(f"  semix show {mixed} 40 --out series-40.png    one series")
+    emit(f"  semix evaluate {trained} --set evaluation.bins=20    other bins, no training")
 
 
 def train(
     config: Config,
-    out: Annotated[Path, typer.Option(help="run folder; machines that train together share it")],
-    set_: Set = [],  # noqa: B006 - typer copies it
+    out: Annotated[
+        Path,
+        typer.Option(metavar="RUN", help="its folder; machines that train together share it"),
+    ],
+    set_: Annotated[list[str], setting("epochs=300")] = [],  # noqa: B006 - typer copies it
     resume: Annotated[bool, typer.Option("--resume", help="continue from checkpoints")] = False,
     processes: Annotated[
-        int, typer.Option(min=1, help="processes over all machines, one a GPU")
+        int, typer.Option(metavar="N", min=1, help="processes over all machines, one a GPU")
     ] = 1,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="start a trainer that was killed or crashed so often again"
+        ),
+    ] = 0,
+    device: Annotated[Device, typer.Option(help="to train on")] = "auto",
     machines: Annotated[
-        int, typer.Option(min=1, help="machines that train together; run this on each of them")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="machines that train together; run this on each of them",
+            rich_help_panel=MORE,
+        ),
     ] = 1,
     machine_rank: Annotated[
-        int, typer.Option(min=0, help="which of them this is; 0 is the main one")
+        int, typer.Option(metavar="N", min=0, help="which of them this is; 0 is the main one")
     ] = 0,
     main_process: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="of the main machine, as 10.0.0.1:29500")
     ] = "",
-    restarts: Annotated[
-        int, typer.Option(min=0, help="start a trainer that was killed or crashed so often again")
-    ] = 0,
-    device: Annotated[Device, typer.Option(help="to train on")] = "auto",
     json: Json = False,
 ) -> None:
-    """Train and evaluate one method, all its seeds, through accelerate."""
+    """Train and evaluate one method, all its seeds.
+
+    Example:
+      semix train csm.yaml --out runs/csm
+    """
     from flows.train import train as run
 
     together = Machines(processes, machines, machine_rank, main_process, device)
@@ -67,37 +97,50 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="folder of a trained run", show_default=False)],
-    set_: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="as evaluation.bins=20")
-    ] = [],  # noqa: B006 - typer copies it
-    device: Annotated[str, typer.Option(help="to run networks on: auto, cpu, cuda")] = "auto",
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a trained run")],
+    set_: Annotated[list[str], setting("evaluation.bins=20")] = [],  # noqa: B006 - typer copies it
+    device: Annotated[Device, typer.Option(help="to run networks on")] = "auto",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="run the networks even where logits are stored")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure a trained run anew: other bins, intervals, corrupted or foreign images."""
+    """Measure a trained run anew: other bins, intervals or images.
+
+    Example:
+      semix evaluate runs/csm --set evaluation.bins=20
+    """
     from flows.evaluate import evaluate as measure
 
     evaluation = measure(run, overrides=set_, device=device, fresh=fresh)
     if json:
         emit_json(evaluation)
         return
-    from calib.report import load_methods, print_evaluation
+    from calib.report.evaluation_table import print_evaluation
+    from calib.report.methods import load_methods
 
     print_evaluation(load_methods([run]))
     emit(str(run / "evaluation.json"))
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders; the first is the baseline")],
-    out: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
-    mixed: Annotated[str, typer.Option(help="root; by default what the runs trained on")] = "",
-    title: Annotated[str, typer.Option()] = "semix",
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="run folders; the first is the baseline")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the page to write")] = (
+        Path("report.html")
+    ),
+    mixed: Annotated[
+        str, typer.Option(metavar="ROOT", help="default: what the runs trained on")
+    ] = "",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="of the page")] = "semix",
     json: Json = False,
 ) -> None:
-    """Compare runs on one self-contained HTML page."""
+    """Compare runs on one self-contained HTML page.
+
+    Example:
+      semix report runs/ce runs/csm --out report.html
+    """
     from flows.report import report as write
 
     write(runs, out, mixed=mixed, title=title, as_json=json)

@@ -13,7 +13,15 @@ from pipeline.standins.publishing import published
 from pipeline.standins.recipe import Recipe, Stage, recipe_for
 from pipeline.standins.suitability import check_suitable
 
-__all__ = ["Recipe", "Stage", "StandIns", "recipe_for", "standins_digest", "train_standins"]
+__all__ = [
+    "Recipe",
+    "Stage",
+    "StandIns",
+    "find_standins",
+    "recipe_for",
+    "standins_digest",
+    "train_standins",
+]
 
 LIBRARIES = ("torch", "diffusers", "transformers", "open_clip_torch")
 
@@ -59,6 +67,13 @@ def train_standins(
         with published(final) as partial, shown as report:
             seconds = train_both(real, partial, recipe=recipe, digest=digest, report=report)
     return StandIns(final / "diffusion", final / "clip", seconds)
+
+
+def find_standins(real: RealDataset, folder: Path) -> StandIns | None:
+    """Models of the default recipe that were trained before on the same images."""
+    recipe = recipe_for(num_images=len(real.train), image_size=check_suitable(real))
+    final = folder / standins_digest(real, recipe)[:12]
+    return StandIns(final / "diffusion", final / "clip", {}) if final.is_dir() else None
 
 
 def standins_digest(real: RealDataset, recipe: Recipe) -> str:

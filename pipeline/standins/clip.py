@@ -1,6 +1,10 @@
-"""A small open_clip model: an image tower and a text tower trained to agree."""
+"""A small open_clip model: an image tower and a text tower trained to agree.
+
+`python -m pipeline.standins.clip FOLDER` trains one on what it reads from standard input.
+"""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from open_clip import CLIP
 from open_clip.tokenizer import get_clean_fn
-from safetensors.torch import save_file
+from pydantic import TypeAdapter
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
@@ -42,13 +47,10 @@ def train_clip(
     captions: Captions,
     *,
     recipe: Recipe,
-    report: Report,
+    report: Report = lambda *_: None,
 ) -> SmallClip:
     """Train on images [N,3,S,S] in [-1, 1] and the captions [K][T] of their classes."""
-    # open_clip cleans each text before its tokenizer sees it; the vocabulary must know the result
-    clean = get_clean_fn("whitespace")
-    cleaned = [[clean(text) for text in texts] for texts in captions]
-    tokenizer = build_tokenizer(class_names, cleaned)
+    tokenizer, cleaned = clip_tokenizer(class_names, captions)
     caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in cleaned])  # [K,T,L]
     mean, std = _pixel_moments(images.pixels)
     config = _config(recipe, tokenizer, image_size=images.size, mean=mean, std=std)
@@ -73,6 +75,19 @@ def train_clip(
     for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):
         report("CLIP", step, stage.steps)
     return SmallClip(model, tokenizer, config)
+
+
+def clip_tokenizer(
+    class_names: tuple[str, ...], captions: Captions
+) -> tuple[CLIPTokenizer, list[list[str]]]:
+    """A tokenizer, and the captions [K][T] as open_clip cleans them before it.
+
+    Raises:
+        InputError: two class names that read alike when cleaned.
+    """
+    clean = get_clean_fn("whitespace")
+    cleaned = [[clean(text) for text in texts] for texts in captions]
+    return build_tokenizer(class_names, cleaned), cleaned
 
 
 def contrastive_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -131,3 +146,16 @@ def _config(
         },
         "preprocess_cfg": {"mean": mean.tolist(), "std": std.tolist()},
     }
+
+
+def main(folder: Path) -> None:
+    """Save what is trained on standard input: a line of JSON, then the images as safetensors."""
+    torch.set_num_threads(1)  # as the other trainings
+    told = json.loads(sys.stdin.buffer.readline())
+    images = TrainingImages(**load(sys.stdin.buffer.read()))
+    recipe = TypeAdapter(Recipe).validate_python(told["recipe"])
+    train_clip(images, tuple(told["class_names"]), told["captions"], recipe=recipe).save(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

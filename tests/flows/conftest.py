@@ -62,6 +62,18 @@ def artifacts_of(prefect_api: str) -> Callable[[object], dict[str, dict[str, Any
 
 
 @pytest.fixture(scope="session")
+def latest_artifact(prefect_api: str) -> Callable[[str], dict[str, Any]]:
+    """latest_artifact(key): the newest artifact of a key, as Prefect's pages get it."""
+
+    def read(key: str) -> dict[str, Any]:
+        with get_client(sync_client=True) as client:
+            found: dict[str, Any] = client.request("GET", f"/artifacts/{key}/latest").json()
+        return found
+
+    return read
+
+
+@pytest.fixture(scope="session")
 def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
     """ended_tasks(flow run's id, count): its tasks by name, once the server tells of so many ends.
 

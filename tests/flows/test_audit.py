@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calib.config import TrainConfig
-from calib.report import Compared
-from calib.report.noise import noise_rows
+from calib.report.noise import Compared, noise_rows
 from calib.run_folder import claim_run
 from calib.train import train
 from data.end_points import strayed_groups
@@ -66,6 +65,7 @@ def found(root, judge, tmp_path_factory) -> dict:
     return audit(root.url, judge=judge, out=tmp_path_factory.mktemp("out"))
 
 
+@pytest.mark.process  # for its length
 def test_the_audit_has_the_figures_of_the_report(root, judge, found):
     """Exactly: the same functions over the same numbers."""
     mixed = MixedDataset(root.url)

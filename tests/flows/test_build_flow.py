@@ -1,9 +1,7 @@
 """Real flows on a real server; workers are real processes."""
 
-import json
 from importlib.metadata import version
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -39,7 +37,7 @@ def test_one_failing_shard_stops_no_other_and_is_named(broken):
     ]
 
 
-def test_prefect_shows_the_run_its_log_and_its_end(broken, prefect_api, until, ended_tasks):
+def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, until, ended_tasks):
     root, _ = broken
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
@@ -56,7 +54,7 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, prefect_api, until, e
             )
         )
         key = artifact_key("build", root.url, root.plan["digest"])
-        artifact = json.load(urlopen(f"{prefect_api}/artifacts/{key}/latest"))
+        artifact = latest_artifact(key)
         assert artifact["flow_run_id"] == str(run.id)
         assert artifact["description"].startswith("7 of 8 shards, 1 failed")
 

@@ -87,6 +87,7 @@ def test_this_machine_can_be_asked():
     assert 1 <= usable_cores() <= os.cpu_count()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_workers_share_the_cores_that_we_may_use():
     """Of a job on one core of a large machine."""

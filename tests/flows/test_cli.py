@@ -1,4 +1,4 @@
-"""The command line as a person runs it: in a process of its own."""
+"""The command line as a person runs it."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from data.errors import InputError
 from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
+from tests.command import semix
 from tests.data.whole_roots import commit_record, prototypes
 from tests.family import below
 from tests.handmade import make_plan
@@ -32,14 +33,8 @@ def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Pop
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200", **environment},
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), **environment},
     )
-
-
-def semix(*arguments: str, **options: str) -> tuple[int, str, str]:
-    process = start(*arguments, **options)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
 
 
 @pytest.fixture
@@ -66,17 +61,10 @@ def make_root(folder: Path, *, shards: int, committed: list[int], failed: list[i
     return folder
 
 
+@pytest.mark.process
 def test_nothing_heavy_is_imported_to_show_help():
-    code = "import flows.cli, sys; print(*sys.modules)"
-    _, out, _ = semix(code=code)
+    out, _ = start(code="import flows.cli, sys; print(*sys.modules)").communicate(timeout=120)
     assert not HEAVY & set(out.split())
-
-
-def test_help_lists_the_commands():
-    status, out, _ = semix("--help")
-    assert status == 0
-    commands = ["quickstart", "build", "resume", "status", "verify", "failures", "train", "report"]
-    assert [c for c in commands if c not in out] == []
 
 
 def test_status_from_the_store_alone(root):
@@ -217,6 +205,7 @@ def test_a_report_needs_a_mixed_dataset(tmp_path):
         mixed_of([tmp_path])
 
 
+@pytest.mark.process
 def test_a_complete_root_needs_no_prefect(tmp_path):
     root = make_root(tmp_path / "mixed", shards=1, committed=[0], failed=[])
     code = (
@@ -224,7 +213,7 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
         "try: flows.cli.main()\n"
         "except SystemExit as end: print(end.code, 'prefect' in sys.modules, file=sys.stderr)"
     )
-    _, out, err = semix("resume", str(root), "--json", code=code)
+    out, err = start("resume", str(root), "--json", code=code).communicate(timeout=120)
     assert json.loads(out)["done"] == 1
     assert ": complete, nothing to do" in err
     assert err.splitlines()[-1] == "0 False"

@@ -7,7 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's"),
+]
 
 CHECKOUT = Path(__file__).parents[2]
 INIT = [sys.executable, "-P", "-m", "flows.container"]

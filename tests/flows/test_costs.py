@@ -11,6 +11,7 @@ from pipeline.build import generate_shard, load_models
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.work import finish
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
@@ -49,7 +50,7 @@ def test_only_what_is_missing_needs_space(hasty_config, tmp_path):
     ensure_prototypes(root, device="cpu")
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
-    generate_shard(plan.shard(3), plan, models=models, root=root)
+    finish(generate_shard(plan.shard(3), plan, models=models, root=root))
     found = check(hasty_config, str(tmp_path), rate=1)
     assert (found["shards"], found["missing"]) == (8, 7)
     assert readable(found)["missing"] == "7 shards"

@@ -134,7 +134,9 @@ def test_bad_settings_are_named_before_any_server_is_asked(settings, text):
 
 @pytest.mark.parametrize("text", ["slots", "=3", "slots=[1"])
 def test_a_value_that_cannot_be_read_is_named(text):
-    with pytest.raises(InputError, match=r"^--set-parameter = .*: (write it as|the value is not)"):
+    with pytest.raises(
+        InputError, match=r"^--set-parameter = .*: (write it as|cannot be read as YAML)"
+    ):
         pairs("--set-parameter", [text])
 
 

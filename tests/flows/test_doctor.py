@@ -147,12 +147,16 @@ def test_named_clip_weights_that_were_not_fetched_are_told(
 
 
 def test_a_clip_checkpoint_is_found_by_its_path(config_file, home, tmp_path):
-    file = tmp_path / "clip.pt"
-    file.write_bytes(bytes(3000))
+    file = tmp_path / "clip.safetensors"
+    save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
     named = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={file}")
     status, found = doctor(config_file, *[a for one in named for a in ("--set", one)])
     assert status == 0 and str(file) in found["annotation.pretrained"]["found"]
-    assert "weights" not in found["memory"]["found"]  # what such a file holds is not known
+    assert "the weights take" in found["memory"]["found"]
+    (tmp_path / "clip.pt").write_bytes(bytes(3000))
+    named = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={tmp_path}/clip.pt")
+    status, found = doctor(config_file, *[a for one in named for a in ("--set", one)])
+    assert status == 1 and "is no safetensors file" in found["models"]["remedy"]
 
 
 def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
@@ -183,6 +187,7 @@ def test_a_missing_compiler_is_named(config_file, home, monkeypatch):
     assert "needs the C++ compiler no-such-compiler" in found["compilation"]["remedy"]
 
 
+@pytest.mark.process
 def test_a_cache_where_nothing_may_be_executed_is_named(config_file, home, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "true")  # any program will do: nothing is compiled
     compiled = ("--set", "generator.compile=regional")

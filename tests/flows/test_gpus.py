@@ -71,6 +71,7 @@ def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, tmp_path
     check_slots(SlotSettings(device="cpu"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
@@ -87,6 +88,7 @@ def test_a_gpu_is_at_fault_if_a_process_that_asks_it_says_so(monkeypatch, code, 
     assert gpu_fault({}, Event()) == fault
 
 
+@pytest.mark.process
 def test_a_stop_does_not_wait_for_a_gpu(monkeypatch):
     code = "import time; time.sleep(600)"
     monkeypatch.setattr(gpus, "python_module", lambda module: [sys.executable, "-c", code])
@@ -95,6 +97,7 @@ def test_a_stop_does_not_wait_for_a_gpu(monkeypatch):
     assert gpu_fault({}, stop) == ""
 
 
+@pytest.mark.process
 def test_torch_is_asked_whether_a_gpu_works():
     assert device.BROKEN == gpus.BROKEN
     assert gpu_fault({"CUDA_VISIBLE_DEVICES": "63"}, Event())  # no machine has so many

@@ -15,6 +15,8 @@ from pipeline.work import Building, Work
 from tests.data import test_label_sets
 from tests.data.test_label_sets import commit_labels, new_set
 
+pytestmark = pytest.mark.process
+
 CHECKOUT = Path(__file__).parents[2]
 root = test_label_sets.root  # three shards made by hand
 HOLD = """

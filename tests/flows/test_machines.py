@@ -95,6 +95,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.process
 def test_two_machines_train_as_one_process_does(tmp_path):
     """Without batch norms, which see a process's own images alone."""
     changes = {

@@ -2,10 +2,6 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -17,8 +13,7 @@ from data.shards import read_tar
 from flows.artifacts import artifact_key
 from flows.relabel import RelabelFailed, listed, relabel
 from pipeline.root import create_root
-
-CHECKOUT = Path(__file__).parents[2]
+from tests.command import semix
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
@@ -170,23 +165,14 @@ def test_damaged_images_are_not_baked_and_named(root, tmp_path):
 
 def test_the_command_shows_and_lists(root, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    status, facts = semix("relabel", root.url, "--set", "annotation.scale=4.0", "--json")
+    status, facts, _ = semix("relabel", root.url, "--set", "annotation.scale=4.0", "--json")
     assert (status, json.loads(facts)["done"]) == (0, 8)
     digest = json.loads(facts)["digest"]
-    _, sets = semix("relabel", root.url, "--list")
+    _, sets, _ = semix("relabel", root.url, "--list")
     assert sets == f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}\n"
-    _, standing = semix("status", root.url, "--json")
+    _, standing, _ = semix("status", root.url, "--json")
     assert json.loads(standing)["label_sets"] == digest[:12]
 
 
 def own_clip(root: Root) -> str:
     return root.plan["config"]["annotation"]["model"]
-
-
-def semix(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
-    found = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
-    return found.returncode, found.stdout

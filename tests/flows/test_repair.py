@@ -13,7 +13,7 @@ from data.root import Root
 from data.shards import shard_name
 from flows.build import BuildFailed, build, extend, resume
 from flows.selection import Selection, most_failed
-from tests.flows.test_cli import semix
+from tests.command import semix
 
 
 def tars(root: Root) -> dict[str, bytes]:

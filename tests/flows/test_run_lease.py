@@ -11,6 +11,8 @@ from data.store import Store
 from flows.slots import run_lease as module
 from flows.slots.run_lease import FlowEnded, run_lease
 
+pytestmark = pytest.mark.process
+
 NAME = "leases/run.json"
 
 

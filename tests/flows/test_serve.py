@@ -55,6 +55,7 @@ def test_a_key_that_can_be_guessed_is_refused(password):
     assert password not in str(caught.value)
 
 
+@pytest.mark.process
 def test_the_key_that_the_remedy_makes_is_one():
     program = standing.MAKE_KEY.split('"')[1]
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

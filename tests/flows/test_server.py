@@ -11,6 +11,7 @@ import pytest
 
 import flows.server.run_server
 from flows import child
+from flows.server.client_settings import key
 from flows.server.run_server import Server, prefect_server
 from tests.family import below
 
@@ -51,14 +52,15 @@ def test_a_page_from_elsewhere_can_neither_read_nor_change_anything(prefect_api)
     elsewhere = {"Origin": "http://elsewhere.example"}
     asking = {**elsewhere, "Access-Control-Request-Method": "POST"}
     asked = httpx.options(f"{prefect_api}/work_pools/", headers=asking)
-    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=elsewhere)
+    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=elsewhere | key())
     for answer in (asked, told):
         assert "access-control-allow-origin" not in answer.headers
     pool = {"name": "theirs", "type": "process"}
-    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=elsewhere)
+    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=elsewhere | key())
     assert changed.status_code == 403 and "CSRF" in changed.text
 
 
+@pytest.mark.process
 def test_its_client_sends_tokens_even_where_they_are_turned_off():
     code = (
         "from flows.server.run_server import prefect_server\n"
@@ -79,19 +81,22 @@ def test_a_configured_server_is_used(prefect_api):
     assert done.stdout.split() == [prefect_api, "0"], done.stderr
 
 
+@pytest.mark.process
 def test_a_configured_server_that_is_not_there_is_named():
     code = "from flows.server.run_server import prefect_server\nwith prefect_server(): pass"
     done = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server" in done.stderr
 
 
+@pytest.mark.process
 def test_a_server_that_does_not_start_shows_its_log(tmp_path):
     log = tmp_path / "server.log"
     with log.open("w") as output:
         process = child.start([sys.executable, "-c", "print('no disk'); exit(1)"], stdout=output)
     try:
         with pytest.raises(RuntimeError, match=r"did not start; .*server\.log ends:\nno disk"):
-            Server("http://127.0.0.1:9/api", log, process).wait_until_ready()
+            server = Server("http://127.0.0.1:9/api", log, process, "", tmp_path / "key")
+            server.wait_until_ready()
     finally:
         child.end(process)
 

@@ -23,6 +23,8 @@ from flows.errors import RunFailed
 from flows.server.probe import ServerLost, probe, require_server
 from flows.server.settings import SETTINGS
 
+pytestmark = pytest.mark.process
+
 KEY = "semix:a-key-of-the-tests"
 
 

@@ -146,7 +146,8 @@ def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(
 
     @flow
     def all_of_them():
-        study_flow.train_all(jobs, tmp_path, slots=2, gpus=["4", "7"])
+        with study_flow.trainings(jobs, tmp_path, slots=2, gpus=["4", "7"]):
+            begun.wait(60)  # they work while the block does
 
     all_of_them()
     assert sorted(trained) == sorted(runs)

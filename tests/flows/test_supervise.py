@@ -13,6 +13,8 @@ from flows import child
 from flows.child import python_module
 from flows.supervise import LAST_LINES, Heartbeat, supervise
 
+pytestmark = pytest.mark.process
+
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]

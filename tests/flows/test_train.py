@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from prefect import flow
@@ -32,13 +31,13 @@ def config(tmp_path):
     return path
 
 
-def test_training_leaves_an_evaluation(prefect_api, config, tmp_path, caplog):
+def test_training_leaves_an_evaluation(latest_artifact, config, tmp_path, caplog):
     with caplog.at_level("INFO", logger="semix.train"):
         run = train(config, tmp_path / "run", overrides=["seeds=[3]"])
     lines = [record.message for record in caplog.records if record.name == "semix.train"]
     assert lines[0].startswith("quick seed 3 base 1/1")  # not a warning of accelerate
     key = artifact_key("train", str(run))
-    progress = json.load(urlopen(f"{prefect_api}/artifacts/{key}/latest"))
+    progress = latest_artifact(key)
     assert (progress["data"], progress["description"]) == (100.0, "1 of 1 seeds measured")
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert [(row["stage"], row["seed"]) for row in rows] == [("base", 3)]

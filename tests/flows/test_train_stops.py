@@ -62,6 +62,7 @@ def test_sigterm_to_semix_stops_the_trainer_in_the_middle_of_an_epoch(
     assert_same_results_here(unbroken, train_here(run, resume=True))
 
 
+@pytest.mark.process
 def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, tmp_path):
     run = claimed(tmp_path / "run").parent
     settings = launcher_settings(load_settings(TrainConfig, SETTINGS), 1)

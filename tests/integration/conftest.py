@@ -11,6 +11,7 @@ from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.work import finish
 
 # They tell who made a shard when; everything else is a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}
@@ -31,7 +32,7 @@ class Tiny:
         return root
 
     def make(self, root: Root, shard: int) -> None:
-        generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root)
+        finish(generate_shard(self.plan.shard(shard), self.plan, models=self.models, root=root))
 
     def finish(self, root: Root) -> Root:
         """What a resume does: make whatever a fresh look at the store finds missing."""

@@ -45,6 +45,7 @@ def made(logs: list[Path]) -> Counter[int]:
     return Counter(int(line.split()[1].rstrip(":")) for line in lines if line.startswith("shard"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("builders", [2, 4])
 def test_builders_share_a_folder_without_a_lost_or_doubled_shard(many, quiet, tmp_path, builders):
     share(builders, many.start(str(tmp_path / "mixed")), many, quiet, tmp_path)
@@ -64,6 +65,7 @@ def share(builders: int, root: Root, many: Tiny, quiet: dict[str, object], tmp_p
     assert Root(root.url).store.list("leases") == []
 
 
+@pytest.mark.process
 def test_garbage_is_collected_beside_a_builder_that_loses_nothing(many, quiet, tmp_path):
     root = many.start(str(tmp_path / "mixed"))
     root.store.put("shards/0000/0000003-00000000.tar", b"an orphan")

@@ -6,8 +6,11 @@ import signal
 import pytest
 
 from data.root import Root
+from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import at_step, die, fill_disk, in_child
+
+pytestmark = pytest.mark.process
 
 STEPS_OF_A_SHARD = 16  # at least as many as publishing one shard takes; the last ones do nothing
 
@@ -41,6 +44,24 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
     done = tiny.finish(seen)
     done.store.sweep()
     assert contents(done) == unbroken
+
+
+@pytest.mark.parametrize("step", range(0, 2 * STEPS_OF_A_SHARD, 4))
+def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
+    tiny, unbroken, root, step, monkeypatch
+):
+    monkeypatch.setattr("pipeline.work.load_models", lambda *_, **__: tiny.models)
+
+    def work() -> None:
+        with at_step(step, die, after=False):
+            worker([root.url, "--device", "cpu"])
+
+    assert in_child(work) == -signal.SIGKILL
+    seen = Root(root.url)
+    assert 0 in seen.committed()
+    assert seen.verify(full=True) == [], "what is committed is whole"
+    assert worker([root.url, "--device", "cpu"]) == 0
+    assert contents(Root(root.url)) == unbroken
 
 
 @pytest.mark.parametrize("step", range(STEPS_OF_A_SHARD))

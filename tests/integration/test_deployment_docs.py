@@ -14,7 +14,7 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from data.root import Root
 from pipeline.config import BuildConfig
@@ -64,7 +64,8 @@ def ran(home: Path) -> Iterator[list[FlowRun]]:
                     wait_until(lambda: answers(f"{url}/ready"))
             else:
                 run_block(command, environment)
-        with temporary_settings({PREFECT_API_URL: url}):
+        key = (home / ".semix-key").read_text().strip()
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: key}):
             yield ended()
 
 

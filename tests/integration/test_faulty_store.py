@@ -7,12 +7,14 @@ import pytest
 
 from data.root import Root
 from data.store import Store
+from data.store.retries import Patience
 from pipeline.relabel.bake import bake_shard
 from pipeline.relabel.baked_root import open_baked
 from pipeline.relabel.prototypes import ensure_set_prototypes
 from pipeline.relabel.sets import plan_set, relabelled_config
 from pipeline.relabel.stored import label_stored
 from pipeline.root import plan_of
+from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
 
@@ -74,6 +76,36 @@ def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
     assert 0 in seen.committed()
     assert seen.verify(full=True) == []
     assert contents(tiny.finish(seen)).items() >= unbroken.items()
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [
+        ({"statuses": [503]}, 75, "the store or a file fails, asking for a new process: "),
+        ({"statuses": [403], "code": "ExpiredToken"}, 78, "credentials "),
+    ],
+)
+def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
+    tiny, unbroken, bucket, faulty_s3, monkeypatch, capsys, fault, status, told
+):
+    hasty = Patience(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
+    monkeypatch.setattr("data.store.PATIENT", hasty)
+    monkeypatch.setattr("pipeline.work.load_models", lambda *_, **__: tiny.models)
+    root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
+
+    def failing(self, partial, name):
+        if "/0000001-" in name:
+            faulty_s3.fail(errors=1.0, **fault)
+        publish(self, partial, name)
+
+    with patch.object(Store, "publish", failing):
+        assert worker([root.url, "--device", "cpu", "--shards", "0-1"]) == status
+    output = capsys.readouterr()
+    assert told in output.err.splitlines()[-1]
+    assert output.out.startswith("shard 0: ")
+    faulty_s3.heal()
+    assert list(Root(root.url).committed()) == [0]
+    assert contents(tiny.finish(root)) == unbroken
 
 
 def test_a_bucket_that_turns_read_only_stops_the_build_and_loses_nothing(

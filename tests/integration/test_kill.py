@@ -1,4 +1,4 @@
-"""The whole command killed at random moments, and started again."""
+"""The whole command killed at random moments, and started again; once in test_smokes.py."""
 
 import os
 import random
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -29,17 +30,24 @@ def start(config, out, api: str) -> subprocess.Popen:
     )
 
 
-def survive(kills: int, config, tmp_path, api: str) -> None:
-    """Kill the build `kills` times, let it finish, and compare it with an unbroken one."""
+def written(config, tmp_path) -> Path:
     file = tmp_path / "build.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    out, unbroken = tmp_path / "killed", tmp_path / "unbroken"
-    assert start(file, unbroken, api).wait(240) == 0
+    return file
+
+
+def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: float) -> None:
+    """Kill the build `kills` times, let it finish, and compare it with an unbroken one.
+
+    Args:
+        longest_s: from a sign of life to the kill, which comes before that.
+    """
+    out = file.parent / "killed"
     rng, done = random.Random(kills), []
     for _ in range(kills):
         process = start(file, out, api)
         wait_for_life(out, done_before=done[-1] if done else 0, process=process)
-        time.sleep(rng.uniform(0, 1.5))
+        time.sleep(rng.uniform(0, longest_s))
         process.send_signal(signal.SIGKILL)
         process.wait()
         done.append(len(Root(str(out)).committed()))
@@ -48,7 +56,8 @@ def survive(kills: int, config, tmp_path, api: str) -> None:
     assert process.returncode == 0, errors
     assert done == sorted(done), "a committed shard was lost"
     root = Root(str(out))
-    assert contents(root) == contents(Root(str(unbroken)))
+    assert done[-1] < root.plan["num_shards"], "killed too late"
+    assert contents(root) == contents(unbroken)
     assert root.verify(full=True) == []
     assert root.failures() == {}
     assert not list(out.rglob("*.partial"))
@@ -64,15 +73,10 @@ def wait_for_life(out, *, done_before: int, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
-def test_a_build_killed_and_restarted_ends_as_an_unbroken_one(
-    make_config, hasty_standins, tmp_path, prefect_api
-):
-    config = make_config(hasty_standins, "generator.steps=12", "shards.groups_per_shard=2")
-    survive(1, config, tmp_path, prefect_api)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # twelve starts of the whole command
 def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
     config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
-    survive(10, config, tmp_path, prefect_api)
+    file, unbroken = written(config, tmp_path), tmp_path / "unbroken"
+    assert start(file, unbroken, prefect_api).wait(240) == 0
+    survive(10, file, Root(str(unbroken)), prefect_api, longest_s=1.5)

@@ -184,7 +184,8 @@ def survive(config, bucket: str, tmp_path: Path) -> None:
         assert all(lease["pid"] in killed for lease in left)  # killed between commit and release
         begun = [shard for shard, _ in watch.begun]
         workers = {pid for _, pid in watch.begun}
-        assert len(begun) - len(set(begun)) <= len(workers.intersection(killed))
+        # A worker makes one shard while it publishes the one before.
+        assert len(begun) - len(set(begun)) <= 2 * len(workers.intersection(killed))
         assert len(workers.intersection(killed)) >= 2
     finally:
         kill_tree(driver.pid)

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections import Counter
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -42,6 +43,8 @@ def host(name: str, tiny: Tiny, url: str, log: Path, *, part: Part, dies_at: int
 
     def make_or_die(shard: int, *, beat) -> str:
         if len(made) == dies_at:
+            while len(log.read_text().splitlines()) < dies_at:  # the one before is published
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         made.append(shard)
         return make(shard, beat=beat)
@@ -55,6 +58,7 @@ def made(log: Path) -> list[int]:
     return [int(line.split()[1].rstrip(":")) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dies_at", [None, 4])
 def test_parts_are_shared_and_a_dead_hosts_is_taken_up(many, tmp_path, dies_at):
     quiet = contents(many.finish(many.start(str(tmp_path / "quiet"))))

@@ -1,0 +1,73 @@
+"""What `--help` shows: panels of two columns, for a page of a command or of all of them.
+
+Typer's own pages have a column of types, which at 60 columns leaves a dozen for words.
+"""
+
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+MORE = "More options"  # what most runs do without
+WIDEST = 100  # columns
+NAMES = 10  # columns of the longest command's name, so that descriptions stand below each other
+
+Panels = dict[str, list[tuple[str, str]]]
+
+
+class CommandPage(TyperCommand):
+    def format_help(self, ctx: Any, formatter: object) -> None:
+        _print(self.get_usage(ctx), self.help, _parameters(self, ctx))
+
+
+class CommandsPage(TyperGroup):
+    def format_help(self, ctx: Any, formatter: object) -> None:
+        panels: Panels = {}
+        for name, command in self.commands.items():
+            summary = (command.help or "").partition("\n\n")[0]
+            panels.setdefault(_panel_of(command) or "Commands", []).append((name, summary))
+        _print(self.get_usage(ctx), self.help, panels | _parameters(self, ctx))
+
+
+def _parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Panels:
+    """An option that names no panel stands in that of the one before it."""
+    panels: Panels = {}
+    title = "Options"
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, TyperArgument):
+            argument = (parameter.metavar or parameter.name or "", parameter.help or "")
+            panels.setdefault("Arguments", []).append(argument)
+        elif option := parameter.get_help_record(ctx):
+            title = _panel_of(parameter) or title
+            panels.setdefault(title, []).append(option)
+    return panels
+
+
+def _panel_of(part: object) -> str | None:
+    return getattr(part, "rich_help_panel", None)
+
+
+def _print(usage: str, text: str | None, panels: Panels) -> None:
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDEST)
+    for paragraph in (usage, *(text or "").split("\n\n")):
+        console.print(Padding(Text(paragraph), (1, 1, 0, 1), expand=False))
+    console.print()
+    for title, rows in panels.items():
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="bold cyan", min_width=NAMES, overflow="fold")
+        table.add_column(overflow="fold")
+        for name, words in rows:
+            table.add_row(Text(name), _whole(words))
+        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+
+
+def _whole(words: str) -> Columns:
+    """The bracket at the end, as in "[default: auto]", is not broken but has a line of its own."""
+    text, bracket, rest = words.replace(r"\[", "[").partition("  [")  # Typer 0.20 escapes it
+    return Columns([Text(text), Text(bracket.strip() + rest)] if bracket else [Text(text)])

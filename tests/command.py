@@ -1,0 +1,32 @@
+"""The command line as a person runs it, here: exit status, standard output, standard error."""
+
+import io
+import logging
+import os
+import signal
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+from flows import cli
+
+
+def semix(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run `semix ARGUMENTS`, and leave this process's logging and signals as they were."""
+    logger, terminated = logging.getLogger("semix"), signal.getsignal(signal.SIGTERM)
+    before = {name: getattr(logger, name) for name in ("handlers", "level", "propagate")}
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "200", **environment}),
+        mock.patch.object(sys, "argv", ["semix", *arguments]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, terminated)
+            logger.__dict__.update(before)
+    return status, out.getvalue(), err.getvalue()
