@@ -45,6 +45,17 @@ def concatenate(parts: Iterable[Conditioning]) -> Conditioning:
     )
 
 
+def template_mean(encoded: Sequence[Conditioning]) -> Conditioning:
+    """The mean over templates of what they encode to, N rows each."""
+    if len(encoded) == 1:
+        return encoded[0]
+    pooled = [part.pooled for part in encoded if part.pooled is not None]
+    return Conditioning(
+        torch.stack([part.tokens for part in encoded]).mean(dim=0),
+        torch.stack(pooled).mean(dim=0) if pooled else None,
+    )
+
+
 def interpolate(first: Tensor, second: Tensor, alphas: Tensor, mode: str = "linear") -> Tensor:
     """Mix two conditionings.
 

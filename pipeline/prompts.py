@@ -1,7 +1,8 @@
-"""Class names to prompts."""
+"""Class names to prompts, as the models' own tokenizers see them."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from data.errors import InputError
 from pipeline.config.generator import PLACEHOLDER, GeneratorConfig
@@ -13,6 +14,30 @@ def prompts(template: str, names: Sequence[str]) -> list[str]:
     """The template with each class name put in; underscores of folder names become spaces."""
     readable = (unicodedata.normalize("NFC", name).replace("_", " ") for name in names)
     return [template.replace(PLACEHOLDER, name) for name in readable]
+
+
+def checked_prompts(
+    config: GeneratorConfig, names: Sequence[str], tokenizers: Sequence[Any]
+) -> list[list[str]]:
+    """The prompts of all classes, for each template [T][K].
+
+    Raises:
+        InputError: a prompt has more tokens than one of the tokenizers allows, or names cannot
+            be padded.
+    """
+    if config.pad_names:
+        # Counted as it stands in a prompt, where underscores are spaces.
+        names = padded_names(
+            names, lambda name: _length(tokenizers[0], *prompts(PLACEHOLDER, [name]))
+        )
+    versions = [prompts(template, names) for template in config.templates]
+    for tokenizer in tokenizers:
+        for text in (text for texts in versions for text in texts):
+            length, most = _length(tokenizer, text), tokenizer.model_max_length
+            if length > most:
+                remedy = f"has {length} tokens, the model reads {most}"
+                raise InputError("generator.prompt", repr(text), remedy)
+    return versions
 
 
 def spoken_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
@@ -52,3 +77,7 @@ def padded_names(names: Sequence[str], length: Callable[[str], int]) -> list[str
             )
             raise InputError("generator.pad_names", repr(name), remedy)
     return padded
+
+
+def _length(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, verbose=False).input_ids)

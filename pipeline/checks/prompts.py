@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pipeline.checks.model_paths import local_path
 from pipeline.config import GeneratorConfig
-from pipeline.prompts import spoken_names
+from pipeline.prompts import checked_prompts, spoken_names
 
 
 def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
@@ -20,8 +20,6 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
         return
     # transformers takes seconds, which finding a wrong path need not cost
     from transformers import CLIPTokenizer
-
-    from pipeline.generators.text import checked_prompts
 
     parts = [folder / part for part in ("tokenizer", "tokenizer_2") if (folder / part).is_dir()]
     checked_prompts(config, names, [CLIPTokenizer.from_pretrained(part) for part in parts])

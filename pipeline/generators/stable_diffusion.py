@@ -6,10 +6,10 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
-from pipeline.conditioning import Conditioning, concatenate
+from pipeline.conditioning import Conditioning, concatenate, template_mean
 from pipeline.config import GeneratorConfig
 from pipeline.generators.loading import load_pipeline, native_shape
-from pipeline.generators.text import checked_prompts, template_mean
+from pipeline.prompts import checked_prompts
 
 
 class StableDiffusion:

@@ -276,3 +276,19 @@ def test_all_parts_of_the_generator_are_recorded(tiny_sd, hasty_config, tmp_path
     assert found["tiny_decoder"] == {"model": "some/taesd", "revision": COMMIT, "files": {}}
     lora.write_bytes(b"others")
     assert model_identities(config)["generator"] != found
+
+
+@pytest.mark.process
+def test_a_root_is_begun_without_torch(hasty_config, tmp_path):
+    """Seconds, for whoever waits for the first shard or for an error."""
+    script = """
+import sys
+from pipeline.config import BuildConfig
+from pipeline.root import create_root
+
+create_root(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
+print("torch" in sys.modules, "open_clip" in sys.modules)
+"""
+    command = [sys.executable, "-c", script, hasty_config.model_dump_json(), str(tmp_path / "new")]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout.strip() == "False False", found.stderr
