@@ -22,18 +22,21 @@ def put_aside(root: Root, problems: Iterable[Problem]) -> int:
     return sum(_put_aside(root, problem) for problem in problems)
 
 
-def refuse_other_prototypes(root: Root) -> None:
-    """Raises InputError if committed shards were labelled with other prototypes than are there."""
-    ours = root.prototypes_sha256
+def refuse_other_prototypes(root: Root, ours: str) -> None:
+    """Raises InputError if committed shards were labelled with other prototypes than ours.
+
+    Args:
+        ours: SHA-256 of the prototypes file that is there, or is about to be.
+    """
     named = root.sums().prototypes
     if count := named.total() - named[""] - named[ours]:
-        text = f"are not those that {count} shards, {_first_of_others(root)} on, were labelled with"
-        raise InputError(f"{root.url}/{PROTOTYPES}", ours[:12], f"{text}; {REMEDY}")
+        text = f"are not those that {count} shards, {_first_of_others(root, ours)} on, were"
+        remedy = f"{text} labelled with; {REMEDY}"
+        raise InputError(f"{root.url}/{PROTOTYPES}", ours[:12], remedy)
 
 
-def _first_of_others(root: Root) -> int:
-    """The first shard that was labelled with other prototypes than are there."""
-    ours = root.prototypes_sha256
+def _first_of_others(root: Root, ours: str) -> int:
+    """The first shard that was labelled with other prototypes."""
     labelled = (entry for found in root.folders() for entry in found.values())
     return next(e["shard"] for e in labelled if e.get("prototypes", ours) != ours)
 

@@ -17,6 +17,7 @@ from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
 from flows.server.run_server import prefect_server
 from flows.slots.settings import SlotSettings
+from flows.slots.workers_here import workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
 from pipeline.extension import described, extend_root
@@ -98,7 +99,9 @@ def _made(
             root.write_index()
             return root
     check_work(root, settings)
-    with prefect_server(wait=False):  # it starts beside the imports
+    # Workers and server start beside the imports.
+    family = plan_of(root).config.generator.family
+    with workers_ahead(settings, family=family), prefect_server(wait=False):
         from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
         from flows.calling import call_flow
 

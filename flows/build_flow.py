@@ -1,4 +1,4 @@
-"""The Prefect build flow: plan, prototypes, generate (one task run a slot), index.
+"""The Prefect build flow: plan, generate (one task run a slot), index.
 
 Prefect shows, starts again and gives up; which shard is done is read from the store alone.
 """
@@ -14,7 +14,7 @@ from prefect import flow, task
 from data.progress import Progress
 from data.ranges import format_ranges, parse_ranges
 from data.repair import refuse_other_prototypes
-from data.root import Root
+from data.root import PROTOTYPES, Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from flows.build_end import refuse_gaps, say_complete
@@ -26,7 +26,7 @@ from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
 from pipeline.fidelity import ensure_fidelity
-from pipeline.prototypes import ensure_prototypes, is_prepared
+from pipeline.prototypes import ensure_prototypes
 from pipeline.root import plan_of
 
 log = logging.getLogger("semix.build")
@@ -83,25 +83,20 @@ def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
     return {"plan": root.plan["digest"], "lacking": len(selection.wanted(root))}
 
 
-def prepare(root: Root, *, device: str) -> None:
-    """What all shards need, before any is made."""
+def check_before_shards(root: Root, *, device: str) -> None:
+    """What may be refused before any shard is made; prototypes the workers measure."""
     config = plan_of(root).config
     say_notes(config)
-    prototypes(root, device)
+    if root.store.exists(PROTOTYPES):
+        refuse_other_prototypes(root, root.prototypes_sha256)
     if config.generator.approximate.active:
         fidelity(root, device)
-
-
-@task(task_run_name="prototypes", **RECORD)
-def prototypes(root: Root, device: str) -> None:
-    """Measured again if they were put aside; they must then be those that shards carry."""
-    ensure_prototypes(root, device=device)
-    refuse_other_prototypes(root)
 
 
 @task(task_run_name="fidelity", **RECORD)
 def fidelity(root: Root, device: str) -> None:
     log.info("comparing approximate images with exact ones before any shard is made")
+    ensure_prototypes(root, device=device)
     ensure_fidelity(root, device=device)
 
 
@@ -115,20 +110,11 @@ def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
 def making(
     root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
-    """Slots work while the block does; what it yields waits for their end, as `make` does.
-
-    Workers of a new root start while its prototypes are measured, and wait for them.
-    """
+    """Slots work while the block does; what it yields waits for their end, as `make` does."""
     key = artifact_key("build", root.url, root.plan["digest"])
     began, start = root.progress(), time.monotonic()
-    # What is measured again, or compared, may yet be refused: then no worker starts.
-    approximate = plan_of(root).config.generator.approximate.active
-    waiting = not (began.done or approximate or is_prepared(root))
-    if not waiting:
-        prepare(root, device=settings.flow_device)
-    with slots_running(root.url, settings, shards=shards, waiting=waiting) as futures:
-        if waiting:
-            prepare(root, device=settings.flow_device)
+    check_before_shards(root, device=settings.flow_device)
+    with slots_running(root.url, settings, shards=shards) as futures:
 
         def end() -> list[str]:
             with shown("generate") as show, progress_artifact(key) as publish:

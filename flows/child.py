@@ -2,9 +2,12 @@
 
 `python -m flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m MODULE`,
 plus a thread that ends the whole process group when standard input closes, which the kernel does
-for us even if we are killed.
+for us even if we are killed. `--ahead IMPORT...` imports these, waits for a line of standard input
+that holds the rest of the command, and goes on with it.
 """
 
+import importlib
+import json
 import logging
 import os
 import runpy
@@ -13,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,40 @@ def _ourselves() -> list[str]:
     return [sys.executable, "-P", "-m", "flows.child"]
 
 
+@dataclass(frozen=True, eq=False)
+class _Ahead:
+    """A child that was started ahead, for a command of this environment and these options."""
+
+    process: "subprocess.Popen[str]"
+    environment: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
+_ahead: list[_Ahead] = []
+_taking = threading.Lock()
+
+
+@contextmanager
+def started_ahead(
+    imports: Sequence[str], environments: Sequence[Mapping[str, str]], **options: Any
+) -> Iterator[None]:
+    """Children that import now what `start` would import later; those not taken end with the block.
+
+    Args:
+        imports: modules that take seconds.
+        environments: a child each; `start` takes one where environment and options are the same.
+    """
+    command = [*_ourselves(), "--ahead", *imports]
+    waiting = [_Ahead(_started(command, e, options), e, options) for e in environments]
+    _ahead.extend(waiting)
+    try:
+        yield
+    finally:
+        for child in waiting:
+            if _take(child):
+                end(child.process, grace_s=0)
+
+
 def start(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> "subprocess.Popen[str]":
@@ -48,6 +86,38 @@ def start(
         environment: changes to our own environment.
         options: further arguments of `subprocess.Popen`.
     """
+    ours = _ourselves()
+    if list(command[: len(ours)]) == ours:
+        fits = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
+        for child in fits:
+            if _take(child) and _goes_on(child.process, command[len(ours) :]):
+                return child.process
+    return _started(command, environment, options)
+
+
+def _take(child: _Ahead) -> bool:
+    """Whether it was still there."""
+    with _taking:
+        there = child in _ahead
+        if there:
+            _ahead.remove(child)
+        return there
+
+
+def _goes_on(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
+    """Tell a child that waits what it is for; False if it is no more."""
+    assert process.stdin is not None
+    try:  # past its buffer, which would be written once more when it is closed
+        os.write(process.stdin.fileno(), json.dumps(list(rest)).encode() + b"\n")
+    except BrokenPipeError:
+        end(process, grace_s=0)
+        return False
+    return True
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str] | None, options: Mapping[str, Any]
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command,
         env={**_environment(), **(environment or {})},
@@ -138,6 +208,10 @@ def _insist(group: int, grace_s: float) -> None:
 
 def main() -> None:
     option, *rest = sys.argv[1:]
+    if option == "--ahead":
+        for module in rest:
+            importlib.import_module(module)
+        option, *rest = json.loads(sys.stdin.readline() or sys.exit(0))
     what, _, grace_s = option.partition("=")
     if what == "--insist":
         _insist(int(rest[0]), float(grace_s))

@@ -23,6 +23,7 @@ from flows.server.run_server import prefect_server
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.standins import StandIns, find_standins, train_standins
+from pipeline.standins.progress import Report
 
 if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
     from data.mixed import MixedDataset
@@ -127,10 +128,10 @@ class Clock:
         self.note(name, time.monotonic() - start)
 
 
-def make_models(out: Path, clock: Clock) -> StandIns:
+def make_models(out: Path, clock: Clock, progress: Report = lambda *_: None) -> StandIns:
     """Train the small models, or find them trained."""
     start = time.monotonic()
-    models = train_standins(real_digits(), out / "standins", progress=lambda *_: None)
+    models = train_standins(real_digits(), out / "standins", progress=progress)
     if models.seconds:
         clock.note("small models", time.monotonic() - start)
     return models

@@ -42,11 +42,14 @@ from flows.quickstart import (
 )
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
+from flows.slots.workers_here import workers_ahead
 from flows.study_flow import trainings
 from flows.terminal import details_in
 from pipeline.standins import StandIns
+from pipeline.standins.progress import Report
 
 MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
+ALONE_FROM = 0.6  # of the generator's training, when what was beside it has ended on two cores
 MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
 # Seconds on two cores, of three seeds; plain cross-entropy needs no mixed image, so it is trained
@@ -76,9 +79,10 @@ def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> di
         alone = [cell for cell in cells if METHODS[cell.method] is None]
         with details_in(place / LOG), steps.shown():
             steps.say(f"details: {place / LOG}")
-            with trained(alone, place, gpus, spare=1), steps.step(MODELS):
-                models = small_models(place, clock)
-            roots = images_and_trainings(models, cells, place, gpus, clock=clock, steps=steps)
+            with builders_ahead() as report_training:
+                with trained(alone, place, gpus, spare=1), steps.step(MODELS):
+                    models = small_models(place, clock, report_training)
+                roots = images_and_trainings(models, cells, place, gpus, clock=clock, steps=steps)
             for cell in cells:
                 if (mixed := METHODS[cell.method]) is not None:
                     refuse_other_data(cell.run(place), roots[mixed])
@@ -88,8 +92,29 @@ def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> di
 
 
 @task(task_run_name="small models", **RECORD)
-def small_models(out: Path, clock: Clock) -> StandIns:
-    return make_models(out, clock)
+def small_models(out: Path, clock: Clock, report_training: Report) -> StandIns:
+    return make_models(out, clock, report_training)
+
+
+def builder_slots() -> SlotSettings:
+    """Of each mixed dataset, since they are made side by side."""
+    return SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(NOISE))))
+
+
+@contextmanager
+def builders_ahead() -> Iterator[Report]:
+    """Told how far the generator's training is, starts the builders when cores begin to idle."""
+    with ExitStack() as stack:
+        started = False
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal started
+            if stage == "denoiser" and done > ALONE_FROM * total and not started:
+                started = True
+                ahead = workers_ahead(builder_slots(), family="stable_diffusion", builds=len(NOISE))
+                stack.enter_context(ahead)
+
+        yield report
 
 
 def images_and_trainings(
@@ -106,7 +131,7 @@ def images_and_trainings(
     Mixed datasets that are there, and trainings that are measured, are kept.
     """
     roots = begun_roots(models, out)
-    settings = SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(roots))))
+    settings = builder_slots()
     with ExitStack() as stack:
         ends = {}
         for name, root in roots.items():

@@ -20,9 +20,9 @@ from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_fi
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
 from flows.places import training_folder
-from flows.slots.runners.place import own_gpu
 from flows.slots.settings import MOST_SLOTS
 from flows.slots.slot import RECORD
+from flows.slots.workers_here import own_gpu
 from flows.study import StudyFailed, failure_message, prepared
 from flows.study_jobs import Jobs
 from flows.study_slot import settings_of, work

@@ -28,8 +28,8 @@ from flows.launcher import (
     write_launcher,
 )
 from flows.machines import Device, Machines
-from flows.slots.runners.place import quiet
 from flows.slots.slot import RECORD
+from flows.slots.workers_here import quiet
 from flows.study_jobs import Jobs
 from flows.supervise import Outcome, supervise
 

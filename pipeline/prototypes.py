@@ -1,12 +1,15 @@
 """What a plan needs of the real data, measured once: class prototypes, and similar pairs."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from data.leases import Renewing, claim, release
 from data.real import RealDataConfig
+from data.repair import refuse_other_prototypes
 from data.root import PROTOTYPES, Root
 from data.store import Store
 from pipeline.config import AnnotationConfig
@@ -17,6 +20,7 @@ if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does wit
     from torch import Tensor
 
 CHUNKS = "prototypes"  # folder of features whose measurement is under way
+LEASE = "prototypes"  # of whoever measures
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many workers ask
 
 
@@ -28,7 +32,8 @@ def ensure_prototypes(
     Args:
         beat: called whenever work went on, for whoever watches.
     Raises:
-        InputError: a class without images, or two that CLIP cannot tell apart.
+        InputError: a class without images, or two that CLIP cannot tell apart; committed shards
+            were labelled with others.
         FloatingPointError: a feature of a real image is not a number.
     """
     if not root.store.exists(PROTOTYPES):
@@ -41,22 +46,37 @@ def ensure_prototypes(
             store=root.store,
             beat=beat,
         )
+        refuse_other_prototypes(root, hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
         remove_chunks(root.store)
     ensure_pairs(root)
 
 
-def await_prototypes(root: Root, beat: Callable[[], None] = lambda: None) -> None:
-    """Wait until another process has ended `ensure_prototypes`.
+def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None) -> None:
+    """`ensure_prototypes` among many workers: one measures, the others wait, or take over from it.
 
     Args:
-        beat: called at each look, for whoever watches.
+        beat: called whenever work went on, and at each look, for whoever watches.
+    Raises:
+        InputError, FloatingPointError: as of `ensure_prototypes`.
     """
     pause = FIRST_LOOK_S
     while not is_prepared(root):
-        beat()
-        time.sleep(pause)
-        pause = min(1.2 * pause, LONGEST_LOOK_S)
+        if claim(root.store, LEASE):
+            _measure_alone(root, device, Renewing(root.store, beat))
+        else:
+            beat()
+            time.sleep(pause)
+            pause = min(1.2 * pause, LONGEST_LOOK_S)
+
+
+def _measure_alone(root: Root, device: str, beat: Renewing) -> None:
+    try:
+        with beat.holding(LEASE):
+            ensure_prototypes(root, device=device, beat=beat)
+    finally:
+        with suppress(OSError):  # whoever wants it sees that nobody renews it
+            release(root.store, LEASE)
 
 
 def is_prepared(root: Root) -> bool:

@@ -11,7 +11,7 @@ from data.root import Root
 from data.store import Store
 from pipeline.build import Models, generate_shard, load_models
 from pipeline.plan import BuildPlan
-from pipeline.prototypes import await_prototypes
+from pipeline.prototypes import prepare
 from pipeline.root import plan_of
 
 T = TypeVar("T")
@@ -68,15 +68,10 @@ class Work(Protocol):
 
 
 class Building:
-    """The images of a root, as its plan says.
+    """The images of a root, as its plan says."""
 
-    Args:
-        waiting: the prototypes are being measured by another process.
-    """
-
-    def __init__(self, root: Root, *, waiting: bool = False) -> None:
+    def __init__(self, root: Root) -> None:
         self.root = root
-        self.waiting = waiting
         self.store = root.store
         self.models: Models | None = None
 
@@ -101,8 +96,7 @@ class Building:
         return shard
 
     def load(self, *, device: str, beat: Beat) -> None:
-        if self.waiting:
-            await_prototypes(self.root, beat)
+        prepare(self.root, device=device, beat=beat)
         self.models = load_models(self.root, self.plan, device=device, beat=beat)
 
     def make(self, shard: int, *, beat: Beat) -> Making[str]:

@@ -10,6 +10,7 @@ answer, or shard after shard fails), 78 the settings are wrong, 143 asked to sto
 """
 
 import argparse
+import logging
 import signal
 import sys
 import traceback
@@ -33,6 +34,7 @@ from pipeline.work import Beat, Building, Making, Work, failure_note, finish
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
 MOST_FAILED_IN_A_ROW = 3
+NEWS = "semix: "  # begins a line that is for a person, not only for a log
 # What cuBLAS, cuSPARSE and cuDNN report is no error of torch's own kinds.
 DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 
@@ -185,11 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     beat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(
-                Root(options.url, beat=beat),
-                labels=options.labels,
-                waiting=options.await_prototypes,
-            ),
+            work_of(Root(options.url, beat=beat), labels=options.labels),
             options.slot,
             options.slots,
             device=options.device,
@@ -215,10 +213,10 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART if _is_device_error(error) else BROKEN
 
 
-def work_of(root: Root, *, labels: str | None, waiting: bool = False) -> Work:
+def work_of(root: Root, *, labels: str | None) -> Work:
     """The labels of one set of this root, or the root's own images."""
     if labels is None:
-        return Building(root, waiting=waiting)
+        return Building(root)
     from data.label_sets import LabelSet
     from pipeline.relabel.relabelling import Relabelling
 
@@ -256,9 +254,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
     parser.add_argument("--labels", help="make labels of this set, not images")
-    parser.add_argument(
-        "--await-prototypes", action="store_true", help="another process is measuring them"
-    )
     parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--range", default="", help="begin with this part, for example 1/4")
@@ -269,5 +264,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _speak() -> None:
+    """What semix logs goes to standard output, each line marked."""
+    speaker = logging.StreamHandler(sys.stdout)
+    speaker.setFormatter(logging.Formatter(NEWS + "%(message)s"))
+    logger = logging.getLogger("semix")
+    logger.addHandler(speaker)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
 if __name__ == "__main__":
+    _speak()
     sys.exit(main())

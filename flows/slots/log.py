@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+NEWS = "semix: "  # begins a line that is for a person, too; `pipeline.worker` writes it
 EVERY_S = 10.0  # a line a shard would be a million lines in Prefect's database
 SHARD = re.compile(r"shard \d+( failed)?: ")
 

@@ -24,20 +24,19 @@ log = logging.getLogger("semix.build")
 
 @contextmanager
 def slots_running(
-    url: str, settings: SlotSettings, *, shards: str = "", labels: str = "", waiting: bool = False
+    url: str, settings: SlotSettings, *, shards: str = "", labels: str = ""
 ) -> Iterator[list[SlotFuture]]:
     """Start one task run a slot; none lives on when the block is left, however it is left.
 
     Args:
         shards: only these, as in `3,7-9`; empty for all.
         labels: make the labels of this set, not images.
-        waiting: the block measures the prototypes, and the workers wait for them.
     Raises:
         InputError: as of `check_slots`; a cluster that cannot be reached.
     """
     check_slots(settings)
     with _place(url, settings) as place:
-        futures = _submit(place, url, settings, shards=shards, labels=labels, waiting=waiting)
+        futures = _submit(place, url, settings, shards=shards, labels=labels)
         try:
             yield futures
         finally:
@@ -61,7 +60,7 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 
 
 def _submit(
-    place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str, waiting: bool
+    place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str
 ) -> list[SlotFuture]:
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
@@ -71,7 +70,7 @@ def _submit(
             {
                 "slot": slot,
                 "arguments": worker_arguments(
-                    url, slot, place.count, settings=settings, labels=labels, waiting=waiting
+                    url, slot, place.count, settings=settings, labels=labels
                 ),
                 "environment": place.environment(slot),
                 "stop": place.stop,

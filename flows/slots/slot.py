@@ -15,7 +15,7 @@ from data.leases import TIME_TO_LIVE
 from data.ranges import format_ranges
 from flows.child import python_module
 from flows.gpus import settled_device
-from flows.slots.log import SlotLog, slot_log
+from flows.slots.log import NEWS, SlotLog, slot_log
 from flows.slots.lost_shards import record_lost
 from flows.slots.settings import SlotSettings
 from flows.supervise import POLL_S, Heartbeat, Outcome, Stop, supervise
@@ -54,13 +54,12 @@ def worker_arguments(
     *,
     settings: SlotSettings,
     labels: str = "",
-    waiting: bool = False,
 ) -> list[str]:
     """Arguments of a worker that makes images, or the labels of one set; all but its device."""
     share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
-    return [url, *share, *part, *what, *(["--await-prototypes"] if waiting else [])]
+    return [url, *share, *part, *what]
 
 
 @task(task_run_name="generate slot {slot}", **RECORD)
@@ -96,7 +95,14 @@ def generate(
     # Composed where it runs: another machine has its Python elsewhere.
     own = f"--device={settled_device(device, {**os.environ, **environment})}"
     command, losses = python_module(WORKER, *arguments, own), 0
-    with slot_log(get_run_logger().info) as lines:
+    told = get_run_logger().info
+
+    def tell(line: str) -> None:
+        told(line)
+        if line.startswith(NEWS):
+            log.info("%s", line.removeprefix(NEWS), extra={"told_prefect": True})
+
+    with slot_log(tell) as lines:
         while True:
             made = lines.made
             outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)

@@ -201,7 +201,7 @@ def test_properties(seed: int, samples: int, classes: int, bins: int, levels: in
     assert got.over_ece + got.under_ece == pytest.approx(got.ece, abs=1e-12)
     assert got.ece <= got.mce + 1e-12
     assert got.ece >= abs(got.over_ece - got.under_ece) - 1e-12
-    limits = {"nll": math.inf, "brier": 2, "brier_reliability": 2}
+    limits = {"nll": math.inf, "brier": 2, "brier_reliability": 2, "brier_within": 2}
     for name, value in got.as_dict().items():
         low = -2 if name == "brier_within" else -1e-12
         assert low <= value <= limits.get(name, 1 + 1e-12), name

@@ -75,11 +75,11 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
 
 
 def test_prototypes_must_be_those_that_shards_were_labelled_with(root):
-    refuse_other_prototypes(root)  # records of old say nothing
+    refuse_other_prototypes(root, root.prototypes_sha256)  # records of old say nothing
     record = {**root.record(1), "prototypes": root.prototypes_sha256}
     root.store.put(f"{shard_name(1)}.json", json.dumps(record).encode())
-    refuse_other_prototypes(Root(root.url))
+    refuse_other_prototypes(Root(root.url), root.prototypes_sha256)
     root.store.put("prototypes.safetensors", prototypes() + b" ")
     message = r"prototypes\.safetensors = .*are not those that 1 shards, 1 on, were labelled with"
     with pytest.raises(InputError, match=message):
-        refuse_other_prototypes(Root(root.url))
+        refuse_other_prototypes(Root(root.url), Root(root.url).prototypes_sha256)

@@ -92,7 +92,7 @@ def test_this_machine_can_be_asked():
 def test_workers_share_the_cores_that_we_may_use():
     """Of a job on one core of a large machine."""
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from flows.slots.runners.place import shared_threads; print(shared_threads(1))"
+    code += "from flows.slots.workers_here import shared_threads; print(shared_threads(1))"
     kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, env=kept, cwd=CHECKOUT, capture_output=True, text=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import child
-from flows.child import python_module
+from flows.child import CHECKOUT, python_module
 from flows.supervise import LAST_LINES, Heartbeat, supervise
 
 pytestmark = pytest.mark.process
@@ -176,6 +176,60 @@ def test_a_child_whose_parent_was_killed_may_still_speak(tmp_path, until):
     process.kill()
     process.communicate()
     until((tmp_path / "saved").exists, timeout_s=20)
+
+
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
+
+def test_a_child_that_was_started_ahead_goes_on_with_the_command(tmp_path, monkeypatch, alive):
+    (tmp_path / "heavy.py").write_text("print('imported', flush=True)")
+    (tmp_path / "told.py").write_text(
+        "import os, sys; print(os.getpid(), sys.argv[1:], os.environ['SLOT'], 'heavy' in "
+        "sys.modules); sys.exit(75)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = []
+    with child.started_ahead(["heavy"], [{"SLOT": "0"}, {"SLOT": "1"}], **PIPES):
+        ahead = {c.environment["SLOT"]: c.process.pid for c in child._ahead}
+        for slot in ("1", "1", "2"):
+            command = python_module("told", "--a", slot)
+            outcome = supervise(command, on_line=lines.append, environment={"SLOT": slot})
+            assert outcome.returncode == 75
+        assert alive(ahead["0"])
+    assert not alive(ahead["0"])
+    first, *others = [line.split(" ", 1) for line in lines if line != "imported"]
+    assert first == [str(ahead["1"]), "['--a', '1'] 1 True"]  # the others began when asked for
+    assert [text for _, text in others] == ["['--a', '1'] 1 False", "['--a', '2'] 2 False"]
+    assert lines.count("imported") == 1
+
+
+def test_a_child_that_died_while_it_waited_is_replaced(tmp_path, monkeypatch, until, alive):
+    (tmp_path / "told.py").write_text("print('told')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = []
+    with child.started_ahead([], [{}], **PIPES):
+        (pid,) = [waiting.process.pid for waiting in child._ahead]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        outcome = supervise(python_module("told"), on_line=lines.append, environment={})
+    assert (outcome.returncode, lines) == (0, ["told"])
+
+
+def test_a_child_that_waits_ends_when_its_parent_is_killed(tmp_path, monkeypatch, until, alive):
+    (tmp_path / "parent.py").write_text(
+        "import sys, time\nfrom flows import child\n"
+        "with child.started_ahead([], [{}]):\n"
+        "    print(child._ahead[0].process.pid, flush=True)\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    )
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    until(lambda: not alive(pid))
 
 
 def test_a_module_runs_as_python_would_run_it(tmp_path, monkeypatch):

@@ -14,8 +14,9 @@ import torch
 
 from data.cache_folder import cache_folder
 from data.errors import InputError
+from data.machine import machine
 from data.real import ImageSplit, RealDataConfig, load_real
-from data.root import PROTOTYPES
+from data.root import PROTOTYPES, Root
 from data.settings import load_settings
 from data.store import Store
 from pipeline.annotate import class_prototypes
@@ -25,13 +26,7 @@ from pipeline.annotation.measurement import measured
 from pipeline.annotation.statistics import WeightVariance, coinciding
 from pipeline.clip import ClipEncoder
 from pipeline.config import BuildConfig
-from pipeline.prototypes import (
-    await_prototypes,
-    ensure_prototypes,
-    measure,
-    read_prototypes,
-    unpack,
-)
+from pipeline.prototypes import ensure_prototypes, measure, prepare, read_prototypes, unpack
 from pipeline.provenance import annotation_identity
 from pipeline.root import create_root
 
@@ -175,20 +170,64 @@ print(run(60_000, "large") - small)
     assert len(Store(str(tmp_path / "store")).list("large")) == 59
 
 
-def test_who_waits_for_another_process_goes_on_when_all_is_there(
-    make_config, hasty_standins, tmp_path
-):
+def held_by(pid: int) -> bytes:
+    """The lease of a process of this machine."""
+    return json.dumps({"host": machine(), "pid": pid}).encode()
+
+
+def test_one_worker_measures_and_the_others_wait(make_config, hasty_standins, tmp_path):
     similar = "mixing.pairs={kind: similar, count: 3}"
     root = create_root(make_config(hasty_standins, similar), str(tmp_path / "mixed"))
+    root.store.put("leases/prototypes.json", held_by(os.getppid()))
     beats = []
 
     def other_process():
         beats.append(sorted(root.store.list("")))
         ensure_prototypes(root, device="cpu")
 
-    await_prototypes(root, other_process)
+    prepare(root, device="cpu", beat=other_process)
     assert len(beats) == 1 and PROTOTYPES not in beats[0]
     assert len(json.loads(root.store.get("pairs.json"))) == 3
+    assert root.store.get("leases/prototypes.json") == held_by(os.getppid())
+
+
+def test_a_worker_takes_over_from_one_that_died_while_it_measured(hasty_config, tmp_path):
+    root = create_root(hasty_config, str(tmp_path / "mixed"))
+    root.store.put("leases/prototypes.json", held_by(2**22 + 1))  # more than Linux ever gives
+    prepare(root, device="cpu")
+    assert root.store.exists(PROTOTYPES)
+    assert root.store.list("leases") == []
+
+
+def test_who_measures_holds_a_lease_until_all_is_there(hasty_config, tmp_path, monkeypatch):
+    root = create_root(hasty_config, str(tmp_path / "mixed"))
+    seen = []
+
+    def fails(*_, **__):
+        seen.append(root.store.list("leases"))
+        raise InputError("real", "class '3'", "has no training images")
+
+    monkeypatch.setattr("pipeline.prototypes.measure", fails)
+    with pytest.raises(InputError, match="class '3': has no training images"):
+        prepare(root, device="cpu")
+    assert seen == [["leases/prototypes.json"]]
+    assert root.store.list("leases") == []
+
+
+def test_prototypes_measured_again_must_be_those_that_shards_carry(built, hasty_config, tmp_path):
+    shutil.copytree(built.url, tmp_path / "mixed")
+    root = Root(str(tmp_path / "mixed"))
+    content = root.store.get(PROTOTYPES)
+    root.store.delete(PROTOTYPES)
+    prepare(root, device="cpu")
+    assert root.store.get(PROTOTYPES) == content
+    root.store.delete(PROTOTYPES)
+    name = next(name for name in root.store.list("shards") if name.endswith("0.json"))
+    record = json.loads(root.store.get(name)) | {"prototypes": "0" * 64}
+    root.store.put(name, json.dumps(record).encode())
+    with pytest.raises(InputError, match="are not those that 1 shards, 0 on, were labelled with"):
+        prepare(Root(root.url), device="cpu")
+    assert not root.store.exists(PROTOTYPES)
 
 
 def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):

@@ -14,7 +14,7 @@ from prefect_dask import DaskTaskRunner
 from data.errors import InputError
 from flows.gpus import visible_gpus
 from flows.slots.run_lease import run_lease
-from flows.slots.runners.place import Place, own_gpu, quiet, shared_threads
+from flows.slots.runners.place import Place
 from flows.slots.settings import (
     ADDRESSES,
     MOST_SLOTS,
@@ -22,6 +22,7 @@ from flows.slots.settings import (
     refuse_unreachable_server,
     slots_here,
 )
+from flows.slots.workers_here import own_gpu, quiet, shared_threads
 
 CONNECT_S = 30.0
 

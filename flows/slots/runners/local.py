@@ -6,22 +6,16 @@ from contextlib import contextmanager
 
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.gpus import visible_gpus
-from flows.slots.runners.place import Place, Record, own_gpu, quiet, shared_threads
-from flows.slots.settings import SlotSettings, slots_here
+from flows.slots.runners.place import Place, Record
+from flows.slots.settings import SlotSettings
+from flows.slots.workers_here import environments_here
 
 
 @contextmanager
 def local_slots(settings: SlotSettings) -> Iterator[Place]:
     """As many as were asked for, else one a visible GPU, or one."""
-    gpus = [] if settings.device == "cpu" else visible_gpus()
-    count = slots_here(settings)
-    common = quiet() | shared_threads(count)
-
-    def environment(slot: int) -> dict[str, str]:
-        return common | own_gpu(slot, gpus)
-
+    environments = environments_here(settings)
     stop = threading.Event()
-    runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=count)
+    runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=len(environments))
     with runner:
-        yield Place(runner.submit, count, environment, stop, stop.set)
+        yield Place(runner.submit, len(environments), environments.__getitem__, stop, stop.set)

@@ -1,15 +1,12 @@
 """A place for slots: how one is started there, how many there are, and what ends them."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prefect.futures import PrefectFuture
 from prefect.tasks import Task
 
-from flows.cgroup import usable_cores
-from flows.gpus import CHOSEN
 from flows.supervise import Stop
 
 Record = dict[str, Any]
@@ -33,22 +30,3 @@ class Place:
     environment: Callable[[int], Mapping[str, str]]
     stop: Stop
     end: Callable[[], None]
-
-
-def quiet() -> dict[str, str]:
-    """No bars as lines in a log."""
-    return {"TQDM_DISABLE": "1"}
-
-
-def own_gpu(slot: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Slots take turns at the GPUs."""
-    return {CHOSEN: gpus[slot % len(gpus)]} if gpus else {}
-
-
-def shared_threads(count: int) -> dict[str, str]:
-    """For `count` workers of this machine: together no more threads than cores we may use.
-
-    A few too many cost ten times, not a few per cent.
-    """
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
-    return {"OMP_NUM_THREADS": threads}

@@ -17,7 +17,7 @@ from prefect_ray.context import remote_options
 
 from data.errors import InputError
 from flows.slots.run_lease import run_lease
-from flows.slots.runners.place import Place, Record, SlotFuture, quiet, shared_threads
+from flows.slots.runners.place import Place, Record, SlotFuture
 from flows.slots.settings import (
     ADDRESSES,
     AUTO,
@@ -26,6 +26,7 @@ from flows.slots.settings import (
     refuse_unreachable_server,
     slots_here,
 )
+from flows.slots.workers_here import quiet, shared_threads
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes

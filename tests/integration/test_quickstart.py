@@ -1,0 +1,87 @@
+"""The whole quickstart, killed while it builds: it ends, and its images are what was asked for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.svm import SVC
+
+from data.mixed import MixedDataset
+from data.quality import end_points, endpoint_agreement, series_quality
+from flows.quickstart import CHOSEN, METHODS, RANDOM
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def begun(out: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "flows.cli", "quickstart", "--out", str(out), "--seeds", "1"]
+    log = (out.parent / "printed").open("a")
+    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("story") / "quickstart"
+    first = begun(folder)
+    while not list(folder.glob(f"{RANDOM}/shards/*/*.tar")):
+        assert first.poll() is None, (folder.parent / "printed").read_text()
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    models = list((folder / "standins").glob("*/diffusion"))
+    made = {path: path.stat().st_mtime_ns for path in folder.glob(f"{RANDOM}/shards/*/*.tar")}
+    assert begun(folder).wait() == 0, (folder.parent / "printed").read_text()
+    assert list((folder / "standins").glob("*/diffusion")) == models
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(out) -> MixedDataset:
+    return MixedDataset(str(out / RANDOM))
+
+
+def flat(images) -> np.ndarray:
+    return np.asarray(images).reshape(len(images), -1) / 255
+
+
+def test_every_method_is_in_its_report(out):
+    shown = json.loads((out / "report.json").read_text())
+    assert len(shown["methods"]) == len(METHODS) + 1  # a head stage is a method of its own
+    assert (out / "report.html").is_file() and (out / "series.png").is_file()
+    assert len(MixedDataset(str(out / CHOSEN)).weights) == 135
+
+
+def test_a_second_run_makes_nothing(out):
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert begun(out).wait() == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_end_points_show_their_class_to_one_who_saw_real_digits_only(mixed, digits):
+    judge = SVC().fit(flat(digits.train.images()), digits.train.targets)
+    assert judge.score(flat(digits.test.images()), digits.test.targets) > 0.95
+    group, position, intended = end_points(mixed.mixtures, mixed.classes)
+    predicted = torch.from_numpy(judge.predict(flat(mixed.images[group, position])))
+    found = endpoint_agreement(predicted, intended)
+    assert found["images"] == 270
+    assert found["share"] >= 0.9
+
+
+def test_clip_weights_follow_alpha(mixed):
+    found = series_quality(mixed.alphas, mixed.weights)
+    assert found.series == 135
+    assert found.median >= 0.9
+
+
+def test_images_between_the_ends_are_between_them(mixed):
+    """Not a copy of one end: the middle of a series lies strictly between in CLIP's eyes."""
+    between = ((mixed.weights > 0.1) & (mixed.weights < 0.9)).any(dim=1)
+    assert between.float().mean() > 0.5
