@@ -10,8 +10,9 @@ from uuid import UUID
 
 from prefect import Flow, get_client, runtime
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed, State
 
+from flows.errors import RunCancelled
 from flows.server.loss import loss
 from flows.server.probe import ServerLost, probe
 from flows.server.run_server import how_ours_ended
@@ -40,6 +41,9 @@ def call_flow(flow: Flow[..., T], **parameters: Any) -> T:
         try:
             result: T = watched(**parameters)
             return result
+        except RunCancelled as error:
+            ending.note(Cancelled(message=str(error)))
+            raise
         except BaseException as error:  # Prefect's refusals are no exceptions
             url = str(PREFECT_API_URL.value())
             lost = loss(error, url, ours=how_ours_ended(url))
@@ -85,7 +89,7 @@ class _Ending(Generic[T]):
             raise self.error
         if not self.values:
             raise lost
-        if not self._told_again():
+        if not self.note(Completed()):
             log.warning("%s; all that was wanted is done, only its pages do not say so", lost.what)
         return self.values[0]
 
@@ -99,11 +103,11 @@ class _Ending(Generic[T]):
         retries = {PREFECT_CLIENT_MAX_RETRIES: LAST_RETRIES if answers else 0}
         self.settings.enter_context(temporary_settings(retries))
 
-    def _told_again(self) -> bool:
-        """Whether the server takes the end after all; a busy one may have noted a failure."""
+    def note(self, state: State[Any]) -> bool:
+        """Whether the server takes this as the end, whatever it noted before."""
         try:
             with get_client(sync_client=True) as client:
-                client.set_flow_run_state(UUID(self.run), Completed(), force=True)
+                client.set_flow_run_state(UUID(self.run), state, force=True)
         except Exception:
             return False
         return True

@@ -1,4 +1,4 @@
-"""The error that means: the input was fine, the run was not finished."""
+"""The errors that mean: the input was fine, the run was not finished."""
 
 
 class RunFailed(RuntimeError):
@@ -11,3 +11,7 @@ class RunFailed(RuntimeError):
     def __init__(self, text: str, *, exit_status: int = 1) -> None:
         super().__init__(text)
         self.exit_status = exit_status
+
+
+class RunCancelled(RunFailed):
+    """Somebody cancelled the run in Prefect."""

@@ -1,8 +1,11 @@
-"""What all flows share: version, names, tags, and their log in Prefect."""
+"""What all flows share: version, names, tags, their log in Prefect, and being cancelled there."""
 
 import logging
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any
@@ -10,12 +13,19 @@ from uuid import UUID
 
 from prefect import get_client, runtime
 from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
+from prefect.utilities.urls import url_for
 
 from flows.artifacts.publishing import only_shown
+from flows.errors import RunCancelled
 from flows.places import check_places
+from flows.server.run_server import is_ours
 
 TAG = "semix"
+LOOK_EVERY_S = 5.0  # whether a run was cancelled
+
+log = logging.getLogger("semix.prefect")
 
 _active: list[UUID] = []  # flow runs of this process, the innermost last
 
@@ -46,6 +56,7 @@ def running(kind: str) -> Iterator[None]:
 
     Raises:
         InputError: a deployment's run was given a relative path.
+        RunCancelled: in Prefect, of a run that no deployment began; its worker ends others.
     """
     found = FlowRunContext.get()
     assert found is not None and found.flow_run is not None, "only in a flow"
@@ -57,7 +68,52 @@ def running(kind: str) -> Iterator[None]:
         # could not begin without one.
         with only_shown(), get_client(sync_client=True) as client:
             client.update_flow_run(run.id, tags=sorted({*run.tags, TAG, kind}))
+        if not is_ours():
+            log.info("this run in Prefect: %s", url_for(run))
+        outermost = run.deployment_id is None and run.parent_task_run_id is None
+        with _cancellable(run.id) if outermost else nullcontext():
+            yield
+
+
+@contextmanager
+def _cancellable(run: UUID) -> Iterator[None]:
+    """End the block when the run is cancelled in Prefect, which itself ends deployments' runs only.
+
+    SIGTERM interrupts whatever the main thread waits for; a flow on another thread goes on.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
+        return
+    over, cancelled = threading.Event(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            if _is_cancelled(run):
+                cancelled.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                return
+
+    looking = threading.Thread(target=copy_context().run, args=(look,), daemon=True)
+    looking.start()
+    try:
+        yield
+    except TerminationSignal:  # raised by the handler that Prefect has for a flow
+        if not cancelled.is_set():
+            raise
+        text = "cancelled in Prefect; what was committed stays, and the same command goes on"
+        raise RunCancelled(text) from None
+    finally:
+        over.set()
+
+
+def _is_cancelled(run: UUID) -> bool:
+    """What a server that does not answer says nothing of."""
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(run).state
+    except Exception:
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
 class RunLog(logging.Handler):
@@ -79,6 +135,11 @@ class RunLog(logging.Handler):
 
 
 _run_log = RunLog()
+
+
+def is_logged() -> bool:
+    """Whether what `semix` logs in this process goes to the log of a run."""
+    return bool(_active)
 
 
 @contextmanager

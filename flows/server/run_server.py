@@ -155,6 +155,11 @@ def _used(url: str) -> Iterator[None]:
                 logging.raiseExceptions = raising
 
 
+def is_ours() -> bool:
+    """Whether the server of the present run is one of our own."""
+    return _ours is not None
+
+
 def how_ours_ended(url: str) -> str:
     """A few words, if our own server is at `url` and lives no more."""
     if _ours is None or _ours.url != url or _ours.process.poll() is None:

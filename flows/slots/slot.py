@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from data.leases import TIME_TO_LIVE
 from data.ranges import format_ranges
 from flows.child import python_module
+from flows.flow_runs import is_logged
 from flows.gpus import settled_device
 from flows.slots.log import NEWS, SlotLog, slot_log
 from flows.slots.lost_shards import record_lost
@@ -98,9 +99,10 @@ def generate(
     told = get_run_logger().info
 
     def tell(line: str) -> None:
-        told(line)
-        if line.startswith(NEWS):
-            log.info("%s", line.removeprefix(NEWS), extra={"told_prefect": True})
+        if line.startswith(NEWS) and is_logged():
+            log.info("%s", line.removeprefix(NEWS))
+        else:
+            told(line)
 
     with slot_log(tell) as lines:
         while True:

@@ -10,16 +10,25 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterName,
+    LogFilter,
+    LogFilterFlowRunId,
+)
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
+from prefect.states import Cancelling
+from prefect.utilities.urls import url_for
 
 from data.errors import InputError
 from data.root import Root
+from data.settings import load_settings
 from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
 from flows.build_start import check_work, opened
 from flows.flow_runs import running
 from flows.slots.settings import SlotSettings
+from pipeline.config import BuildConfig
 from pipeline.root import create_root
 
 CHECKOUT = Path(__file__).parents[2]
@@ -190,3 +199,28 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
     assert len(sheet) < 150_000
     latest = latest_artifact(f"{key}-series")
     assert latest["flow_run_id"] == str(run.id)
+
+
+def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
+    client, hasty_config, prefect_api, tmp_path, until
+):
+    many = load_settings(
+        BuildConfig, hasty_config.model_dump(), ["mixing.groups_per_pair=40", "generator.steps=20"]
+    )
+    (tmp_path / "many.yaml").write_text(yaml.safe_dump(many.model_dump(mode="json")))
+    command = [sys.executable, "-m", "flows.cli", "build", "many.yaml", "--out", "cancelled"]
+    environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PYTHONPATH": str(CHECKOUT)}
+    with (tmp_path / "log").open("w") as log:
+        build = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path)
+    until(lambda: list(tmp_path.glob("cancelled/shards/*/*.json")), timeout_s=120)
+    name = FlowRunFilter(name=FlowRunFilterName(any_=["build cancelled"]))
+    (run,) = client.read_flow_runs(flow_run_filter=name)
+    client.set_flow_run_state(run.id, Cancelling())  # as the button on the run's page does
+    said = (tmp_path / "log").read_text
+    assert build.wait(120) == 1, said()
+    assert f"this run in Prefect: {url_for(run)}" in said()
+    assert "error: cancelled in Prefect; what was committed stays" in said()
+    assert client.read_flow_run(run.id).state.is_cancelled()
+    root = Root(str(tmp_path / "cancelled"))
+    assert root.missing() and root.verify(full=True) == []
+    assert root.store.list("leases") == []  # its worker was asked to end, and has
