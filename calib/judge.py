@@ -11,6 +11,7 @@ from calib.evaluate import predict
 from calib.run_folder import CONFIG, DATA, EVALUATION
 from data.errors import InputError
 from data.files import read_json
+from data.images import scaled
 from data.settings import load_settings
 
 
@@ -47,15 +48,10 @@ class Judge:
             raise InputError("judge", self.run, remedy)
 
     def classes(self, images: Tensor) -> Tensor:
-        """The class of uint8 [N, S, S, 3], int64 [N].
-
-        Raises:
-            InputError: images of another size than the run trained on.
-        """
-        found, size = tuple(images.shape[1:3]), self.config.real.image_size
-        if found != (size, size):
-            remedy = f"saw {size}x{size} pixels, these images are {found[0]}x{found[1]}"
-            raise InputError("judge", self.run, f"{remedy}; name a run of that size")
+        """The class of uint8 [N, H, W, 3], scaled to the size the run trained on; int64 [N]."""
+        side = self.config.real.image_size
+        if images.shape[1:3] != (side, side):
+            images = torch.stack([torch.from_numpy(scaled(i, side)) for i in images.numpy()])
         cpu = torch.device("cpu")
         logits = [predict(classifier, images, device=cpu) for classifier in self.classifiers]
         return torch.stack(logits).softmax(-1).mean(0).argmax(-1)

@@ -117,20 +117,16 @@ def decode(split: ImageSplit) -> Tensor:
 
 
 def _open_mixed(config: MixedConfig, real: RealDataset, pinned: str | None) -> MixedDataset:
-    mixed = _read_mixed(config, pinned)
+    side = real.train.images([0]).shape[1]
+    mixed = _read_mixed(config, pinned, side)
     if mixed.class_names != real.class_names:
         theirs, ours = (", ".join(names) for names in (mixed.class_names, real.class_names))
         remedy = f"its classes are {theirs}; the real data's are {ours}"
         raise InputError("mixed.url", config.url, remedy)
-    found, wanted = tuple(mixed.images.shape[2:]), real.train.images([0]).shape[1:]
-    if found != wanted:
-        size = f"its images are {found[0]}x{found[1]} pixels, the real ones {wanted[0]}x{wanted[1]}"
-        remedy = f"{size}; build it with shards.store_size {wanted[0]} or set real.image_size"
-        raise InputError("mixed.url", config.url, remedy)
     return mixed
 
 
-def _read_mixed(config: MixedConfig, pinned: str | None) -> MixedDataset:
+def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedDataset:
     try:
         return MixedDataset(
             config.url,
@@ -138,6 +134,7 @@ def _read_mixed(config: MixedConfig, pinned: str | None) -> MixedDataset:
             scale=config.scale,
             labels=config.labels,
             exclude=config.exclude,
+            side=side,
             memory_limit=int(config.memory_gib * 2**30),
             cache_limit=int(config.cache_gib * 2**30),
         )

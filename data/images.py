@@ -57,6 +57,12 @@ def decode_image(content: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarra
         raise ValueError(f"not a complete WebP, PNG or JPEG image: {error}") from None
 
 
+def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
+    """uint8 [H, W, 3] to [side, side, 3], as `load_square` scales pictures."""
+    size = (side, side)
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
+
+
 def load_square(path: Path, size: int) -> np.ndarray:
     """A picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 

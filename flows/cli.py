@@ -43,6 +43,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         building.extend,
         relabeling.relabel,
         exporting.export,
+        training.standins,
     ),
     "Look": (
         building.status,

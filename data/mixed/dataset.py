@@ -50,13 +50,15 @@ class MixedDataset(Dataset[dict[str, Any]]):
         scale: sharpen the raw weights anew; None takes the labels as stored.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
         exclude: rules for groups to leave out.
+        side: scale images to so many pixels when they are decoded; None leaves them as stored.
         memory_limit: bytes of decoded images that may be kept in memory.
         cache: where copies of remote shards are kept; `cache_folder()/shards` by default.
         cache_limit: bytes of such copies.
         threads: that decode; as many as there are cores by default, at most 16.
     Raises:
         InputError: no index yet, an index or label set that is not there or lacks a shard,
-            rules that leave nothing, or a scale for labels of more than two classes.
+            rules that leave nothing, a scale for labels of more than two classes, or a side for
+            images that are not square.
         ValueError: a shard does not read as its index says; names it.
     """
 
@@ -68,6 +70,7 @@ class MixedDataset(Dataset[dict[str, Any]]):
         scale: float | None = None,
         labels: str | None = None,
         exclude: Exclusion | None = None,
+        side: int | None = None,
         memory_limit: int = MEMORY_LIMIT,
         cache: Path | None = None,
         cache_limit: int = CACHE_LIMIT,
@@ -98,7 +101,9 @@ class MixedDataset(Dataset[dict[str, Any]]):
         self.soft_labels = found.labels if scale is None else self._sharpened(scale)
         self._of_class = ClassIndex(self.classes, self.num_classes)
         numbers = self.numbers.numpy()
-        stored = open_images(files, found.shards, found.places, numbers=numbers, threads=threads)
+        stored = open_images(
+            files, found.shards, found.places, numbers=numbers, side=side, threads=threads
+        )
         self.in_memory = stored.nbytes <= memory_limit
         self.images: Tensor | StoredImages = stored.in_memory() if self.in_memory else stored
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from data.images import decode_image
+from data.errors import InputError
+from data.images import decode_image, scaled
 from data.mixed.shard_files import ShardFiles
 from data.threads import mapped
 
@@ -23,7 +24,8 @@ class StoredImages:
         shards: int64 [G], position in the index of the shard that holds a group.
         places: int64 [G, A, 2], offset and size of each image in its shard.
         numbers: int64 [G], the groups' own numbers, for messages.
-        size: of an image, (H, W, 3).
+        stored: (H, W, 3) of an image in its shard.
+        side: to which an image is scaled when it is decoded, pixels; None for what is stored.
         threads: that decode; worker processes, which are many, use one.
     """
 
@@ -31,8 +33,14 @@ class StoredImages:
     shards: np.ndarray
     places: np.ndarray
     numbers: np.ndarray
-    size: tuple[int, ...]
+    stored: tuple[int, ...]
+    side: int | None
     threads: int
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of an image as it is read, (H, W, 3)."""
+        return self.stored if self.side is None else (self.side, self.side, 3)
 
     @property
     def shape(self) -> torch.Size:
@@ -80,14 +88,14 @@ class StoredImages:
     def _decoded(self, shard: int, group: int, position: int) -> np.ndarray:
         offset, size = self.places[group, position].tolist()
         image = decode_image(self.files.read(shard, offset, size), most_pixels=self._most_pixels)
-        if image.shape != self.size:
+        if image.shape != self.stored:
             found = "x".join(map(str, image.shape[:2]))
-            raise ValueError(f"{found} pixels, others have {self.size[0]}x{self.size[1]}")
-        return image
+            raise ValueError(f"{found} pixels, others have {self.stored[0]}x{self.stored[1]}")
+        return image if self.side is None else scaled(image, self.side)
 
     @property
     def _most_pixels(self) -> int:
-        return self.size[0] * self.size[1]
+        return self.stored[0] * self.stored[1]
 
     def _decoded_all(self, groups: np.ndarray, positions: np.ndarray) -> Tensor:
         """These images, uint8 [N, H, W, 3]."""
@@ -122,9 +130,20 @@ def images_at(images: Tensor | StoredImages, group: Tensor, position: Tensor) ->
 
 
 def open_images(
-    files: ShardFiles, shards: np.ndarray, places: np.ndarray, *, numbers: np.ndarray, threads: int
+    files: ShardFiles,
+    shards: np.ndarray,
+    places: np.ndarray,
+    *,
+    numbers: np.ndarray,
+    side: int | None,
+    threads: int,
 ) -> StoredImages:
-    """Images of these groups; the first one tells the size that all must have."""
+    """Images of these groups; the first one tells the size that all must have.
+
+    Raises:
+        InputError: they are to be square, and are not.
+        ValueError: the first one is no image.
+    """
     offset, size = places[0, 0].tolist()
     tar = files.shards[int(shards[0])]["tar"]
     try:
@@ -132,4 +151,8 @@ def open_images(
     except ValueError as error:
         place = f"group {numbers[0]}, image 0"
         raise ValueError(f"{tar}: {place}: {error}; run `semix verify --full`") from None
-    return StoredImages(files, shards, places, numbers, first.shape, threads)
+    if side is not None and first.shape[0] != first.shape[1]:
+        found = f"{first.shape[1]}x{first.shape[0]} pixels"
+        raise InputError("mixed images", found, "are not square, and the real ones are")
+    wanted = None if side == first.shape[0] else side
+    return StoredImages(files, shards, places, numbers, first.shape, wanted, threads)

@@ -1,4 +1,4 @@
-"""semix quickstart, train, evaluate, report."""
+"""semix quickstart, standins, train, evaluate, report."""
 
 import shutil
 import textwrap
@@ -42,6 +42,37 @@ def quickstart(
     emit(f"  semix audit {mixed}    do the labels fit the images?")
     emit(f"  semix show {mixed} 40 --out series-40.png    one series")
     emit(f"  semix evaluate {trained} --set evaluation.bins=20    other bins, no training")
+
+
+def standins(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE", help="folder of CLASS/ pictures, or a YAML file")
+    ],
+    out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
+    set_: Annotated[list[str], setting("real.image_size=48")] = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Small models of your own pictures, to try everything with.
+
+    Example:
+      semix standins /data/birds --out models
+    """
+    from flows.standins import standins as make
+
+    found = make(where, out, overrides=set_)
+    if json:
+        emit_json(found)
+        return
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
+    emit(f"trained: {times}" if times else "the models were there")
+    emit(
+        f"of generated pictures {found['generated']:.0%} are read as intended, by a classifier of "
+        f"the real ones that reads {found['real']:.0%} of the real test pictures right"
+    )
+    emit(
+        "small stand-ins: neither Stable Diffusion nor OpenAI's CLIP; they know these classes alone"
+    )
+    emit(f"next: semix build {found['config']} --out ROOT")
 
 
 def train(

@@ -1,6 +1,7 @@
 """Whole runs: interrupted, resumed, diverged, stopped early; and what each leaves behind."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -231,11 +232,11 @@ def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_r
             torch.testing.assert_close(found[key], value, rtol=0, atol=0)
 
 
-def test_mixed_images_of_another_size_are_refused(make_run):
-    run = make_run("run", "real.image_size=24")
-    with pytest.raises(InputError, match=r"^mixed\.url = .* 16x16 pixels, the real ones 24x24"):
-        train(run)
-    assert [path.name for path in run.iterdir()] == ["config.json"]
+def test_mixed_images_of_another_size_are_scaled_to_the_real_ones(make_run):
+    run = make_run("run", "real.image_size=24", "epochs=1", "head=null")
+    train(run)
+    (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert math.isfinite(row["plain"]["nll"])
 
 
 def test_bf16_trains_and_keeps_losses_in_float32(make_run):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from data.errors import InputError
 from data.exclusion import Exclusion
-from data.images import encode_image
+from data.images import encode_image, load_square
 from data.indices import make_part, open_index, part_name
 from data.label_sets import create_set
 from data.mixed import MixedDataset
@@ -46,6 +47,16 @@ def test_a_file_url_is_read_in_place(root, tmp_path, monkeypatch):
     mixed = MixedDataset(f"file://{root.url}", memory_limit=0)
     assert torch.equal(mixed.images[14, 1], stored(14)[1])
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("memory_limit", [0, 2**30])
+def test_images_are_scaled_as_pictures_are(root, tmp_path, memory_limit):
+    mixed = MixedDataset(root.url, side=5, memory_limit=memory_limit)
+    assert mixed.images.shape == (15, COUNT, 5, 5, 3)
+    Image.fromarray(stored(7)[2].numpy()).save(tmp_path / "same.png")
+    assert torch.equal(mixed.images[7, 2], torch.from_numpy(load_square(tmp_path / "same.png", 5)))
+    same = MixedDataset(root.url, side=8, memory_limit=memory_limit)
+    assert torch.equal(same.images[7, 2], stored(7)[2])
 
 
 def test_every_group_is_there_with_its_own_pixels_and_labels(mixed):

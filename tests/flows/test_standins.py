@@ -1,0 +1,63 @@
+"""Small models of a folder of pictures, by the command."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from data.settings import load_settings
+from flows import standins
+from pipeline.config import BuildConfig
+from pipeline.root import checked_plan
+from pipeline.standins import Recipe, Stage
+from tests.command import semix
+
+
+@pytest.fixture
+def pictures(tmp_path, digits):
+    """Twenty digits each of two classes."""
+    images, targets = digits.test.images(), digits.test.targets
+    for digit, name in enumerate(("zero", "one")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number, image in enumerate(images[targets == digit][:20]):
+            Image.fromarray(image).save(tmp_path / "pictures" / name / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    recipe = Recipe(Stage(6, 16, 3e-3), Stage(6, 16, 2e-3), Stage(6, 32, 2e-3))
+    monkeypatch.setattr("pipeline.standins.recipe_for", lambda **_: recipe)
+
+
+def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, tmp_path):
+    status, out, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert set(found["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
+    assert 0 <= found["generated"] <= 1 and found["real"] == 1  # zeros and ones are easy
+    plan = checked_plan(load_settings(BuildConfig, found["config"]))
+    assert plan.class_names == ("one", "zero")
+    assert plan.config.generator.model == found["diffusion"]
+    assert plan.config.annotation.model == found["clip"]
+
+
+def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_path):
+    models, where = tmp_path / "models", tmp_path / "build.yaml"
+    where.write_text(f"real: {{name: imagefolder, path: {pictures}}}\nmixing: {{seed: 4}}\n")
+    first = standins.standins(str(where), models)
+    (models / "build.yaml").write_text("mine: true\n")
+    status, out, err = semix("standins", str(pictures), "--out", str(models))
+    assert status == 0, err
+    assert "the models were there" in out
+    assert "build.yaml is there and stays" in err
+    assert (models / "build.yaml").read_text() == "mine: true\n"
+    assert standins.standins(str(pictures), models)["clip"] == first["clip"]
+
+
+def test_pictures_that_teach_nothing_are_refused_before_anything_is_trained(pictures, tmp_path):
+    wrong = ("--set", "real.image_size=20")
+    status, _, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), *wrong)
+    assert status == 2
+    assert "real.image_size = 20: choose a multiple of 8, at least 16" in err
+    assert not (tmp_path / "models").exists()
