@@ -21,7 +21,7 @@ from flows.slots.workers_here import workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
 from pipeline.extension import described, extend_root
-from pipeline.root import checked_plan, create_root, plan_of
+from pipeline.root import MIXED, checked_plan, create_root, plan_of
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -58,7 +58,9 @@ def build(
         return resume(root, slots=slots, selection=selection, full=full)  # plan.json has it
     settings = load_settings(BuildConfig, config, overrides)
     with ExitStack() as stack:
-        if not Store(out).exists(PLAN):  # there is work: the server starts beside what is checked
+        store = Store(out)
+        if not store.exists(PLAN):  # there is work: the server starts beside what is checked
+            store.refuse_strangers(MIXED, own=PLAN)
             check_models(settings)
             stack.enter_context(prefect_server(wait=False))
         root, whole = create_root(settings, out), whole_path(config)
@@ -171,7 +173,7 @@ def check(
         root = create_root(config, out)
         plan, missing = plan_of(root), len(root.missing())
     else:
-        plan = checked_plan(config)
+        plan = checked_plan(config, store)
         missing = plan.num_shards
         store.check_writable(tidy=True)
     say_notes(config)

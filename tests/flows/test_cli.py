@@ -188,6 +188,63 @@ def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, mess
     assert message.format(**places) in err
 
 
+@pytest.fixture(scope="module")
+def config_file(hasty_config, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "build.yaml"
+    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
+    return path
+
+
+TRAINING = {"real": {"name": "digits"}, "model": {"name": "resnet8", "width": 2}}
+CONFIGS = {
+    "train": {"name": "a", **TRAINING},
+    "study": {
+        "name": "a",
+        "baseline": "ce",
+        "base": TRAINING,
+        "datasets": {"digits": {}},
+        "methods": {"ce": {}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["build", "{build}", "--out", "{out}"], "mixed dataset"),
+        (["build", "{build}", "--out", "{out}", "--check"], "mixed dataset"),
+        (["train", "{train}", "--out", "{out}"], "training run"),
+        (["study", "{study}", "--out", "{out}"], "study"),
+        (["quickstart", "--out", "{out}"], "quickstart"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cats/1.jpg", "picture"),
+        ("config.json", '{"architectures": []}'),  # of a model
+        ("unet/down/config.json", '{"architectures": []}'),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
+    config_file, tmp_path, arguments, kind, name, content
+):
+    places = {"build": config_file, "out": tmp_path / "out"}
+    for command, values in CONFIGS.items():
+        places[command] = tmp_path / f"{command}.yaml"
+        places[command].write_text(yaml.safe_dump(values))
+    path = places["out"] / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    before = sorted(places["out"].rglob("*"))
+    status, out, err = semix(*(part.format(**places) for part in arguments))
+    assert (status, out) == (2, "")
+    first = name.partition("/")[0]
+    told = f"error: out = {places['out']}: holds {first}, and is no {kind}; choose a new or an"
+    assert err.startswith(told)
+    assert sorted(places["out"].rglob("*")) == before and path.read_text() == content
+
+
 def test_debug_shows_the_traceback(tmp_path):
     status, _, err = semix("status", str(tmp_path), "--debug")
     assert status == 2
@@ -218,13 +275,6 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
     assert ": complete, nothing to do" in err
     assert err.splitlines()[-1] == "0 False"
     assert (root / "index/0.json").is_file()
-
-
-@pytest.fixture(scope="module")
-def config_file(hasty_config, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "build.yaml"
-    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
-    return path
 
 
 def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_path):

@@ -127,6 +127,14 @@ def test_the_root_itself_is_no_place_to_bake_into(root):
     assert files(root) == before
 
 
+def test_a_folder_of_something_else_is_no_place_to_bake_into(root, tmp_path):
+    before = files(root)
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(InputError, match="holds cats, and is no mixed dataset"):
+        relabel(root, ["annotation.scale=4.0"], out=str(tmp_path))
+    assert files(root) == before
+
+
 def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
     facts = relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
     assert facts["baked"] == 8
