@@ -64,8 +64,9 @@ def load_square(path: Path, size: int) -> np.ndarray:
     What is transparent shows white behind it; 16 bits become 8 by division by 257.
 
     Raises:
-        OSError: it cannot be read, is no picture, is animated, or has more than `MOST_TAKEN`
-            pixels, which is found out from its header before anything is decoded.
+        OSError: with an `errno`, it cannot be read; without, it is no picture, is animated, or
+            has more than `MOST_TAKEN` pixels, which is found out from its header before anything
+            is decoded.
     """
     try:
         content = _content(path)
@@ -75,7 +76,7 @@ def load_square(path: Path, size: int) -> np.ndarray:
             raise ValueError(f"{width} x {height} pixels, {most}")
         with _room.taken(width * height):
             return _square(content, size, claimed=width * height)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except ValueError as error:
         raise OSError(str(error)) from None

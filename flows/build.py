@@ -12,7 +12,7 @@ from data.root import PLAN, Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build_end import BuildFailed, refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, put_damage_aside, say_notes
+from flows.build_start import ALL, check_work, put_damage_aside, say_notes, survey_images
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
 from flows.server.run_server import prefect_server
@@ -165,7 +165,8 @@ def check(
     Writes nothing. Other arguments as of `flows.costs.costs`.
 
     Raises:
-        InputError: as `build`; besides, a share or rate out of range, too little space.
+        InputError: as `build`; besides, real images that cannot be decoded, a share or rate out
+            of range, too little space.
     """
     check_rates(share, rate)
     store = Store(out)
@@ -177,5 +178,10 @@ def check(
         missing = plan.num_shards
         store.check_writable(tidy=True)
     say_notes(config)
+    if config.real.name == "imagefolder":
+        surveyed = survey_images(config.real)
+        log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
+        for note in surveyed.notes():
+            log.warning("%s", note)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
     return {"out": store.url, "classes": len(plan.class_names), **found}

@@ -323,7 +323,7 @@ def unreadable(content: bytes, tmp_path: Path, name: str = "a.png") -> str:
         load_real(config).test.images()
     message = str(caught.value)
     assert message.startswith(f"image = {tmp_path}/test/x/{name}: cannot be read (")
-    assert message.endswith("replace or remove it")
+    assert message.endswith("replace or remove it, or leave out such images with real.skip_bad")
     return message
 
 

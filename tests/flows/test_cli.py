@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from PIL import Image
 
 from data.errors import InputError
 from data.root import Root
@@ -291,6 +292,28 @@ def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_pa
     assert found["hours"] == pytest.approx(found["tflop"] / 3600)  # 1 TFLOP/s
     assert found["free_bytes"] > found["bytes"] > 0
     assert found["timed"] is None
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_check_decodes_every_picture(config_file, tmp_path):
+    for name in ("seven", "eight"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"own/{name}/{number}.png")
+    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    own = (*own, "--set", "mixing.groups_per_pair=1", "--rate", "2", "--check")
+    where = ("build", str(config_file), "--out", str(tmp_path / "x"))
+    (tmp_path / "own/seven/10.gif").write_bytes(b"")
+    status, _, err = semix(*where, *own)
+    assert status == 0 and "20 real images can be decoded" in err
+    assert "warning: ignored beside 20 images: 1 .gif" in err
+    (tmp_path / "own/eight/3.png").write_bytes(b"<html>")
+    status, out, err = semix(*where, *own)
+    assert (status, out) == (2, "")
+    assert f"error: real.skip_bad = 0: 1 of 20 images in {tmp_path / 'own'} cannot be" in err
+    assert err.endswith("\n  eight/3.png: it is HTML or XML, no WebP, PNG or JPEG\n")
+    status, _, err = semix(*where, *own, "--set", "real.skip_bad=1")
+    assert status == 0 and "19 real images can be decoded" in err
     assert not (tmp_path / "x").exists()
 
 

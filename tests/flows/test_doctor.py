@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from packaging.requirements import Requirement
+from PIL import Image
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -163,6 +164,24 @@ def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
     other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
     status, found = doctor(config_file, *other)
     assert status == 1 and found["real images"]["state"] == "failed"
+
+
+def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, home, tmp_path):
+    for name in ("seven", "eight"):
+        for number in range(10):
+            place = tmp_path / "own" / name / f"{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(place)
+    (place.parent / "10.heic").write_bytes(b"")
+    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    status, found = doctor(config_file, *own)
+    assert status == 0
+    assert found["picture folder"]["found"] == "ignored beside 20 images: 1 .heic"
+    assert found["real images"]["found"].endswith("20 of 20 can be decoded")
+    place.write_bytes(place.read_bytes()[:45])
+    status, found = doctor(config_file, *own)
+    assert status == 1 and found["real images"]["state"] == "failed"
+    assert "eight/9.png: image file is truncated" in found["real images"]["remedy"]
 
 
 def test_a_build_too_large_for_the_place_is_refused(config_file, home, tmp_path):
