@@ -1,4 +1,4 @@
-"""The labelled images: found, decoded and split."""
+"""The labelled images: found, decoded and split; and what a training makes of them."""
 
 from collections.abc import Iterator
 
@@ -24,8 +24,22 @@ def check(subject: Subject) -> Iterator[Finding]:
     real = load_real(subject.real)
     counts = f"{len(real.train)} to train, {len(real.test)} to test"
     yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}{decoded}")
-    if subject.train is not None:
-        from calib.config import check as check_training
 
-        check_training(subject.train)
-        yield Finding("training", OK, "losses, networks and mixed images fit together")
+
+def check_training(subject: Subject) -> Iterator[Finding]:
+    """What a training finds before its first step."""
+    if (config := subject.train) is None:
+        return
+    from calib.config import check as check_config
+    from calib.second_stage.memory import check_memory
+    from calib.training_data import open_data
+    from flows.train import check_launch
+
+    check_config(config)
+    check_launch(config, num_processes=1)
+    if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
+        mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
+        config = config.model_copy(update={"mixed": mixed})
+    data = open_data(config)
+    check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
+    yield Finding("training", OK, "losses, networks, real and mixed images fit together")

@@ -154,7 +154,7 @@ def test_failed_shards_left_out_need_no_prefect(root):
     [
         (["build", "none.yaml", "--out", "x"], "config = none.yaml: there is no such file"),
         (["build", "{config}", "--out", "x", "--set", "mixing.sed=1"], "did you mean mixing.seed?"),
-        (["build", "{config}", "--out", "x"], "generator.model = /nowhere: is not a diffusers"),
+        (["build", "{config}", "--out", "x"], "generator.model = /nowhere: there is no such"),
         (["status", "{folder}"], "holds no plan.json; start it with `semix build`"),
         (["resume", "{root}", "--shards", "2-5"], "shards = 3-5: this root has shards 0 to 2"),
         (["resume", "{root}", "--shards", "x"], "shards = x: write numbers and ranges"),

@@ -115,7 +115,7 @@ def test_a_root_without_images_is_refused_before_anything_is_written(hasty_confi
 
 def test_a_clip_that_is_not_there_is_refused_before_anything_is_written(root):
     before = files(root)
-    with pytest.raises(InputError, match=r"annotation\.model = /no: is not an open_clip directory"):
+    with pytest.raises(InputError, match=r"annotation\.model = /no: there is no such folder"):
         relabel(root, ["annotation.model=local-dir:/no"])
     assert files(root) == before
 
