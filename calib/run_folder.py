@@ -8,6 +8,7 @@ from calib.config import OUTSIDE_IDENTITY, TrainConfig
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
+from data.store import Store
 
 CONFIG = "config.json"
 DATA = "data.json"
@@ -30,18 +31,29 @@ def seed_evaluation(run: Path, seed: int) -> Path:
 def claim_run(config: TrainConfig, run: Path) -> Path:
     """Write the resolved settings to `config.json`, the file that `calib.train` reads.
 
-    A folder in which no seed was begun takes any settings.
+    A run's folder in which no seed was begun takes any settings.
 
     Returns:
         The path of config.json.
     Raises:
-        InputError: seeds were begun under other settings; names the settings that differ.
+        InputError: seeds were begun under other settings; names the settings that differ. Or the
+            folder holds something else.
     """
     path = run / CONFIG
+    if not is_run(run):
+        Store(str(run)).refuse_strangers("training run")
     if path.is_file() and _begun(run):
         refuse_differing(read_json(path), config.model_dump(mode="json"), run)
     write_json(path, config.model_dump(mode="json"))
     return path
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a training run was begun here; folders of models have a config.json, too."""
+    try:
+        return {"seeds", "real", "loss"} <= set(read_json(folder / CONFIG))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def pin_data(data: Mapping[str, Any], run: Path) -> None:

@@ -78,7 +78,7 @@ def open_data(
             those for training once for good, the others once more than they are used.
     Raises:
         InputError: what `load_real`, `MixedDataset` and `refuse_overlap` refuse; mixed images
-            of another size, of other classes, or with labels that are none.
+            of another size, of other classes, without one of them, or with labels that are none.
     """
     real = load_real(config.real)
     mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pinned)
@@ -123,6 +123,8 @@ def _open_mixed(config: MixedConfig, real: RealDataset, pinned: str | None) -> M
         theirs, ours = (", ".join(names) for names in (mixed.class_names, real.class_names))
         remedy = f"its classes are {theirs}; the real data's are {ours}"
         raise InputError("mixed.url", config.url, remedy)
+    if config.class_matched:
+        mixed.refuse_missing(torch.from_numpy(real.train.targets))
     return mixed
 
 

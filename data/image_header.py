@@ -10,6 +10,14 @@ ANIMATED = 0x02  # flag of an extended WebP
 MOST_DRAWN = 1 << 31  # pixels that the scans of a picture from elsewhere draw, one over another
 # The next marker: within a scan 0xFF is followed by zero, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
+FOREIGN = {  # what is met under the name of a picture, by how it starts
+    "HTML or XML": rb"\s*<",
+    "HEIC": rb"....ftyp(?:he|mif|msf)",
+    "AVIF": rb"....ftypavi",
+    "GIF": rb"GIF8",
+    "TIFF": rb"II\*\0|MM\0\*",
+    "BMP": rb"BM",
+}
 JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frames; the others are tables
 
 
@@ -55,11 +63,18 @@ def picture_size(content: bytes) -> tuple[int, int]:
         width, height = struct.unpack(">II", _bytes(content, 16, 24))
         return width, height
     if not content.startswith(JPEG_START):
-        raise ValueError("it is no WebP, PNG or JPEG")
+        raise ValueError(_foreign(content))
     width, height, scans = _jpeg_size(content)
     if scans * width * height > MOST_DRAWN:
         raise ValueError(f"{scans} scans over {width} x {height} pixels; save it as baseline")
     return width, height
+
+
+def _foreign(content: bytes) -> str:
+    if not content:
+        return "it is empty"
+    kinds = [kind for kind, start in FOREIGN.items() if re.match(start, content, re.DOTALL)]
+    return f"it is {kinds[0] if kinds else 'something else'}, no WebP, PNG or JPEG"
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int, int]:

@@ -1,6 +1,10 @@
 """Your own pictures: one folder a class, split by us or already split into train/ and test/."""
 
-from collections.abc import Sequence
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +14,25 @@ from data.fingerprint import file_digest, fingerprint
 from data.images import load_square
 from data.real import SPLITS, ImageSplit, RealDataConfig, RealDataset
 from data.splits import stratified_split
+from data.threads import mapped
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+FORK = "._"  # begins what macOS writes beside a file on foreign disks, under the file's extension
+MOST_THREADS = 16
+MOST_LINES = 20  # bad images that a message lists
+
+Listener = Callable[[int, int], None]  # told how many of how many images were looked at
+
+log = logging.getLogger("semix.data")
 
 
 def find_classes(config: RealDataConfig) -> tuple[str, ...]:
-    """Class names, sorted: the folder names. Raises InputError below two classes."""
+    """Class names, sorted: the folder names.
+
+    Raises:
+        InputError: below two classes, or a folder that is split in part.
+    """
     root = _root(config)
     split_folders = _split_folders(root)
     names = tuple(path.name for path in _folders(split_folders.get("train", root)))
@@ -26,46 +42,154 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
 
 
 def load_imagefolder(config: RealDataConfig) -> RealDataset:
-    """Open the folder; images are decoded when asked for."""
+    """Open the folder; images are decoded when asked for.
+
+    With `skip_bad` all are decoded now, and the bad ones left out before anything is split: what
+    remains depends on the files alone, and every process finds the same.
+    """
     root, names = _root(config), find_classes(config)
-    folders = _split_folders(root)
-    parts = _given_splits(config, folders, names) if folders else _made_splits(config, root, names)
+    folders, bad = _split_folders(root), survey(config).bad if config.skip_bad else {}
+    if folders:
+        parts = _given_splits(config, folders, names, bad)
+    else:
+        parts = _made_splits(config, root, names, bad)
     for split, (paths, targets) in zip(SPLITS, parts, strict=True):
         _refuse_empty(root, split, names, targets)
         assert len(paths) == len(targets)
     return RealDataset(names, *(_split(*part, config.image_size) for part in parts))
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a folder of pictures holds.
+
+    Attributes:
+        images: how many were looked at.
+        bad: why an image cannot be decoded, by its path; at most as many as the settings allow.
+        ignored: how many files and folders are no images of a class, by what they are.
+        alike: class names that differ in upper and lower case alone.
+    """
+
+    images: int
+    bad: Mapping[Path, str]
+    ignored: Mapping[str, int]
+    alike: Sequence[Sequence[str]]
+
+    def notes(self) -> list[str]:
+        """What a user may not expect, a sentence each."""
+        found = [f"classes {' and '.join(names)} differ in case alone" for names in self.alike]
+        if self.ignored:
+            each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
+            found.append(f"ignored beside {self.images:,} images: {each}")
+        return found
+
+
+def survey(config: RealDataConfig, listener: Listener = lambda done, total: None) -> Survey:
+    """Decode every image, and look at what lies beside them.
+
+    Raises:
+        InputError: more images cannot be decoded than `skip_bad` allows, with the reason of each;
+            one that the disk does not give; a layout that cannot be used.
+    """
+    root, names = _root(config), find_classes(config)
+    folders = _split_folders(root)
+    places = [folders[split] for split in SPLITS if split in folders] or [root]
+    paths = [path for place in places for path in _list(place, names)[0]]
+    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    bad = {}
+    reasons = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
+    for done, (path, reason) in enumerate(zip(paths, reasons, strict=True), start=1):
+        if reason:
+            bad[path] = reason
+        listener(done, len(paths))
+    _refuse_more(config, root, bad, images=len(paths))
+    lower = [name.casefold() for name in names]
+    alike = [[n for n in names if n.casefold() == key] for key in dict.fromkeys(lower)]
+    return Survey(
+        len(paths), bad, _ignored(root, places, names), [same for same in alike if len(same) > 1]
+    )
+
+
+def _refuse_more(
+    config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
+) -> None:
+    """Raise InputError if more images are bad than are allowed; else say which are left out."""
+    most = config.skip_bad * images if isinstance(config.skip_bad, float) else config.skip_bad
+    lines = [f"{path.relative_to(root)}: {reason}" for path, reason in bad.items()]
+    if len(bad) > most:
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
+        remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
+        remedy += " them, or allow as many to be left out"
+        raise InputError("real.skip_bad", config.skip_bad, "\n  ".join([remedy, *lines]))
+    if bad:
+        first = "; ".join(lines[:3]) + (f"; and {len(bad) - 3:,} more" if len(bad) > 3 else "")
+        log.warning("left out %d of %d images of %s: %s", len(bad), images, root, first)
+
+
+def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for folder in {root, *places}:
+        found["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
+    if places != [root]:
+        found["folders beside train and test"] = len(_folders(root)) - len(places)
+    for folder in (place / name for place in places for name in names):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
+                kind = "folders in class folders" if path.is_dir() else path.suffix.lower()
+                found[kind or "files without extension"] += 1
+    return {what: count for what, count in sorted(found.items()) if count}
+
+
+def _is_shown(path: Path) -> bool:
+    return not path.name.startswith(".")
+
+
 def _root(config: RealDataConfig) -> Path:
     if config.path is None:
         raise InputError("real.path", "nothing", "imagefolder needs the folder of your pictures")
-    root = Path(config.path)
+    root = Path(config.path).absolute()
     if not root.is_dir():
         raise InputError("real.path", root, "there is no such folder")
     return root
 
 
 def _folders(parent: Path) -> list[Path]:
-    return sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in parent.iterdir() if p.is_dir() and _is_shown(p))
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    """Split name to folder if the layout is train/CLASS and test/CLASS, else nothing."""
-    found = {SPLIT_NAMES[p.name]: p for p in _folders(root) if p.name in SPLIT_NAMES}
-    return found if {"train", "test"} <= set(found) else {}
+    """Split name to folder if the layout is train/CLASS and test/CLASS, else nothing.
+
+    Raises:
+        InputError: folders are named as splits, but train or test is missing.
+    """
+    folders = _folders(root)
+    found = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
+    if {"train", "test"} <= set(found):
+        return found
+    splits = [p.name for p in folders if p.name.lower() in SPLIT_NAMES]
+    if len(splits) > 1 or 0 < len(splits) == len(folders):
+        lacking = " and no ".join(name for name in ("train", "test") if name not in found)
+        remedy = f"holds {' and '.join(splits)}, but no {lacking}; add or rename it, or give a "
+        remedy += "folder that holds the classes themselves, which is then split"
+        raise InputError("real.path", root, remedy)
+    return {}
 
 
 Part = tuple[list[Path], np.ndarray]
 
 
-def _list(folder: Path, names: Sequence[str]) -> Part:
+def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> Part:
+    """The images of all classes but the bad ones, in order of their names."""
     unknown = sorted(p.name for p in _folders(folder) if p.name not in names)
     if unknown:
         raise InputError("real.path", folder / unknown[0], "this class is missing in train/")
     paths, targets = [], []
     for target, name in enumerate(names):
         files = (folder / name).glob("*") if (folder / name).is_dir() else ()
-        found = sorted(path for path in files if path.suffix.lower() in EXTENSIONS)
+        images = (path for path in files if path.suffix.lower() in EXTENSIONS)
+        found = sorted(p for p in images if not p.name.startswith(FORK) and p not in bad)
         paths += found
         targets += [target] * len(found)
     return paths, np.array(targets, dtype=np.int64)
@@ -75,8 +199,10 @@ def _take(part: Part, indices: np.ndarray) -> Part:
     return [part[0][index] for index in indices], part[1][indices]
 
 
-def _made_splits(config: RealDataConfig, root: Path, names: Sequence[str]) -> list[Part]:
-    everything = _list(root, names)
+def _made_splits(
+    config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
+) -> list[Part]:
+    everything = _list(root, names, bad)
     _refuse_empty(root, "train", names, everything[1])
     sizes = (config.train_per_class, config.validation_per_class)
     return [
@@ -85,12 +211,15 @@ def _made_splits(config: RealDataConfig, root: Path, names: Sequence[str]) -> li
 
 
 def _given_splits(
-    config: RealDataConfig, folders: dict[str, Path], names: Sequence[str]
+    config: RealDataConfig,
+    folders: dict[str, Path],
+    names: Sequence[str],
+    bad: Mapping[Path, str],
 ) -> list[Part]:
     """As the folders say; without validation/ some training images become it."""
-    train, test = (_list(folders[split], names) for split in ("train", "test"))
+    train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1])
-    given = _list(folders["validation"], names) if "validation" in folders else None
+    given = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
     held_out = 0 if given else config.validation_per_class or max(1, rarest // 10)
     kept = config.train_per_class or len(train[1])
@@ -122,4 +251,18 @@ def _load(path: Path, size: int) -> np.ndarray:
     try:
         return load_square(path, size)
     except OSError as error:
-        raise InputError("image", path, f"cannot be read ({error}); replace or remove it") from None
+        remedy = f"cannot be read ({error}); replace or remove it"
+        if error.errno is None:
+            remedy += ", or leave out such images with real.skip_bad"
+        raise InputError("image", path, remedy) from None
+
+
+def _fault(path: Path, size: int) -> str | None:
+    """Why an image cannot be decoded; None if it can. Raises InputError if it cannot be read."""
+    try:
+        load_square(path, size)
+    except OSError as error:
+        if error.errno is not None:  # of the disk: the next process may read it
+            raise InputError("image", path, f"cannot be read ({error}); allow or mend it") from None
+        return str(error)
+    return None

@@ -27,7 +27,8 @@ MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
 # Of pictures from elsewhere: the largest that phones and most cameras take.
 MOST_TAKEN = 1 << 27
 MOST_BYTES = 1 << 28  # of such a file
-MOST_AT_ONCE = 1 << 28  # pixels of them that threads decode, at 8 bytes each or 16 of a WebP
+MOST_AT_ONCE = 1 << 28  # pixels of them that threads decode, at 8 to 16 bytes each
+BEHIND = "white"  # what shows through transparent pixels of them
 
 
 def encode_image(pixels: np.ndarray, extension: str) -> bytes:
@@ -66,9 +67,12 @@ def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
 def load_square(path: Path, size: int) -> np.ndarray:
     """A picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
+    What is transparent shows white behind it; 16 bits become 8 by division by 257.
+
     Raises:
-        OSError: it cannot be read, is no picture, is animated, or has more than `MOST_TAKEN`
-            pixels, which is found out from its header before anything is decoded.
+        OSError: with an `errno`, it cannot be read; without, it is no picture, is animated, or
+            has more than `MOST_TAKEN` pixels, which is found out from its header before anything
+            is decoded.
     """
     try:
         content = _content(path)
@@ -78,7 +82,7 @@ def load_square(path: Path, size: int) -> np.ndarray:
             raise ValueError(f"{width} x {height} pixels, {most}")
         with _room.taken(width * height):
             return _square(content, size, claimed=width * height)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except ValueError as error:
         raise OSError(str(error)) from None
@@ -129,5 +133,25 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
         if image.format != "MPO" and getattr(image, "is_animated", False):
             raise ValueError("it is animated; save one of its frames")
         ImageOps.exif_transpose(image, in_place=True)
-        upright = image.convert("RGB")
+        upright = _opaque(image, deep=image.format == "PNG" and content[24] == 16)
     return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+
+
+def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
+    """As RGB, over a plain background; `deep` if the file has 16 bits a channel."""
+    key = image.info.get("transparency")
+    if image.mode.startswith("I"):  # Pillow would cut these at 255 instead of scaling them
+        values = np.asarray(image).astype(np.uint16)
+        quotient, rest = np.divmod(values, 257)
+        grey = (quotient + (rest > 128)).astype(np.uint8)
+        if key is not None:
+            grey[values == key] = 255
+        return Image.fromarray(grey).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    if deep and key is not None:  # of colours only the high bytes are decoded
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+    image = image.convert("RGBA")
+    found = Image.new("RGB", image.size, BEHIND)
+    found.paste(image, mask=image)
+    return found

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from data.errors import InputError
 from data.fingerprint import fingerprint
@@ -24,7 +24,8 @@ class RealDataConfig(Settings):
         description="digits: handwriting bundled with scikit-learn; imagefolder: your pictures"
     )
     path: str | None = Field(
-        None, description="imagefolder only: the folder that holds CLASS/ or train/CLASS/"
+        None,
+        description="imagefolder only: the folder of CLASS/, or of train/CLASS/ and test/CLASS/",
     )
     image_size: int = Field(32, ge=8, description="side of the square images, pixels")
     train_per_class: int | None = Field(
@@ -41,11 +42,25 @@ class RealDataConfig(Settings):
         0, ge=0, description="validation and test images that an earlier split may have as well"
     )
 
+    skip_bad: int | float = Field(
+        0,
+        ge=0,
+        description="imagefolder only: how many images may be left out because they cannot be "
+        "decoded, a count or a share below 1",
+    )
+
+    @field_validator("skip_bad")
+    @classmethod
+    def _is_count_or_share(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and value >= 1:
+            raise ValueError("give a whole number, or a share below 1")
+        return value
+
     @model_serializer(mode="wrap")
     def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans from before these settings were there keep their digests."""
         values: dict[str, Any] = handler(self)
-        newer = {"test_per_class": None, "allow_overlap": 0}
+        newer = {"test_per_class": None, "allow_overlap": 0, "skip_bad": 0}
         return {k: v for k, v in values.items() if k not in newer or v != newer[k]}
 
 
@@ -115,7 +130,8 @@ def load_real(config: RealDataConfig) -> RealDataset:
 
     Raises:
         InputError: no such folder, fewer than two classes, a class without training images, or
-            with fewer test images than are asked for.
+            with fewer test images than are asked for; more images that cannot be decoded than
+            `skip_bad`, where that is set.
     """
     if config.name == "digits":
         from data.digits import load_digits as load

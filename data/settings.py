@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic_core import ErrorDetails
 
 from data.config_file import read_config_file, read_yaml
 from data.errors import InputError
 
+KNOWN = "known here:"
 GIVEN = "as given"  # in place of a value that is not shown
+MOST_MISTAKES = 20  # that are shown at once
 MOST_KEY = 100  # characters that are shown of one
 
 
@@ -32,8 +35,8 @@ def load_settings(
         source: a local path, or a URL of the kinds that a store takes; or the values themselves.
         overrides: texts like `mixing.seed=7`; the value is read as YAML.
     Raises:
-        InputError: no such file or no permission, not YAML, an unknown key (with the nearest known
-            one) or a value out of range, each by its dotted path.
+        InputError: no such file or no permission, not YAML; unknown keys (with the nearest known
+            one) and values out of range, each by its dotted path, all at once, a line each.
     """
     values = read_config_file(source) if isinstance(source, str | Path) else _copy(source)
     for override in overrides:
@@ -41,7 +44,7 @@ def load_settings(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(kind, error, values) from None
+        raise _mistakes(kind, error, values) from None
 
 
 def _copy(value: Any) -> Any:
@@ -68,13 +71,35 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise InputError("--set", path, f"cannot be read as YAML: {error}") from None
 
 
-def _first_problem(
+def _mistakes(
     kind: type[Settings], error: ValidationError, values: Mapping[str, Any]
 ) -> InputError:
-    problems = error.errors()
-    # A misspelt key that is required is missing as well; its misspelling says more.
-    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-    problem = (unknown or problems)[0]
+    """The first mistake, with a further line in its remedy for each of the others."""
+    found: list[InputError] = []
+    for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
+        mistake = _mistake(kind, problem, values)
+        # A misspelt key that is required is missing as well; its misspelling says more.
+        misspelt = problem["type"] == "missing" and any(
+            f"did you mean {mistake.field}?" in other.remedy for other in found
+        )
+        # Each member of a union finds fault with one value, or with parts of it.
+        if not misspelt and not any(_overlap(mistake.field, other.field) for other in found):
+            found.append(mistake)
+    first, lines = found[0], []
+    for other, before in zip(found[1:MOST_MISTAKES], found, strict=False):
+        same = KNOWN in other.remedy and other.remedy == before.remedy  # a list of all settings
+        remedy = "unknown setting here, too" if same else other.remedy
+        lines.append(str(InputError(other.field, other.value, remedy)))
+    if len(found) > MOST_MISTAKES:
+        lines.append(f"and {len(found) - MOST_MISTAKES} more")
+    return InputError(first.field, first.value, "\n".join([first.remedy, *lines]))
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, Any]) -> InputError:
     keys = _written(problem["loc"], values)
     path, given = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
@@ -107,7 +132,7 @@ def _unknown(keys: Sequence[str], *, known: Sequence[str]) -> InputError:
     """Without the value: the file may be one of secrets, taken for another."""
     near = difflib.get_close_matches(keys[-1], known, n=1)
     where = ".".join([*keys[:-1], *near])
-    remedy = f"did you mean {where}?" if near else f"known here: {', '.join(known)}"
+    remedy = f"did you mean {where}?" if near else f"{KNOWN} {', '.join(known)}"
     newer = "" if near else "; a newer semix may know it"
     return InputError(".".join(keys), GIVEN, f"unknown setting; {remedy}{newer}")
 

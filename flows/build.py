@@ -12,7 +12,7 @@ from data.root import PLAN, Root
 from data.settings import load_settings
 from data.store import Store
 from flows.build_end import BuildFailed, refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, put_damage_aside, say_notes
+from flows.build_start import ALL, check_work, put_damage_aside, say_notes, survey_images
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
 from flows.server.run_server import prefect_server
@@ -21,7 +21,7 @@ from flows.slots.workers_here import workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
 from pipeline.extension import described, extend_root
-from pipeline.root import checked_plan, create_root, plan_of
+from pipeline.root import MIXED, checked_plan, create_root, plan_of
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -58,7 +58,9 @@ def build(
         return resume(root, slots=slots, selection=selection, full=full)  # plan.json has it
     settings = load_settings(BuildConfig, config, overrides)
     with ExitStack() as stack:
-        if not Store(out).exists(PLAN):  # there is work: the server starts beside what is checked
+        store = Store(out)
+        if not store.exists(PLAN):  # there is work: the server starts beside what is checked
+            store.refuse_strangers(MIXED, own=PLAN)
             check_models(settings)
             stack.enter_context(prefect_server(wait=False))
         root, whole = create_root(settings, out), whole_path(config)
@@ -163,7 +165,8 @@ def check(
     Writes nothing. Other arguments as of `flows.costs.costs`.
 
     Raises:
-        InputError: as `build`; besides, a share or rate out of range, too little space.
+        InputError: as `build`; besides, real images that cannot be decoded, a share or rate out
+            of range, too little space.
     """
     check_rates(share, rate)
     store = Store(out)
@@ -171,9 +174,14 @@ def check(
         root = create_root(config, out)
         plan, missing = plan_of(root), len(root.missing())
     else:
-        plan = checked_plan(config)
+        plan = checked_plan(config, store)
         missing = plan.num_shards
         store.check_writable(tidy=True)
     say_notes(config)
+    if config.real.name == "imagefolder":
+        surveyed = survey_images(config.real)
+        log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
+        for note in surveyed.notes():
+            log.warning("%s", note)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
     return {"out": store.url, "classes": len(plan.class_names), **found}

@@ -4,9 +4,12 @@ import logging
 from collections.abc import Sequence
 
 from data.errors import InputError
+from data.imagefolder import Survey, survey
+from data.real import RealDataConfig
 from data.repair import put_aside
 from data.root import Root
 from data.settings import load_settings
+from flows.progress import counted
 from flows.selection import Selection
 from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
@@ -47,6 +50,12 @@ def check_work(root: Root, slots: SlotSettings) -> None:
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
     check_models(plan_of(root).config)
+
+
+def survey_images(config: RealDataConfig) -> Survey:
+    """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
+    with counted("decoding real images") as show:
+        return survey(config, show)
 
 
 def say_notes(config: BuildConfig) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -200,6 +206,18 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
             bar.update(line, total=progress.shards, completed=progress.done, detail=detail)
 
         yield show
+
+
+@contextmanager
+def counted(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function that shows how many of how many are done, on a terminal alone."""
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, refresh_per_second=4, transient=True) as bar:
+        line = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(line, completed=done, total=total)
 
 
 def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:

@@ -63,7 +63,9 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     out = training_folder(out)
     page = out / REPORT
     if not is_complete(out, seeds):
-        Store(str(out)).check_writable()
+        place = Store(str(out))
+        place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
+        place.check_writable()
         visible_gpus()  # or why that cannot be known
         with prefect_server(wait=False):  # it starts beside the imports
             from flows.calling import call_flow  # Prefect costs seconds: not to refuse

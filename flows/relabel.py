@@ -6,7 +6,7 @@ from typing import Any
 
 from data.errors import InputError
 from data.label_sets import LabelSet, label_sets
-from data.root import Root
+from data.root import PLAN, PROTOTYPES, Root
 from data.store import Store
 from flows.relabel_end import RelabelFailed, facts_of
 from flows.server.run_server import prefect_server
@@ -22,6 +22,7 @@ from pipeline.relabel.sets import (
     relabelled_config,
     set_record,
 )
+from pipeline.root import MIXED
 
 __all__ = ["RelabelFailed", "listed", "relabel"]
 
@@ -85,6 +86,9 @@ def planned(root: Root, config: BuildConfig, slots: SlotSettings, *, out: str) -
     """
     if out and Store(out).url == root.url:
         raise InputError("out", out, "is the root itself; choose a new place")
+    if out and not (store := Store(out)).exists(PLAN):
+        # A bake that was killed at its beginning left these.
+        store.refuse_strangers(MIXED, own=PROTOTYPES)
     if is_own(root, config):
         return []
     if not root.done():

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import claim_run, is_measured
+from calib.run_folder import CONFIG, claim_run, is_measured, is_run
 from calib.study import (
+    STUDY,
     Cell,
     StudyConfig,
     cells_of,
@@ -83,7 +84,7 @@ def study(
             slots=slots or 0,
             only=list(only),
         )
-    record: dict[str, Any] = read_json(out / "study.json")
+    record: dict[str, Any] = read_json(out / STUDY)
     return record
 
 
@@ -97,6 +98,9 @@ def prepared(
     """
     if not 0 <= slots <= MOST_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
+    place = Store(str(out))
+    if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
+        place.refuse_strangers("study", own=STUDY)
     cells = list(cells_of(settings))
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     read_results(cells, out)
@@ -106,7 +110,7 @@ def prepared(
             check_launch(cell.config, num_processes=1)
     if todo:
         visible_gpus()  # or why that cannot be known
-    Store(str(out)).check_writable()
+    place.check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
     return cells, todo

@@ -16,6 +16,7 @@ from pipeline.noise.cost import refuse_cost
 from pipeline.plan import BuildPlan
 from pipeline.provenance import library_versions, model_identities
 
+MIXED = "mixed dataset"  # in messages
 PAIRS = "pairs.json"
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 
@@ -31,7 +32,7 @@ def create_root(config: BuildConfig, url: str) -> Root:
         root = Root(url)
         _refuse_difference(root, config)
         return root
-    plan = checked_plan(config)
+    plan = checked_plan(config, store)
     store.check_writable()
     content = json.dumps(_plan_record(plan), indent=1, ensure_ascii=False).encode()
     if not store.create(PLAN, content):
@@ -39,12 +40,14 @@ def create_root(config: BuildConfig, url: str) -> Root:
     return Root(url)
 
 
-def checked_plan(config: BuildConfig) -> BuildPlan:
-    """The plan of a config, after all checks that need no weights.
+def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
+    """The plan of a config for a place, after all checks that need no weights.
 
     Raises:
-        InputError: models, pairs, the cost of choosing noise, real data, names or prompts.
+        InputError: a place that holds something else, models, pairs, the cost of choosing noise,
+            real data, names or prompts.
     """
+    store.refuse_strangers(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)
     refuse_cost(plan)

@@ -295,7 +295,7 @@ def test_a_file_of_credentials_that_is_taken_for_a_config(tmp_path, text, where)
     message = refusal(text, tmp_path)
     assert where in message
     assert SECRET[:6] not in message
-    assert "\n" not in message
+    assert all(" = " in line for line in message.splitlines())
 
 
 def test_an_error_prints_no_large_value(tmp_path):
@@ -323,7 +323,7 @@ def unreadable(content: bytes, tmp_path: Path, name: str = "a.png") -> str:
         load_real(config).test.images()
     message = str(caught.value)
     assert message.startswith(f"image = {tmp_path}/test/x/{name}: cannot be read (")
-    assert message.endswith("replace or remove it")
+    assert message.endswith("replace or remove it, or leave out such images with real.skip_bad")
     return message
 
 
@@ -410,7 +410,6 @@ def test_pictures_as_cameras_and_tools_write_them(tmp_path):
         saved(PICTURE, format="WEBP", lossless=True),
         saved(PICTURE.convert("RGBA"), format="WEBP"),
         b"\xff\xd8\xff\xff" + saved(PICTURE, format="JPEG")[3:],
-        saved(Image.fromarray(np.arange(16 * 12, dtype=np.uint16).reshape(16, 12)), format="PNG"),
     ]
     for content in contents:
         (tmp_path / "a").write_bytes(content)

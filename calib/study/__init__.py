@@ -4,9 +4,10 @@ from calib.study.cells import Cell, cells_of, check_cells, choose, naming
 from calib.study.config import DatasetConfig, MethodConfig, StudyConfig
 from calib.study.results import read_results
 from calib.study.sharing import Job, plan_jobs, take_over
-from calib.study.write import missing_cells, write_study
+from calib.study.write import STUDY, missing_cells, write_study
 
 __all__ = [
+    "STUDY",
     "Cell",
     "DatasetConfig",
     "Job",

@@ -12,6 +12,7 @@ from calib.study.results import read_results
 from data.files import read_json, write_atomically, write_json
 
 SCHEMA = 1
+STUDY = "study.json"
 NOT_RUN = "not run yet"
 FIGURES = "figures"
 
@@ -58,7 +59,7 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "figures": figures,
         "config": study.model_dump(mode="json"),
     }
-    write_json(out / "study.json", record)
+    write_json(out / STUDY, record)
     return record
 
 

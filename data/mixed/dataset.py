@@ -207,11 +207,20 @@ class MixedDataset(Dataset[dict[str, Any]]):
             own = self.classes[group, side]
         return group[:, None], end_and_inner(self.soft_labels, group, own, rng=rng, count=count)
 
-    def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
+    def refuse_missing(self, targets: Tensor) -> None:
+        """Raises InputError if there is no group to draw for one of these classes, int64 [B]."""
         missing = self._of_class.missing(targets)
-        if missing is not None:
-            name = self.class_names[missing]
-            raise InputError("mixed.url", self.url, f"has no group of class {name!r}")
+        if missing is None:
+            return
+        found = f"has no group of class {self.class_names[missing]!r}"
+        if self.exclude is not None and (rules := self.exclude.rules()):
+            given = ", ".join(f"{name} {value}" for name, value in rules.items())
+            raise InputError("mixed.exclude", given, f"{self.url} then {found}; ease a rule")
+        remedy = f"{found}; make some, or set mixed.class_matched to false"
+        raise InputError("mixed.url", self.url, remedy)
+
+    def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
+        self.refuse_missing(targets)
         return self._of_class.draw(targets, rng)
 
     def _sharpened(self, scale: float) -> SoftLabels:

@@ -18,6 +18,7 @@ from data.store.urls import PROTOCOLS, Place, check_folder, check_name, parse_ur
 __all__ = ["PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
 
 DAY_S = 24 * 3600.0
+PROBE = "probe-"  # begins the names that `check_writable` uses for a moment
 
 
 class Store:
@@ -127,6 +128,28 @@ class Store:
         """
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 
+    def refuse_strangers(self, kind: str, *, own: str = "") -> None:
+        """Let only an empty place be begun, or one that was begun before.
+
+        Args:
+            kind: of what is to be begun here, for the message.
+            own: a name that is here wherever it was begun; empty if it is known not to be.
+        Raises:
+            InputError: other files or folders are here; hidden ones do not count.
+        """
+        try:
+            files, folders = self._backend.names("")
+        except OSError as error:
+            raise InputError("out", self.url, self._backend.refusal(error)) from None
+        names = sorted([*files, *folders])
+        others = [name for name in names if not name.startswith((".", PROBE))]
+        if others and own not in names:
+            shown = ", ".join(others[:3])
+            if len(others) > 3:
+                shown += f" and {len(others) - 3:,} more"
+            remedy = f"holds {shown}, and is no {kind}; choose a new or an empty folder"
+            raise InputError("out", self.url, remedy)
+
     def check_writable(self, *, tidy: bool = False) -> None:
         """Write, read, try to overwrite, and delete a small file; decided within seconds.
 
@@ -157,7 +180,7 @@ def _backend(place: Place, *, patience: Patience) -> Backend:
 
 
 def _probe(backend: Backend) -> None:
-    name = f"probe-{machine()}-{os.getpid()}"
+    name = f"{PROBE}{machine()}-{os.getpid()}"
     backend.put(name, b"semix")
     if backend.get(name) != b"semix":
         raise OSError("it does not give back what was written")

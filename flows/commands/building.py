@@ -33,7 +33,7 @@ def build(
     out: Annotated[str, typer.Option(metavar="ROOT", help="of the mixed dataset: a path or URL")],
     set_: Set = [],  # noqa: B006 - typer copies it
     check: Annotated[
-        bool, typer.Option("--check", help="validate, estimate, and make nothing")
+        bool, typer.Option("--check", help="validate, decode pictures, estimate, and make nothing")
     ] = False,
     time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
     slots: Slots = 0,

@@ -31,6 +31,7 @@ CHECKS = {
     "models": model_files.check,
     "memory": memory.check,
     "real images": real_images.check,
+    "training": real_images.check_training,
     "store": store_access.check,
     "disk": disk_space.check,
     "Prefect": prefect_server.check,

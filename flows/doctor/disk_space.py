@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from data.errors import InputError
 from data.store import Store
 from flows.cost_words import amount
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
@@ -39,9 +40,14 @@ def _estimate(subject: Subject) -> tuple[float | None, float | None]:
     """Bytes of what is missing of a build, and of one shard; None if not known."""
     if subject.build is None:
         return None, None
+    from pipeline.checks import check_models
     from pipeline.costs.estimate import estimate
     from pipeline.plan import BuildPlan
 
+    try:
+        check_models(subject.build)
+    except InputError:  # what is wrong with them is said with the models
+        return None, None
     plan = BuildPlan(subject.build)
     found = estimate(plan)
     if found.bytes is None:

@@ -1,8 +1,8 @@
-"""The labelled images: found, split, and one of them read."""
+"""The labelled images: found, decoded and split; and what a training makes of them."""
 
 from collections.abc import Iterator
 
-from flows.doctor.finding import OK, UNCHECKED, Finding
+from flows.doctor.finding import OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
 
 
@@ -12,12 +12,34 @@ def check(subject: Subject) -> Iterator[Finding]:
         return
     from data.real import load_real
 
-    real = load_real(subject.real)
-    real.train.images([0])
-    counts = f"{len(real.train)} to train, {len(real.test)} to test"
-    yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}")
-    if subject.train is not None:
-        from calib.config import check as check_training
+    decoded = ""
+    if subject.real.name == "imagefolder":
+        from flows.build_start import survey_images
 
-        check_training(subject.train)
-        yield Finding("training", OK, "losses, networks and mixed images fit together")
+        surveyed = survey_images(subject.real)
+        decoded = f"; {surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
+        for note in surveyed.notes():
+            remedy = "PNG, JPEG and WebP files directly in the folder of a class are read"
+            yield Finding("picture folder", WARNING, note, remedy)
+    real = load_real(subject.real)
+    counts = f"{len(real.train)} to train, {len(real.test)} to test"
+    yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}{decoded}")
+
+
+def check_training(subject: Subject) -> Iterator[Finding]:
+    """What a training finds before its first step."""
+    if (config := subject.train) is None:
+        return
+    from calib.config import check as check_config
+    from calib.second_stage.memory import check_memory
+    from calib.training_data import open_data
+    from flows.train import check_launch
+
+    check_config(config)
+    check_launch(config, num_processes=1)
+    if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
+        mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
+        config = config.model_copy(update={"mixed": mixed})
+    data = open_data(config)
+    check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
+    yield Finding("training", OK, "losses, networks, real and mixed images fit together")

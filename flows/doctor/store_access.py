@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.machine import machine
+from data.root import PLAN
 from data.store import Store
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
@@ -24,6 +25,10 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding("store", UNCHECKED, "no place was given; --out URL")
         return
     store = Store(subject.out)
+    if subject.build is not None:
+        from pipeline.root import MIXED
+
+        store.refuse_strangers(MIXED, own=PLAN)
     store.check_writable(tidy=True)  # decided within seconds; what follows waits out faults
     made = _missing(store)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.errors import InputError
 from data.files import read_json
-from pipeline.checks.model_paths import PICKLES, SAFE, check_commit
+from pipeline.checks.model_paths import PICKLES, SAFE, check_commit, refuse_absent
 from pipeline.config import AnnotationConfig, EncoderConfig
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
@@ -49,6 +49,8 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
 
 def check_folder(folder: Path, field: str) -> None:
     """An open_clip directory: of this machine, or that of a commit. Raises InputError."""
+    folder = folder.absolute()
+    refuse_absent(folder, f"{field}.model")
     if not (folder / SETTINGS).is_file():
         remedy = f"is not an open_clip directory (it has no {SETTINGS})"
         raise InputError(f"{field}.model", folder, remedy)

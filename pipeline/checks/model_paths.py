@@ -39,10 +39,18 @@ def pinned(model: str, revision: str | None, field: str) -> Path | str:
     return path or model
 
 
+def refuse_absent(folder: Path, field: str) -> None:
+    """Raises InputError, with the whole path, if there is no such folder."""
+    if not folder.is_dir():
+        raise InputError(field, folder.absolute(), "there is no such folder")
+
+
 def check_commit(model: str, revision: str | None, field: str) -> None:
     """Raises InputError unless the revision is a commit."""
     if revision is None or not COMMIT.fullmatch(revision):
         remedy = f"pin the commit of {model} that you reviewed, 40 hexadecimal digits"
+        if revision is None and ":" not in model:  # perhaps a mistyped path, without a dot first
+            remedy += f"; there is no folder {Path(model).absolute()}"
         raise InputError(field, revision or "nothing", remedy)
 
 
@@ -79,7 +87,7 @@ def lora_file(lora: LoraConfig) -> tuple[str, str]:
     pinned(lora.path, lora.revision, f"{field} revision")
     folder, name = str(path or lora.path), lora.weight_name
     if path is not None and not path.exists():
-        raise InputError(field, path, "there is no such file or directory")
+        raise InputError(field, path.absolute(), "there is no such file or directory")
     if path is not None and path.is_file():
         folder, name = str(path.parent), path.name
     elif name is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from data.errors import InputError
 from data.files import read_json
 from pipeline.checks.clip import check_clip
-from pipeline.checks.model_paths import check_weights, local_path, lora_file, pinned
+from pipeline.checks.model_paths import check_weights, local_path, lora_file, pinned, refuse_absent
 from pipeline.checks.scheduler_rules import refuse_foreign, refuse_stochastic
 from pipeline.config import BuildConfig, GeneratorConfig
 
@@ -57,6 +57,8 @@ def notes(config: BuildConfig) -> list[str]:
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
     """A diffusers directory of the family, all its parts in safetensors, each in its folder."""
+    folder = folder.absolute()
+    refuse_absent(folder, "generator.model")
     index = folder / "model_index.json"
     if not index.is_file():
         remedy = "is not a diffusers directory (it has no model_index.json)"
@@ -104,7 +106,7 @@ def _check_additions(config: GeneratorConfig) -> None:
         folder = local_path(config.unet)
         if folder is not None and not (folder / "config.json").is_file():
             remedy = "is not a U-Net directory (it has no config.json); name the unet folder itself"
-            raise InputError("generator.unet", folder, remedy)
+            raise InputError("generator.unet", folder.absolute(), remedy)
     for lora in config.lora:
         lora_file(lora)
     tiny = config.approximate.tiny_decoder
@@ -118,6 +120,5 @@ def _check_part(model: str, revision: str | None, field: str, revision_field: st
     path = pinned(model, revision, revision_field)
     if not isinstance(path, Path):
         return
-    if not path.is_dir():
-        raise InputError(field, path, "there is no such directory")
+    refuse_absent(path, field)
     check_weights(path, field)

@@ -120,3 +120,58 @@ def test_your_own_pictures_are_no_picture_or_refused_as_unreadable(tmp_path):
         path.write_bytes(content)
         with pytest.raises(OSError, match=r"."):
             load_square(path, 8)
+
+
+def deep_png(kind: int, values: list[int], key: list[int] | None = None) -> bytes:
+    """One row of 16 bits a channel, in file order."""
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
+    width = len(values) // channels
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, width, 16, kind, 0, 0, 0))
+    given = chunk(b"tRNS", np.array(key, ">u2").tobytes()) if key else b""
+    row = b"\0" + np.array(values, ">u2").tobytes()
+    pixels = chunk(b"IDAT", zlib.compress(row * width))
+    return b"\x89PNG\r\n\x1a\n" + header + given + pixels + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (deep_png(0, [0, 128, 129, 1536, 55_040, 65_535]), [0, 0, 1, 6, 214, 255]),
+        (deep_png(0, [1536, 1537, 25_700], [1536]), [255, 6, 100]),
+        (deep_png(2, [1536, 1536, 1536, 55_040, 55_040, 55_040]), [6, 215]),  # high bytes
+        (deep_png(2, [0, 0, 0, 1536, 1536, 1536], [1536] * 3), [0, 255]),
+        (deep_png(4, [5120, 65_535, 5120, 0]), [20, 255]),
+        (deep_png(6, [5120, 5120, 5120, 65_535, 5120, 5120, 5120, 0]), [20, 255]),
+    ],
+)
+def test_sixteen_bits_are_scaled_to_eight_and_what_is_transparent_is_white(
+    content, wanted, tmp_path
+):
+    (tmp_path / "a.png").write_bytes(content)
+    found = load_square(tmp_path / "a.png", len(wanted))
+    np.testing.assert_array_equal(found[0], np.repeat(wanted, 3).reshape(-1, 3))
+
+
+def test_transparent_pixels_show_white_and_not_their_hidden_colour(tmp_path):
+    red, white, half = (200, 0, 0), (255, 255, 255), (228, 128, 128)
+    image = Image.new("RGBA", (2, 2), red)
+    image.putalpha(Image.fromarray(np.array([[255, 0], [127, 255]], np.uint8)))
+    for kind in ("PNG", "WEBP"):
+        image.save(tmp_path / "a", kind, lossless=True, exact=True)
+        found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+        assert [tuple(pixel) for pixel in found] == [red, white, half, red]
+    palette = Image.new("P", (2, 2), 0)
+    palette.putpalette([*red, 0, 0, 255])
+    palette.putpixel((1, 0), 1)
+    palette.save(tmp_path / "a", "PNG", transparency=1)
+    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert [tuple(pixel) for pixel in found] == [red, white, red, red]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_opaque_pictures_keep_every_pixel(mode, tmp_path):
+    square = PICTURE.resize((16, 16))
+    square.convert(mode).save(tmp_path / "a", "JPEG" if mode == "CMYK" else "PNG")
+    with Image.open(tmp_path / "a") as image:
+        wanted = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), wanted)

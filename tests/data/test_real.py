@@ -1,10 +1,17 @@
+import errno
+import io
+import struct
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from data import digits
 from data.errors import InputError
+from data.imagefolder import survey
 from data.real import ImageSplit, RealDataConfig, RealDataset, class_names, load_real
+from data.settings import load_settings
 
 
 def pictures(folder, count, *, colour=0):
@@ -100,6 +107,129 @@ def test_a_damaged_picture_is_named(tmp_path):
         real.train.images()
 
 
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [
+        (["train", "val"], "holds train and val, but no test; add or rename it, or give a folder"),
+        (["train", "val", "labels"], "holds train and val, but no test;"),
+        (["train"], "holds train, but no test;"),
+        (["val", "test"], "holds test and val, but no train;"),
+        (["Train", "Test"], "holds Test and Train, but no train and no test;"),
+    ],
+)
+def test_folders_named_as_splits_are_no_classes(tmp_path, folders, told):
+    for folder in folders:
+        for name in ("cat", "dog"):
+            pictures(tmp_path / folder / name, 2)
+    with pytest.raises(InputError, match=rf"^real\.path = {tmp_path}: {told}"):
+        load_real(RealDataConfig(name="imagefolder", path=str(tmp_path)))
+
+
+def saved(kind, *more):
+    buffer = io.BytesIO()
+    Image.new("RGB", (99, 99)).save(buffer, kind, save_all=bool(more), append_images=more)
+    return buffer.getvalue()
+
+
+BAD = {
+    "cut.jpg": (saved("JPEG")[:-60], "image file is truncated"),
+    "empty.png": (b"", "it is empty"),
+    "huge.png": (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 13_000, 13_000),
+        "13000 x 13000 pixels, at most 134217728 are decoded; save it smaller",
+    ),
+    "moving.webp": (saved("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
+    "page.jpg": (b"\n<!DOCTYPE html>", "it is HTML or XML, no WebP, PNG or JPEG"),
+    "phone.jpg": (b"\0\0\0\x18ftypheic", "it is HEIC, no WebP, PNG or JPEG"),
+}
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    """Twenty pictures of two classes, and one of each kind that cannot be decoded."""
+    for name, colour in (("cat", 0), ("dog", 200)):
+        pictures(tmp_path / name, 10, colour=colour)
+    for name, (content, _) in BAD.items():
+        (tmp_path / "dog" / name).write_bytes(content)
+    return tmp_path
+
+
+def test_a_survey_names_every_image_that_cannot_be_decoded(faulty):
+    seen = []
+    config = RealDataConfig(name="imagefolder", path=str(faulty), image_size=16)
+    with pytest.raises(InputError) as caught:
+        survey(config, lambda *counts: seen.append(counts))
+    first, *lines = str(caught.value).splitlines()
+    assert first.startswith(f"real.skip_bad = 0: 6 of 26 images in {faulty} cannot be decoded;")
+    assert "replace or remove them" in first
+    for line, (name, (_, reason)) in zip(lines, BAD.items(), strict=True):
+        assert line.startswith(f"  dog/{name}: {reason}")
+    assert seen == [(done, 26) for done in range(1, 27)]
+    for number in range(30):
+        (faulty / "cat" / f"e{number}.png").write_bytes(b"")
+    with pytest.raises(InputError) as caught:
+        survey(config)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 22 and lines[-1] == "  and 16 more"
+
+
+def test_a_survey_counts_what_is_ignored(tmp_path):
+    for name in ("cat", "Cat", "dog"):
+        pictures(tmp_path / name, 3)
+    for name in ("a.HEIC", "b.heic", "Thumbs.db", "LICENSE", "._00.png", ".DS_Store"):
+        (tmp_path / "cat" / name).write_text("x")
+    (tmp_path / "dog" / "more").mkdir()
+    (tmp_path / "labels.csv").write_text("")
+    found = survey(RealDataConfig(name="imagefolder", path=str(tmp_path)))
+    assert (found.images, found.bad) == (9, {})
+    assert found.notes() == [
+        "classes Cat and cat differ in case alone",
+        "ignored beside 9 images: 1 .db, 2 .heic, 1 files without extension, "
+        "1 folders in class folders, 1 loose files",
+    ]
+
+
+def test_bad_images_are_left_out_as_far_as_that_is_allowed(faulty, caplog):
+    def load(**more):
+        return load_real(
+            RealDataConfig(name="imagefolder", path=str(faulty), image_size=16, **more)
+        )
+
+    for allowed in (6, 0.25):
+        found = load(skip_bad=allowed)
+        assert "left out 6 of 26 images" in caplog.text and "dog/cut.jpg: image file" in caplog.text
+        caplog.clear()
+    for allowed in (5, 0.2):
+        with pytest.raises(InputError, match=rf"^real\.skip_bad = {allowed}: 6 of 26 images"):
+            load(skip_bad=allowed)
+    for name in BAD:
+        (faulty / "dog" / name).unlink()
+    clean = load()
+    for split in ("train", "validation", "test"):
+        assert getattr(found, split).digest == getattr(clean, split).digest
+
+
+def test_what_the_disk_does_not_give_is_never_left_out(faulty, monkeypatch):
+    """Another process may read it, and would train on other images."""
+    read = Path.open
+
+    def broken(path, *arguments, **options):
+        if path.name == "03.png":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", broken)
+    config = RealDataConfig(name="imagefolder", path=str(faulty), skip_bad=20)
+    with pytest.raises(InputError, match=r"image = .*/03\.png: cannot be read \(.*Input/output"):
+        load_real(config)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, 1.5])
+def test_bad_images_are_allowed_by_count_or_share(value):
+    with pytest.raises(InputError, match=r"^skip_bad = "):
+        load_settings(RealDataConfig, {"name": "digits", "skip_bad": value})
+
+
 def test_fewer_test_images_are_the_same_ones_and_equally_many_of_each_class():
     config = RealDataConfig(name="digits", image_size=8)
     whole, few, more = (
@@ -149,8 +279,8 @@ def test_newer_settings_at_their_defaults_leave_a_plan_as_it_was():
     config = RealDataConfig(name="digits")
     assert config.model_dump(mode="json") == old
     assert RealDataConfig.model_validate(old) == config
-    changed = RealDataConfig(name="digits", test_per_class=7, allow_overlap=2)
-    assert changed.model_dump() == old | {"test_per_class": 7, "allow_overlap": 2}
+    changed = RealDataConfig(name="digits", test_per_class=7, allow_overlap=2, skip_bad=0.5)
+    assert changed.model_dump() == old | {"test_per_class": 7, "allow_overlap": 2, "skip_bad": 0.5}
     assert RealDataConfig.model_validate(changed.model_dump()) == changed
 
 

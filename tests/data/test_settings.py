@@ -127,6 +127,38 @@ def test_a_misspelt_required_setting_is_named_by_its_misspelling():
         load_settings(Named, {})
 
 
+def test_all_mistakes_are_named_at_once():
+    class Named(Outer):
+        name: str
+
+    values = {
+        "nme": "x",
+        "inner": {"alphas": 1, "alfa": 2},
+        "either": {"radus": 2},
+        "length": [1, "x", "y"],
+        "rate": -1,
+    }
+    with pytest.raises(InputError) as caught:
+        load_settings(Named, values)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(" = ")[0] for line in lines] == [
+        "inner.alfa",
+        "either.radus",
+        "nme",
+        "inner.alphas",
+        "length",
+        "rate",
+    ]
+    assert lines[0] == "inner.alfa = as given: unknown setting; did you mean inner.alphas?"
+    assert lines[-1] == "rate = -1: input should be greater than 0"
+    with pytest.raises(InputError) as caught:
+        load_settings(Outer, {f"unknown{number}": 1 for number in range(30)})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "and 10 more"
+    assert "known here: by_field, either" in lines[0]
+    assert lines[1] == "unknown1 = as given: unknown setting here, too"
+
+
 def test_files_that_hold_no_settings(tmp_path):
     with pytest.raises(InputError, match="there is no such file"):
         load_settings(Outer, tmp_path / "none.yaml")

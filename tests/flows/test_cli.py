@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from PIL import Image
 
 from data.errors import InputError
 from data.root import Root
@@ -153,7 +154,7 @@ def test_failed_shards_left_out_need_no_prefect(root):
     [
         (["build", "none.yaml", "--out", "x"], "config = none.yaml: there is no such file"),
         (["build", "{config}", "--out", "x", "--set", "mixing.sed=1"], "did you mean mixing.seed?"),
-        (["build", "{config}", "--out", "x"], "generator.model = /nowhere: is not a diffusers"),
+        (["build", "{config}", "--out", "x"], "generator.model = /nowhere: there is no such"),
         (["status", "{folder}"], "holds no plan.json; start it with `semix build`"),
         (["resume", "{root}", "--shards", "2-5"], "shards = 3-5: this root has shards 0 to 2"),
         (["resume", "{root}", "--shards", "x"], "shards = x: write numbers and ranges"),
@@ -188,6 +189,63 @@ def test_bad_input_is_one_line_and_exit_status_2(root, tmp_path, arguments, mess
     assert message.format(**places) in err
 
 
+@pytest.fixture(scope="module")
+def config_file(hasty_config, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "build.yaml"
+    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
+    return path
+
+
+TRAINING = {"real": {"name": "digits"}, "model": {"name": "resnet8", "width": 2}}
+CONFIGS = {
+    "train": {"name": "a", **TRAINING},
+    "study": {
+        "name": "a",
+        "baseline": "ce",
+        "base": TRAINING,
+        "datasets": {"digits": {}},
+        "methods": {"ce": {}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["build", "{build}", "--out", "{out}"], "mixed dataset"),
+        (["build", "{build}", "--out", "{out}", "--check"], "mixed dataset"),
+        (["train", "{train}", "--out", "{out}"], "training run"),
+        (["study", "{study}", "--out", "{out}"], "study"),
+        (["quickstart", "--out", "{out}"], "quickstart"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cats/1.jpg", "picture"),
+        ("config.json", '{"architectures": []}'),  # of a model
+        ("unet/down/config.json", '{"architectures": []}'),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
+    config_file, tmp_path, arguments, kind, name, content
+):
+    places = {"build": config_file, "out": tmp_path / "out"}
+    for command, values in CONFIGS.items():
+        places[command] = tmp_path / f"{command}.yaml"
+        places[command].write_text(yaml.safe_dump(values))
+    path = places["out"] / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    before = sorted(places["out"].rglob("*"))
+    status, out, err = semix(*(part.format(**places) for part in arguments))
+    assert (status, out) == (2, "")
+    first = name.partition("/")[0]
+    told = f"error: out = {places['out']}: holds {first}, and is no {kind}; choose a new or an"
+    assert err.startswith(told)
+    assert sorted(places["out"].rglob("*")) == before and path.read_text() == content
+
+
 def test_debug_shows_the_traceback(tmp_path):
     status, _, err = semix("status", str(tmp_path), "--debug")
     assert status == 2
@@ -220,13 +278,6 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
     assert (root / "index/0.json").is_file()
 
 
-@pytest.fixture(scope="module")
-def config_file(hasty_config, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "build.yaml"
-    path.write_text(yaml.safe_dump(hasty_config.model_dump(mode="json")))
-    return path
-
-
 def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_path):
     from pipeline.costs.estimate import estimate
     from pipeline.plan import BuildPlan
@@ -241,6 +292,28 @@ def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_pa
     assert found["hours"] == pytest.approx(found["tflop"] / 3600)  # 1 TFLOP/s
     assert found["free_bytes"] > found["bytes"] > 0
     assert found["timed"] is None
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_check_decodes_every_picture(config_file, tmp_path):
+    for name in ("seven", "eight"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"own/{name}/{number}.png")
+    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    own = (*own, "--set", "mixing.groups_per_pair=1", "--rate", "2", "--check")
+    where = ("build", str(config_file), "--out", str(tmp_path / "x"))
+    (tmp_path / "own/seven/10.gif").write_bytes(b"")
+    status, _, err = semix(*where, *own)
+    assert status == 0 and "20 real images can be decoded" in err
+    assert "warning: ignored beside 20 images: 1 .gif" in err
+    (tmp_path / "own/eight/3.png").write_bytes(b"<html>")
+    status, out, err = semix(*where, *own)
+    assert (status, out) == (2, "")
+    assert f"error: real.skip_bad = 0: 1 of 20 images in {tmp_path / 'own'} cannot be" in err
+    assert err.endswith("\n  eight/3.png: it is HTML or XML, no WebP, PNG or JPEG\n")
+    status, _, err = semix(*where, *own, "--set", "real.skip_bad=1")
+    assert status == 0 and "19 real images can be decoded" in err
     assert not (tmp_path / "x").exists()
 
 

@@ -10,15 +10,19 @@ import numpy as np
 import psutil
 import pytest
 from packaging.requirements import Requirement
+from PIL import Image
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from data.digits import NAMES
 from data.errors import InputError
+from data.label_sets import create_set
 from data.leases import TIME_TO_LIVE
 from flows import gpus
 from flows.cgroup import MemoryLimit
 from flows.cli import app
 from flows.doctor import Subject, clocks, device, examine, libraries, memory, subject_of
+from tests import handmade
 from tests.s3 import s3_client
 
 
@@ -101,7 +105,7 @@ def test_another_protocol_is_named(home):
 
 def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config, home, tmp_path):
     status, found = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
-    assert status == 1 and "not a diffusers directory" in found["models"]["remedy"]
+    assert status == 1 and "there is no such folder" in found["models"]["remedy"]
     assert "weights" not in found["memory"]["found"]  # there are none to tell of
     damaged = tmp_path / "damaged"
     shutil.copytree(hasty_config.generator.model, damaged)
@@ -110,6 +114,15 @@ def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config,
     status, found = doctor(config_file, "--set", f"generator.model={damaged}")
     assert status == 1 and str(damaged) in found["generator.model"]["found"]
     assert "a file of it is damaged" in found["generator.model"]["remedy"]
+
+
+def test_a_clip_that_is_not_there_is_told_once(config_file, home):
+    for name in ("no-such-clip", "local-dir:no/such/folder"):
+        status, found = doctor(config_file, "--set", f"annotation.model={name}")
+        failed = [check for check, row in found.items() if row["state"] == "failed"]
+        assert status == 1 and failed == ["models"]
+    assert found["models"]["found"] == f"annotation.model = {Path('no/such/folder').absolute()}"
+    assert found["models"]["remedy"] == "there is no such folder"
 
 
 def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monkeypatch):
@@ -163,6 +176,24 @@ def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
     other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
     status, found = doctor(config_file, *other)
     assert status == 1 and found["real images"]["state"] == "failed"
+
+
+def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, home, tmp_path):
+    for name in ("seven", "eight"):
+        for number in range(10):
+            place = tmp_path / "own" / name / f"{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(place)
+    (place.parent / "10.heic").write_bytes(b"")
+    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    status, found = doctor(config_file, *own)
+    assert status == 0
+    assert found["picture folder"]["found"] == "ignored beside 20 images: 1 .heic"
+    assert found["real images"]["found"].endswith("20 of 20 can be decoded")
+    place.write_bytes(place.read_bytes()[:45])
+    status, found = doctor(config_file, *own)
+    assert status == 1 and found["real images"]["state"] == "failed"
+    assert "eight/9.png: image file is truncated" in found["real images"]["remedy"]
 
 
 def test_a_build_too_large_for_the_place_is_refused(config_file, home, tmp_path):
@@ -308,6 +339,53 @@ def test_a_locked_database_is_named(home):
 def test_a_training_run_is_recognised(home):
     status, found = doctor("configs/quickstart/ce.yaml")
     assert status == 0 and found["training"]["state"] == "ok"
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A config of digits and mixed ones, each with one partner; the first series runs backwards."""
+    alphas = [0.0, 0.5, 1.0]
+    samples = []
+    for group in range(5):
+        weights = alphas if group else alphas[::-1]
+        pair = [2 * group, 2 * group + 1]
+        labels = [[[pair[0], weight], [pair[1], 1 - weight]] for weight in weights]
+        changes = {"classes": pair, "alphas": alphas, "weights": weights, "labels": labels}
+        samples.append(handmade.sample(group, 3, side=32, **changes))
+    root = handmade.root_of(tmp_path / "mixed", samples, NAMES)
+    for digest, labelled in (("ab12" * 16, True), ("cd34" * 16, False)):
+        record = {"schema": 1, "digest": digest, "plan": root.plan["digest"], "features": "root"}
+        labels = create_set(root, record | {"annotation": {}, "encoders": {}, "batch": 1})
+        groups = [{key: s.record[key] for key in ("group", "weights", "labels")} for s in samples]
+        if labelled:
+            labels.commit(0, images=root.committed()[0]["sha256"], groups=groups)
+    path = tmp_path / "train.yaml"
+    settings = {"real": {"name": "digits"}, "mixed": {"url": root.url}}
+    path.write_text(json.dumps({"name": "a", "model": {"name": "lenet"}, **settings}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "found", "remedy"),
+    [
+        ("mixed.labels=ab12ab12", "", ""),
+        (
+            "mixed.exclude.min_correlation=0",
+            "mixed.exclude = min_correlation 0",
+            "then has no group of class 'one'; ease",
+        ),
+        ("mixed.exclude.flagged=[still]", "exclude.flagged = still", "was not audited"),
+        ("mixed.labels=cd34cd34", "mixed.labels = cd34cd34", "has no labels for 1 shards"),
+        ("mixed.labels=ef56ef56", "mixed.labels = ef56ef56", ""),
+        ("real.image_size=28", "mixed.url = ", "its images are 32x32 pixels, the real ones 28x28"),
+        ("accumulate=5", "accumulate = 5", "make no such number of equal parts"),
+    ],
+)
+def test_what_a_training_would_refuse_is_named(home, training, override, found, remedy):
+    status, rows = doctor(training, "--set", override)
+    row = rows["training"]
+    assert (status, row["state"]) == ((1, "failed") if found else (0, "ok"))
+    assert found in row["found"] and remedy in row["remedy"]
 
 
 def test_settings_of_something_else_are_refused(tmp_path):

@@ -115,7 +115,7 @@ def test_a_root_without_images_is_refused_before_anything_is_written(hasty_confi
 
 def test_a_clip_that_is_not_there_is_refused_before_anything_is_written(root):
     before = files(root)
-    with pytest.raises(InputError, match=r"annotation\.model = /no: is not an open_clip directory"):
+    with pytest.raises(InputError, match=r"annotation\.model = /no: there is no such folder"):
         relabel(root, ["annotation.model=local-dir:/no"])
     assert files(root) == before
 
@@ -124,6 +124,14 @@ def test_the_root_itself_is_no_place_to_bake_into(root):
     before = files(root)
     with pytest.raises(InputError, match=r"^out = .*: is the root itself; choose a new place"):
         relabel(root, ["annotation.scale=4.0"], out=root.url)
+    assert files(root) == before
+
+
+def test_a_folder_of_something_else_is_no_place_to_bake_into(root, tmp_path):
+    before = files(root)
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(InputError, match="holds cats, and is no mixed dataset"):
+        relabel(root, ["annotation.scale=4.0"], out=str(tmp_path))
     assert files(root) == before
 
 

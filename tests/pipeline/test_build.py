@@ -213,10 +213,10 @@ def test_changed_model_files_are_refused_while_shards_are_missing(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("generator.model=/nowhere", r"generator\.model = /nowhere: is not a diffusers directory"),
+        ("generator.model=/nowhere", r"generator\.model = /nowhere: there is no such folder"),
         (
             "annotation.model=local-dir:/no",
-            r"annotation\.model = /no: is not an open_clip directory",
+            r"annotation\.model = /no: there is no such folder",
         ),
         (
             "generator.prompt=" + "a photo of " * 9 + "a {class}",

@@ -264,6 +264,19 @@ def test_a_place_that_can_be_written_is_left_as_it_was(store, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_place_that_holds_something_else_is_refused(store):
+    for name in (".DS_Store", ".cache/a", "probe-host-1"):  # hidden, or another who tries it
+        store.put(name, b"")
+    store.refuse_strangers("mixed dataset", own="plan.json")
+    for name in ("cats/1.jpg", "dogs/1.jpg", "readme.txt", "x/y/z"):
+        store.put(name, b"")
+    told = rf"^out = {store.url}: holds cats, dogs, readme.txt and 1 more, and is no mixed dataset;"
+    with pytest.raises(InputError, match=told):
+        store.refuse_strangers("mixed dataset", own="plan.json")
+    store.put("plan.json", b"{}")
+    store.refuse_strangers("mixed dataset", own="plan.json")
+
+
 def test_a_full_disk_harms_nothing(tmp_path):
     full = tmp_path / "full"
     full.mkdir()

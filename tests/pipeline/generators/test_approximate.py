@@ -221,7 +221,7 @@ def test_a_decoder_of_another_size_is_refused(make, tmp_path):
     with pytest.raises(InputError, match=rf"approximate\.tiny_decoder = .*{message}"):
         make(tiny_decoder=str(folder))
     with pytest.raises(
-        InputError, match=r"approximate\.tiny_decoder = /no: there is no such directory"
+        InputError, match=r"approximate\.tiny_decoder = /no: there is no such folder"
     ):
         make(tiny_decoder="/no")
 
