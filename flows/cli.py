@@ -80,8 +80,7 @@ def main() -> None:
         app(arguments, prog_name="semix")
     except SystemExit as end:
         if end.code in STOPPED:
-            more = " with --resume" if "train" in arguments[:2] else ""
-            say(f"stopped; what was committed stays, and the same command goes on{more}")
+            say("stopped; what was committed stays, and the same command goes on")
         raise
     except Exception as error:
         if "--debug" in arguments:

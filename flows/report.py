@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.report.page import write_report
+from calib.report.methods import load_methods
 from calib.report.tables import print_table, summary_table
 from data.errors import InputError
 from data.files import read_json
@@ -23,7 +23,10 @@ def report(
         InputError: a run that is not evaluated; no mixed dataset.
     """
     own_file("--out", out)
+    load_methods(runs)
     url = mixed or mixed_of(runs)
+    from calib.report.page import write_report  # torch and matplotlib cost seconds
+
     write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
     rows = summary_table(runs)
     if as_json:

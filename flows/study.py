@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import claim_run, is_measured
+from calib.run_folder import claim_run, is_measured, refuse_other_run
 from calib.study import (
     Cell,
     StudyConfig,
     cells_of,
     check_cells,
     choose,
-    naming,
     read_results,
     write_study,
 )
@@ -23,10 +22,9 @@ from data.settings import load_settings
 from data.store import Store
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
-from flows.places import training_folder
+from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
 from flows.slots.settings import MOST_SLOTS
-from flows.train import check_launch
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -100,10 +98,10 @@ def prepared(
     cells = list(cells_of(settings))
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     read_results(cells, out)
-    check_cells(todo)
     for cell in todo:
-        with naming(cell.name):
-            check_launch(cell.config, num_processes=1)
+        refuse_other_run(cell.config, cell.run(out))
+    check_writable("out", out)
+    check_cells(todo)
     if todo:
         visible_gpus()  # or why that cannot be known
     Store(str(out)).check_writable()
