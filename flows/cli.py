@@ -53,7 +53,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         auditing.audit,
     ),
     "Train": (training.train, training.evaluate, studying.study, training.report),
-    "Operate": (doctoring.doctor, repairing.gc, serving.server, deploying.deploy),
+    "Operate": (doctoring.doctor, doctoring.config, repairing.gc, serving.server, deploying.deploy),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -18,8 +18,8 @@ from calib.study import (
 from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json, write_json
-from data.settings import load_settings
 from data.store import Store
+from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
 from flows.places import check_writable, training_folder
@@ -62,7 +62,7 @@ def study(
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    settings = load_settings(StudyConfig, source, overrides)
+    settings = load_config(StudyConfig, source, overrides)
     cells, todo = prepared(settings, out, slots=slots or 0, only=only)
     if not todo:
         return tables(settings, cells, out)

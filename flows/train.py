@@ -10,7 +10,7 @@ from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
 from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json
-from data.settings import load_settings
+from flows.configs import load_config
 from flows.machines import MOST_RESTARTS, Machines, check_machines
 from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
@@ -47,7 +47,7 @@ def train(
         TrainFailed: the trainer failed.
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    settings = load_settings(TrainConfig, source, overrides)
+    settings = load_config(TrainConfig, source, overrides)
     folder = checked(settings, run, machines, restarts=restarts)
     if is_measured(settings, folder):
         log.info("%s: measured already, nothing to do", folder)

@@ -14,9 +14,9 @@ from prefect.tasks import Task
 
 from calib.config import TrainConfig, check_parts
 from calib.run_folder import EVALUATION, is_measured
-from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
+from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import settled_device
@@ -75,7 +75,7 @@ def train_flow(
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
     with running("train"):
-        settings = load_settings(TrainConfig, config, overrides)
+        settings = load_config(TrainConfig, config, overrides)
         run = checked(settings, out, together, restarts=restarts)
         key = artifact_key("train", str(run))
         if not is_measured(settings, run):

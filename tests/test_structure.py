@@ -66,6 +66,8 @@ MISTAKES = {
     "report {run}": "run = {run}: there is no such folder",
     "report {begun}": "run = {begun}: seed 0 is not trained; finish it with `semix train",
     "report {begun} --out {ce}/page": "--out = {ce}/page: cannot be written (Not a directory)",
+    "build {ce} --out {run}": "config = {ce}: is a training config: semix train {ce} --out",
+    "config train evaluation.bin": "KEY = evaluation.bin: no setting of a train config; did you",
     "relabel {run} --set annotation.scale=2": "url = {run}: holds no plan.json",
 }
 

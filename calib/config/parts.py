@@ -4,7 +4,7 @@ What there is stands here a second time, so that a misspelling is found before t
 which takes seconds; a test holds the two alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from calib.parameters import choose, refuse_unknown
 from data.settings import Settings
 
-Parameters = Mapping[str, tuple[str, ...]]  # of each part, by its name
+Parameters = Mapping[str, Sequence[str]]  # of each part, by its name
 
 LOSSES: Parameters = {
     "ce": (),
@@ -65,7 +65,7 @@ class PartConfig(Settings):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(description="see `calib.losses` and `calib.models`")
+    name: str = Field(description="of the part")
 
     def check(self, known: Parameters, field: str) -> None:
         """Raises InputError for a name or a parameter that is not known."""

@@ -79,7 +79,7 @@ def train(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Train and evaluate one method, all its seeds, or continue; ends in a table.
+    """Train and evaluate one method, all its seeds; or continue.
 
     Example:
       semix train csm.yaml --out runs/csm

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from calib.config import check, parts
+from calib.config import ShiftConfig, check, parts
 from calib.losses import MIXED_LOSSES, REAL_LOSSES
 from calib.methods import METHODS
 from calib.models import MODELS
@@ -134,3 +134,8 @@ def test_the_settings_know_each_part_and_its_parameters():
         for name, kind in kinds.items():
             assert list(table[name]) == list(inspect.signature(kind).parameters)[1:]
     assert list(parts.MIXED_LOSSES) == list(MIXED_LOSSES)
+
+
+def test_a_shift_can_be_switched_on_with_its_defaults(make_config):
+    assert make_config("evaluation.shift=true").evaluation.shift == ShiftConfig()
+    assert make_config("evaluation.shift=false").evaluation.shift is None
