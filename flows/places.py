@@ -43,7 +43,11 @@ def training_folder(place: str | Path) -> Path:
 
 
 def own_file(name: str, place: str | Path) -> Path:
-    """As `local_path`, of what a command writes for its user."""
+    """As `local_path`, of what a command writes for its user.
+
+    Raises:
+        InputError: likewise, and for a place that cannot be written.
+    """
     found = local_path(name, place, "is written on this machine; name a file or folder of its own")
     check_writable(name, found)
     return found

@@ -130,7 +130,7 @@ def report(
         Path("report.html")
     ),
     mixed: Annotated[
-        str, typer.Option(metavar="ROOT", help="default: what the runs trained on")
+        str, typer.Option(metavar="ROOT", help="default: what the runs trained on, if any")
     ] = "",
     title: Annotated[str, typer.Option(metavar="TEXT", help="of the page")] = "semix",
     json: Json = False,

@@ -313,7 +313,7 @@ def test_a_training_run_is_recognised(home):
 def test_settings_of_something_else_are_refused(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("colour: red")
-    with pytest.raises(InputError, match="has not the sections of a config; give that of a build or"):
+    with pytest.raises(InputError, match="has not the sections of a config; give"):
         subject_of(str(path), [], "")
     with pytest.raises(InputError, match="changes a config; give one"):
         subject_of("", ["a=1"], "")

@@ -69,6 +69,17 @@ def test_train_ends_in_the_same_table(run: Path):
     assert out.splitlines()[-1] == str(run / "evaluation.json")
 
 
+def test_a_run_without_mixed_images_has_a_report(run: Path, tmp_path: Path):
+    page = tmp_path / "page.html"
+    status, out, err = semix("report", str(run), "--out", str(page))
+    assert status == 0, err
+    assert out.splitlines()[-1] == str(page)
+    text = page.read_text()
+    (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert f"{100 * row['plain']['accuracy']:.2f}" in text
+    assert "Mixed" not in text and "CLIP" not in text
+
+
 @pytest.mark.parametrize("command", ["evaluate", "report"])
 def test_an_unfinished_run_gets_the_command_that_finishes_it(run: Path, tmp_path: Path, command):
     (run / "evaluation.json").unlink()
