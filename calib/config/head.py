@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from calib.config.optimiser import OptimiserConfig
-from calib.config.parts import LOSSES, PartConfig
+from calib.config.parts import LOSSES, PartConfig, told
 from data.settings import Settings
 
 
@@ -47,7 +47,7 @@ class MaCCalConfig(SecondStageConfig):
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
     loss: PartConfig = Field(
-        PartConfig(name="ce"), description="on real images", json_schema_extra={"parts": LOSSES}
+        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
     )
     select: Literal["last", "ece"] = Field(
         "last", description="which epoch's head to keep; ece is that on validation"

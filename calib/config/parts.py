@@ -60,6 +60,11 @@ MODELS: Parameters = {
 }
 
 
+def told(parts: Parameters) -> dict[str, Any]:
+    """What a schema says of a field that names one of them."""
+    return {"parts": {name: list(params) for name, params in parts.items()}}
+
+
 class PartConfig(Settings):
     """A loss or a model by name; every other key is one of its own parameters."""
 

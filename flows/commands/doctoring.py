@@ -69,8 +69,7 @@ def config(
     for row in rows:
         emit(textwrap.fill(_told(row), width, subsequent_indent="    "))
         if row["description"]:
-            indent = {"initial_indent": "    ", "subsequent_indent": "    "}
-            emit(textwrap.fill(row["description"], width, **indent))
+            emit(textwrap.indent(textwrap.fill(row["description"], width - 4), "    "))
 
 
 def _told(row: dict[str, Any]) -> str:

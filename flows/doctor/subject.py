@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
 from data.real import RealDataConfig
@@ -67,4 +67,5 @@ def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
     if command not in ("build", "train"):
         what = f"is {NAMES[command]}" if command else "has not the sections of a config"
         raise InputError("config", config, f"{what}; give that of a build or of a training run")
-    return Subject(**{command: load_settings(models()[command], config, overrides)}, out=out)
+    settings: Any = load_settings(models()[command], config, overrides)
+    return Subject(out=out, **{command: settings})
