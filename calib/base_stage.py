@@ -13,13 +13,13 @@ from calib.batches import Batch
 from calib.checkpoint import Checkpoint, save_tensors
 from calib.classifier import Network
 from calib.config import TrainConfig
+from calib.config.checks import check_accumulation
 from calib.divergence import Diverged, refuse_not_finite, remedy
 from calib.ema import WeightAverage
 from calib.epoch_record import EpochRecord
 from calib.epochs import Figures
 from calib.losses import build_training_loss
 from calib.methods import build_method
-from calib.micro_batches import check_parts
 from calib.middle import Middle
 from calib.optimiser import learning_rate, set_learning_rate
 from calib.processes import share_buffers
@@ -44,7 +44,7 @@ class BaseStage:
         self.config, self.seed, self.accelerator = config, seed, accelerator
         self.epochs = config.epochs
         self.batches = base_batches(config, data, accelerator)
-        check_parts(self.batches.batch_size // accelerator.num_processes, config.accumulate)
+        check_accumulation(self.batches.batch_size // accelerator.num_processes, config.accumulate)
         if config.compile:
             check_compiler(accelerator.device)
         self.images = len(self.batches) * self.batches.batch_size

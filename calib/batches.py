@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calib.config import AugmentConfig
+from calib.config.checks import LEAST
 from data.errors import InputError
 from data.mixed import MixedDataset
 from data.threads import one_ahead
-
-LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from calib.config import PartConfig, TrainConfig
 from calib.heads import build_head
 from calib.methods import build_method
 from calib.models import build_model
-from calib.run_folder import CONFIG, DATA, seed_folder
+from calib.run_folder import CONFIG, DATA, HEAD, MODEL, seed_folder
 from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 
 Stage = Literal["base", "head"]
-MODEL, HEAD = "model.safetensors", "head.safetensors"
 
 
 class Network(nn.Module):

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from calib.batches import LEAST, Batch
-from calib.config import TrainConfig
+from calib.batches import Batch
+from calib.config.checks import LEAST, check_accumulation
 from data.errors import InputError
 
 
@@ -33,7 +33,7 @@ def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
     if count == 1:
         yield Part(batch, 1.0, 1.0)
         return
-    check_parts(len(batch.targets), count)
+    check_accumulation(len(batch.targets), count)
     real = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
     if batch.mixed_images is None or batch.mixed_labels is None:
         for images, targets, indices in zip(*real, strict=True):
@@ -46,30 +46,3 @@ def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
     mixed = [tensor.tensor_split(count) for tensor in (batch.mixed_images, batch.mixed_labels)]
     for tensors in zip(*real, *mixed, strict=True):
         yield Part(Batch(*tensors), 1 / count, len(tensors[3]) / total)
-
-
-def check_parts(share: int, count: int) -> None:
-    """Raises InputError unless a process's real images make `count` equal parts.
-
-    Args:
-        share: real images of a process's batch.
-    """
-    if share % count or (count > 1 and share // count < LEAST):
-        remedy = f"the {share} real images of a process make no such number of equal parts"
-        raise InputError("accumulate", count, f"{remedy} of {LEAST} images or more")
-
-
-def check_shares(config: TrainConfig, processes: int) -> None:
-    """Find batches that cannot be shared out, before anything is read or started.
-
-    Raises:
-        InputError: names the setting.
-    """
-    sizes = {"batch_size": config.batch_size}
-    if config.head is not None:
-        sizes["head.batch_size"] = config.head.batch_size
-    for field, size in sizes.items():
-        if size % processes or size // processes < LEAST:
-            remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
-            raise InputError(field, size, f"{remedy}, with {LEAST} images for each at least")
-    check_parts(config.batch_size // processes, config.accumulate)

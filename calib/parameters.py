@@ -28,11 +28,16 @@ def construct(
     what = "give a whole number of at least 2"
     in_range("num_classes", num_classes, low=2, what=what, whole=True)
     known = [name for name in inspect.signature(kind).parameters if name != "num_classes"]
+    refuse_unknown(params, known, field=field)
+    return kind(num_classes, **params)
+
+
+def refuse_unknown(params: Mapping[str, Any], known: Sequence[str], *, field: str) -> None:
+    """Raises InputError for the first parameter that is not among the known."""
     for name, value in params.items():
         if name not in known:
             remedy = f"unknown parameter; choose from {', '.join(known)}" if known else "takes none"
             raise InputError(f"{field}.{name}", value, remedy)
-    return kind(num_classes, **params)
 
 
 def in_range(

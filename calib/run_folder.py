@@ -8,11 +8,13 @@ from calib.config import OUTSIDE_IDENTITY, TrainConfig
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
+from data.settings import load_settings
 from data.store import Store
 
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
+MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 2  # of evaluation.json
 SHOWN = 5  # settings named in one message
@@ -39,13 +41,38 @@ def claim_run(config: TrainConfig, run: Path) -> Path:
         InputError: seeds were begun under other settings; names the settings that differ. Or the
             folder holds something else.
     """
+    refuse_other_run(config, run)
+    path = run / CONFIG
+    write_json(path, config.model_dump(mode="json"))
+    return path
+
+
+def refuse_other_run(config: TrainConfig, run: Path) -> None:
+    """Raises InputError as `claim_run`, and writes nothing."""
     path = run / CONFIG
     if not is_run(run):
         Store(str(run)).refuse_strangers("training run")
     if path.is_file() and _begun(run):
         refuse_differing(read_json(path), config.model_dump(mode="json"), run)
-    write_json(path, config.model_dump(mode="json"))
-    return path
+
+
+def trained_run(run: Path) -> TrainConfig:
+    """The settings of a run of which all seeds are trained.
+
+    Raises:
+        InputError: no such folder, none of a run, or a run that is not finished.
+    """
+    if not run.is_dir():
+        raise InputError("run", run, "there is no such folder; name that of a trained run")
+    if not (run / CONFIG).is_file():
+        raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
+    config = load_settings(TrainConfig, read_json(run / CONFIG))
+    name = MODEL if config.head is None else HEAD
+    for seed in config.seeds:
+        if not (seed_folder(run, seed) / name).is_file():
+            finish = f"semix train {run / CONFIG} --out {run}"
+            raise InputError("run", run, f"seed {seed} is not trained; finish it with `{finish}`")
+    return config
 
 
 def is_run(folder: Path) -> bool:

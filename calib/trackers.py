@@ -3,9 +3,8 @@
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from accelerate.tracking import (
     WandBTracker,
 )
 
-from data.errors import InputError
 from data.files import read_json, write_json
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
@@ -25,14 +23,6 @@ SERVICES = ("mlflow", "wandb")
 PROJECT = "semix"
 
 Line = Mapping[str, Any]  # of history.jsonl
-
-
-def require_trackers(names: Iterable[str]) -> None:
-    """Raises InputError for the first tracker whose package is not installed."""
-    for name in names:
-        if find_spec(name) is None:
-            remedy = f"is not installed; `pip install {name}`, or leave it out"
-            raise InputError("trackers", name, remedy)
 
 
 class Tracking:

@@ -13,10 +13,10 @@ from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_lis
 
 from calib.checkpoint import latest_checkpoint
 from calib.config import TrainConfig, check
+from calib.config.checks import check_shares, require_trackers
 from calib.divergence import Diverged
 from calib.epochs import CHECKPOINT
 from calib.evaluate import measure_again, write_evaluation
-from calib.micro_batches import check_shares
 from calib.parameters import one_of
 from calib.processes import leave_group, wait_for_all
 from calib.run_folder import (
@@ -31,7 +31,6 @@ from calib.run_folder import (
 )
 from calib.second_stage.memory import check_memory
 from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
-from calib.trackers import require_trackers
 from calib.train_seed import train_seed
 from calib.training_data import TrainingData, open_data
 from data.device import resolve_device
@@ -46,15 +45,15 @@ def train(
     run: Path,
     *,
     device: str = "auto",
-    resume: bool = False,
     only: Collection[int] = (),
     stop: Stop = never,
 ) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
+    Seeds that were interrupted go on from their checkpoints.
+
     Args:
         device: auto, cpu or cuda; cuda demands a GPU.
-        resume: go on from the checkpoints of unfinished seeds instead of refusing them.
         only: these seeds alone; other processes may train the rest beside, and whoever measures
             the last one writes the run's `evaluation.json`.
         stop: asked after every step; True writes a checkpoint and raises Interrupted.
@@ -69,7 +68,7 @@ def train(
     for seed in only:
         one_of("--seeds", str(seed), [str(own) for own in config.seeds])
     require_trackers(config.trackers)
-    todo = unfinished_seeds(config, run, resume=resume)
+    todo = unfinished_seeds(config, run)
     accelerator = make_accelerator(config, device=device)
     check_shares(config, accelerator.num_processes)
     data = open_data(config, pinned=pinned_index(run))
@@ -103,12 +102,11 @@ def measure_otherwise(
         wait_for_all(accelerator)
 
 
-def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int]:
+def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
     """Seeds that are not measured yet.
 
     Raises:
-        InputError: a seed was begun under other settings; or it stopped half-way and `resume`
-            is not set.
+        InputError: a seed was begun under other settings.
     """
     todo = set()
     for seed in config.seeds:
@@ -120,9 +118,6 @@ def unfinished_seeds(config: TrainConfig, run: Path, *, resume: bool) -> set[int
         todo.add(seed)
         if checkpoint is not None:
             refuse_differing(checkpoint.state["config"], config.identity(), run)
-            if not resume:
-                remedy = f"seed {seed} is unfinished; add --resume, or choose a fresh run folder"
-                raise InputError("run", run, remedy)
     return todo
 
 
@@ -153,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminated = watch_for_termination()
     try:
         run, only = options.config.parent, options.seeds
-        train(run, device=options.device, resume=options.resume, only=only, stop=terminated)
+        train(run, device=options.device, only=only, stop=terminated)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
@@ -161,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"diverged: {error}", file=sys.stderr)
         return _ended(DIVERGED)
     except Interrupted as stopped:
-        print(f"interrupted: {stopped}; go on with --resume", file=sys.stderr)
+        print(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
         return _ended(TERMINATED)
     except Exception as error:
         traceback.print_exc()
@@ -181,9 +176,10 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="accelerate launch -m calib.train",
         description="Train every seed of a run through its stages, then measure it.",
-        epilog="Seeds that are measured are skipped. SIGTERM ends the step, writes a checkpoint "
-        f"and exits {TERMINATED}; settings that cannot be trained exit {INPUT_ERROR}; a loss or "
-        f"weight that is NaN or infinite exits {DIVERGED} and leaves the last checkpoint.",
+        epilog="Seeds that are measured are skipped, interrupted ones go on. SIGTERM "
+        f"ends the step, writes a checkpoint and exits {TERMINATED}; settings that cannot be "
+        f"trained exit {INPUT_ERROR}; a loss or weight that is NaN or infinite exits {DIVERGED} "
+        "and leaves the last checkpoint.",
     )
     found.add_argument(
         "--config",
@@ -197,9 +193,6 @@ def parser() -> argparse.ArgumentParser:
         choices=("auto", "cpu", "cuda"),
         default="auto",
         help="cuda ends a training that finds no GPU; auto goes on without",
-    )
-    found.add_argument(
-        "--resume", action="store_true", help="go on with seeds that were interrupted"
     )
     found.add_argument(
         "--seeds",

@@ -7,13 +7,13 @@ from accelerate import Accelerator
 
 from calib.base_stage import BaseStage
 from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
-from calib.classifier import HEAD, MODEL, load_classifier
+from calib.classifier import load_classifier
 from calib.config import TrainConfig
 from calib.epochs import CHECKPOINT, Stage, Walk
 from calib.evaluate import evaluate_seed
 from calib.head_stage import HeadStage
 from calib.processes import wait_for_all
-from calib.run_folder import run_digest, seed_folder
+from calib.run_folder import HEAD, MODEL, run_digest, seed_folder
 from calib.seed_lock import alone_with
 from calib.stopping import Stop, ends_at_once
 from calib.trackers import Tracking

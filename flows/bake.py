@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from data.label_sets import LabelSet
+from data.progress import Progress
 from data.root import Root
 from data.threads import mapped
+from flows.progress import now_and_then, shown
 from flows.relabel_end import RelabelFailed
 from flows.shard_words import few_ranges
 from pipeline.config import BuildConfig
@@ -34,11 +36,11 @@ def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
     return [shard for shard in (sets[-1] if sets else root).done() if shard not in done]
 
 
-def bake(root: Root, sets: Sequence[LabelSet], target: Root, *, made: Callable[[], None]) -> None:
-    """Bake what the new root lacks, and pin what it then has.
+def bake(
+    root: Root, sets: Sequence[LabelSet], target: Root, *listeners: Callable[[Progress], None]
+) -> None:
+    """Bake what the new root lacks, show how far it is, and pin what it then has.
 
-    Args:
-        made: called here after each shard.
     Raises:
         RelabelFailed: shards whose images are damaged; the others are baked.
     """
@@ -49,10 +51,14 @@ def bake(root: Root, sets: Sequence[LabelSet], target: Root, *, made: Callable[[
         return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
 
     failed = {}
-    for shard, reason in zip(todo, mapped(work, todo, threads=THREADS), strict=True):
-        if reason:
-            failed[shard] = reason
-        made()
+    with (
+        shown("bake") as show,
+        now_and_then(target.progress, (show, *listeners)) as look,
+    ):
+        for shard, reason in zip(todo, mapped(work, todo, threads=THREADS), strict=True):
+            if reason:
+                failed[shard] = reason
+            look()
     if failed:
         text = [f"{len(failed)} of {len(todo)} shards not baked: {few_ranges(failed)}"]
         text += list(failed.values())[:3]

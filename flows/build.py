@@ -13,6 +13,7 @@ from data.settings import load_settings
 from data.store import Store
 from flows.build_end import BuildFailed, refuse_gaps, say_complete
 from flows.build_start import ALL, check_work, put_damage_aside, say_notes, survey_images
+from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
 from flows.server.run_server import prefect_server
@@ -56,7 +57,7 @@ def build(
         settings = load_settings(BuildConfig, config.model_dump(mode="json"), overrides)
         root = create_root(settings, out)
         return resume(root, slots=slots, selection=selection, full=full)  # plan.json has it
-    settings = load_settings(BuildConfig, config, overrides)
+    settings = load_config(BuildConfig, config, overrides)
     with ExitStack() as stack:
         store = Store(out)
         if not store.exists(PLAN):  # there is work: the server starts beside what is checked

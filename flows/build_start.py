@@ -8,7 +8,7 @@ from data.imagefolder import Survey, survey
 from data.real import RealDataConfig
 from data.repair import put_aside
 from data.root import Root
-from data.settings import load_settings
+from flows.configs import load_config
 from flows.progress import counted
 from flows.selection import Selection
 from flows.slots.settings import SlotSettings, check_slots
@@ -28,7 +28,7 @@ def opened(out: str, config: str, overrides: Sequence[str]) -> Root:
         InputError: no root and no config, or one that cannot be used, or of another root.
     """
     if config:
-        return create_root(load_settings(BuildConfig, config, overrides), out)
+        return create_root(load_config(BuildConfig, config, overrides), out)
     if overrides:
         remedy = "a root keeps the settings it was begun with; leave these out, or give its config"
         raise InputError("overrides", ", ".join(overrides), remedy)

@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import metadata
 from types import FrameType
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from flows.commands import (
 from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.errors import RunFailed
 from flows.server.loss import in_words
-from flows.terminal import say, say_error, set_up_logging
+from flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(
     cls=CommandsPage,
@@ -54,17 +55,28 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         auditing.audit,
     ),
     "Train": (training.train, training.evaluate, studying.study, training.report),
-    "Operate": (doctoring.doctor, repairing.gc, serving.server, deploying.deploy),
+    "Operate": (doctoring.doctor, doctoring.config, repairing.gc, serving.server, deploying.deploy),
 }
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(cls=CommandPage, rich_help_panel=panel)(command)
 
+# Commands that make something bit by bit; the others leave all as it was, or write at their end.
+GOING_ON = ("quickstart", "build", "resume", "extend", "relabel", "train", "study")
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        emit(f"semix {metadata.version('semix')}")
+        raise typer.Exit
 
 
 @app.callback()
 def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print it", is_eager=True, callback=_version)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="tracebacks and every log line")] = False,
 ) -> None:
     if debug:
@@ -76,29 +88,35 @@ def main() -> None:
     # A flag for the whole program, but people add it where they are: at the end.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
     signal.signal(signal.SIGTERM, _leave)
+    goes_on = bool({*GOING_ON} & {*arguments[:2]})
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
     try:
         app(arguments, prog_name="semix")
     except SystemExit as end:
         if end.code in STOPPED:
-            more = " with --resume" if "train" in arguments[:2] else ""
-            say(f"stopped; what was committed stays, and the same command goes on{more}")
+            kept = "; what was committed stays, and the same command goes on"
+            say(f"stopped{kept if goes_on else ''}")
         raise
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        sys.exit(explain(error))
+        sys.exit(explain(error, goes_on=goes_on))
 
 
-def explain(error: Exception) -> int:
-    """Say what went wrong; returns the exit status."""
+def explain(error: Exception, *, goes_on: bool) -> int:
+    """Say what went wrong; returns the exit status.
+
+    Args:
+        goes_on: whether the same command does later.
+    """
     if isinstance(error, InputError | RunFailed):
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
     request = in_words(error)
     say_error(request or f"{type(error).__name__}: {error}")
     if request or isinstance(error, OSError):  # a disk, a store or a network
-        say("what was committed stays; when the cause is gone, the same command goes on")
+        if goes_on:
+            say("what was committed stays; when the cause is gone, the same command goes on")
     else:
         say("this is not your input; --debug shows where")
     return 1

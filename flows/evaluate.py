@@ -6,7 +6,7 @@ from typing import Any
 
 from calib.config import TrainConfig
 from calib.evaluation.checks import check_evaluation
-from calib.run_folder import CONFIG, EVALUATION
+from calib.run_folder import CONFIG, EVALUATION, trained_run
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
@@ -60,16 +60,15 @@ def measured(run: Path, overrides: Sequence[str], *, device: str, fresh: bool) -
 
 def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
     """The settings to measure a run under. Raises InputError."""
-    if not (run / CONFIG).is_file():
-        raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
-    begun = load_settings(TrainConfig, read_json(run / CONFIG))
+    begun = trained_run(run)
     config = load_settings(TrainConfig, read_json(run / CONFIG), overrides)
     _refuse_training_settings(begun, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    from data.device import resolve_device  # torch costs seconds: not before it is needed
+    if (settled := settled_device(device)).startswith("cuda"):
+        from data.device import resolve_device  # torch costs seconds: not before it is needed
 
-    resolve_device(settled_device(device))
+        resolve_device(settled)
     return config
 
 

@@ -142,7 +142,6 @@ Cells = Annotated[
 ]
 Seeds = Annotated[int, described("Training runs a method.", ge=1)]
 Fresh = Annotated[bool, described("Run the networks even where their logits are stored.")]
-Resume = Annotated[bool, described("Go on from the checkpoints of seeds that were interrupted.")]
 Processes = Annotated[
     int, described("Training processes over all machines, one a GPU; 1 without.", ge=1)
 ]

@@ -1,5 +1,7 @@
 """Places in the parameters of a deployment's run: whole ones only."""
 
+import errno
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +24,33 @@ def local_path(name: str, place: str | Path, remedy: str) -> Path:
     return Path(place).absolute()
 
 
+def check_writable(name: str, place: Path) -> None:
+    """As far as can be told without writing. Raises InputError."""
+    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+    code = 0
+    if there != place and not there.is_dir():
+        code = errno.ENOTDIR
+    elif not os.access(there, os.W_OK):
+        code = errno.EACCES
+    if code:
+        remedy = f"cannot be written ({os.strerror(code)}); choose another place"
+        raise InputError(name, place, remedy)
+
+
 def training_folder(place: str | Path) -> Path:
     """As `local_path`, where networks are trained."""
     return local_path("out", place, "networks are trained in a folder; give one that all see")
 
 
 def own_file(name: str, place: str | Path) -> Path:
-    """As `local_path`, of what a command writes for its user."""
-    return local_path(name, place, "is written on this machine; name a file or folder of its own")
+    """As `local_path`, of what a command writes for its user.
+
+    Raises:
+        InputError: likewise, and for a place that cannot be written.
+    """
+    found = local_path(name, place, "is written on this machine; name a file or folder of its own")
+    check_writable(name, found)
+    return found
 
 
 def check_places(parameters: Mapping[str, Any]) -> None:

@@ -1,14 +1,16 @@
 """Label the images of a root anew: a further label set, or baked into a root of its own."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from data.errors import InputError
 from data.label_sets import LabelSet, label_sets
+from data.progress import Progress
 from data.root import PLAN, PROTOTYPES, Root
 from data.store import Store
-from flows.relabel_end import RelabelFailed, facts_of
+from flows.progress import now_and_then, shown
+from flows.relabel_end import RelabelFailed, facts_of, refuse_gaps
 from flows.server.run_server import prefect_server
 from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks.models import check_clip
@@ -41,7 +43,8 @@ def relabel(
     Args:
         overrides: texts like `annotation.scale=4`, over the root's own annotation.
         slots: how many worker processes, or where and what they are, if images must be read; by
-            default one a visible GPU of this machine, or one.
+            default one a visible GPU of this machine, or one. Without, and where stored features
+            serve, this process does it, and neither Prefect nor a worker is started.
         out: place of a new root to bake the labels into.
     Returns:
         What `semix relabel` shows.
@@ -54,6 +57,8 @@ def relabel(
     sets = planned(root, config, settings, out=out)
     if is_done(root, config, sets, out=out):
         return facts_of(root, sets, out=out)
+    if not reads_images(sets) and settings == SlotSettings(device=settings.device):
+        return _relabelled_here(root, config, sets, settings, out=out)
     with prefect_server():
         from flows.calling import call_flow  # Prefect costs seconds: only with work
         from flows.relabel_flow import relabel_flow
@@ -101,6 +106,48 @@ def planned(root: Root, config: BuildConfig, slots: SlotSettings, *, out: str) -
     labels = plan_set(root, config)
     from_other = labels.plan["features"] not in (ROOT, IMAGES)
     return [*([LabelSet(root, labels.plan["features"])] if from_other else []), labels]
+
+
+def reads_images(sets: Sequence[LabelSet]) -> bool:
+    """Whether an image has to pass through CLIP."""
+    return any(labels.plan["features"] == IMAGES and labels.missing() for labels in sets)
+
+
+def _relabelled_here(
+    root: Root, config: BuildConfig, sets: Sequence[LabelSet], settings: SlotSettings, *, out: str
+) -> dict[str, Any]:
+    """As the flow does, from stored features."""
+    from flows.bake import bake, opened
+    from pipeline.relabel.prototypes import ensure_set_prototypes
+
+    say_what_lacks(root)
+    for labels in sets:
+        if missing := labels.missing():
+            log.info("%s", what_comes(labels, missing))
+            ensure_set_prototypes(labels, device=settings.flow_device)
+            label_features(labels, missing)
+            refuse_gaps(labels)
+    if out:
+        bake(root, sets, opened(root, config, sets, out))
+    return facts_of(root, sets, out=out)
+
+
+def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
+    what = "images" if labels.plan["features"] == IMAGES else "stored features"
+    return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
+
+
+def label_features(
+    labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
+) -> None:
+    """Label these shards in this process, and show how far it is."""
+    from pipeline.relabel.stored import label_stored
+
+    with (
+        shown("label") as show,
+        now_and_then(labels.progress, (show, *listeners)) as look,
+    ):
+        label_stored(labels, missing, made=lambda shard: look())
 
 
 def is_done(root: Root, config: BuildConfig, sets: Sequence[LabelSet], *, out: str) -> bool:

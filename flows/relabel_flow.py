@@ -15,15 +15,14 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, facts_table, progress_artifact
 from flows.bake import bake, opened
 from flows.flow_runs import flow_options, name_of, running
-from flows.progress import now_and_then, shown
-from flows.relabel import planned, say_what_lacks
+from flows.progress import shown
+from flows.relabel import label_features, planned, say_what_lacks, what_comes
 from flows.relabel_end import facts_of, refuse_gaps
 from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
 from pipeline.relabel.prototypes import ensure_set_prototypes
 from pipeline.relabel.sets import IMAGES, relabelled_config
-from pipeline.relabel.stored import label_stored
 
 log = logging.getLogger("semix.relabel")
 
@@ -71,14 +70,13 @@ def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
     missing = labels.missing()
     if not missing:
         return
-    source, errors = labels.plan["features"], []
-    what = "images" if source == IMAGES else "stored features"
-    log.info("label set %s: %d shards from %s", labels.digest[:12], len(missing), what)
+    errors: list[str] = []
+    log.info("%s", what_comes(labels, missing))
     prototypes(labels, settings.flow_device)
-    if source == IMAGES:
+    if labels.plan["features"] == IMAGES:
         errors = label_images(labels, settings, key=key)
     else:
-        label_features(labels, missing, key=key)
+        label_stored_features(labels, missing, key=key)
     refuse_gaps(labels, errors)
 
 
@@ -99,20 +97,12 @@ def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[
 
 
 @task(task_run_name="label from features", **RECORD)
-def label_features(labels: LabelSet, missing: Sequence[int], *, key: str) -> None:
-    with (
-        shown("label") as show,
-        progress_artifact(key) as publish,
-        now_and_then(labels.progress, (show, publish)) as look,
-    ):
-        label_stored(labels, missing, made=lambda shard: look())
+def label_stored_features(labels: LabelSet, missing: Sequence[int], *, key: str) -> None:
+    with progress_artifact(key) as publish:
+        label_features(labels, missing, publish)
 
 
 @task(task_run_name="bake", **RECORD)
 def bake_labels(root: Root, sets: Sequence[LabelSet], target: Root, *, key: str) -> None:
-    with (
-        shown("bake") as show,
-        progress_artifact(f"{key}-baked") as publish,
-        now_and_then(target.progress, (show, publish)) as look,
-    ):
-        bake(root, sets, target, made=look)
+    with progress_artifact(f"{key}-baked") as publish:
+        bake(root, sets, target, publish)

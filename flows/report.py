@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.report.page import write_report
+from calib.report.methods import load_methods
 from calib.report.tables import print_table, summary_table
 from data.errors import InputError
 from data.files import read_json
+from data.root import Root
 from flows.places import own_file
 from flows.terminal import emit, emit_json
 
@@ -18,12 +19,18 @@ def report(
 
     Args:
         runs: run folders; the first is the baseline.
-        mixed: root of the mixed dataset; by default the one that the runs trained on.
+        mixed: root of the mixed dataset; by default the one that the runs trained on, if any did.
     Raises:
-        InputError: a run that is not evaluated; no mixed dataset.
+        InputError: a run that is not evaluated; a mixed dataset that cannot be read.
     """
-    own_file("--out", out)
+    if own_file("--out", out).is_dir():
+        raise InputError("--out", out, "is a folder; name a file in it")
+    load_methods(runs)
     url = mixed or mixed_of(runs)
+    if url is not None:
+        Root(url)
+    from calib.report.page import write_report  # torch and matplotlib cost seconds
+
     write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
     rows = summary_table(runs)
     if as_json:
@@ -33,9 +40,9 @@ def report(
     emit(str(out))
 
 
-def mixed_of(runs: Sequence[Path]) -> str:
-    """URL of the mixed dataset that the runs trained on."""
+def mixed_of(runs: Sequence[Path]) -> str | None:
+    """URL of the first mixed dataset that the runs trained on."""
     for run in runs:
         if (run / "data.json").is_file() and (found := read_json(run / "data.json")["mixed"]):
             return str(found["url"])
-    raise InputError("--mixed", "nothing", "none of these runs used mixed data; name a root")
+    return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import CONFIG, claim_run, is_measured, is_run
+from calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
 from calib.study import (
     STUDY,
     Cell,
@@ -13,21 +13,19 @@ from calib.study import (
     cells_of,
     check_cells,
     choose,
-    naming,
     read_results,
     write_study,
 )
 from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json, write_json
-from data.settings import load_settings
 from data.store import Store
+from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
-from flows.places import training_folder
+from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
 from flows.slots.settings import MOST_SLOTS
-from flows.train import check_launch
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -65,7 +63,7 @@ def study(
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    settings = load_settings(StudyConfig, source, overrides)
+    settings = load_config(StudyConfig, source, overrides)
     cells, todo = prepared(settings, out, slots=slots or 0, only=only)
     if not todo:
         return tables(settings, cells, out)
@@ -104,10 +102,10 @@ def prepared(
     cells = list(cells_of(settings))
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     read_results(cells, out)
-    check_cells(todo)
     for cell in todo:
-        with naming(cell.name):
-            check_launch(cell.config, num_processes=1)
+        refuse_other_run(cell.config, cell.run(out))
+    check_writable("out", out)
+    check_cells(todo)
     if todo:
         visible_gpus()  # or why that cannot be known
     place.check_writable()

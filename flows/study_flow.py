@@ -14,9 +14,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from calib.run_folder import is_measured
 from calib.study import Cell, Job, StudyConfig, plan_jobs, write_study
 from calib.study.failures import failure_of, forget_failure
-from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
+from flows.configs import load_config
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
 from flows.places import training_folder
@@ -51,7 +51,7 @@ def study_flow(
     """
     with running("study"):
         place = training_folder(out)
-        settings = load_settings(StudyConfig, config, overrides)
+        settings = load_config(StudyConfig, config, overrides)
         cells, todo = prepared(settings, place, slots=slots, only=only)
         gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
         count = slots or max(1, len(gpus))

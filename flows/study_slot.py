@@ -132,7 +132,7 @@ def _launch(
     device: Device = "cuda" if environment else "auto"
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))
-        trainer = ["--config", str(run / CONFIG), f"--device={device}", "--resume", *seeds]
+        trainer = ["--config", str(run / CONFIG), f"--device={device}", *seeds]
         # Trainers beside each other share the machine's cores, as processes of one would.
         command = launch_command(launcher, trainer, num_processes=slots)
         outcome = supervise(

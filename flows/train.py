@@ -5,14 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.config import TrainConfig, check
-from calib.run_folder import CONFIG, claim_run, is_measured
+from calib.config import TrainConfig, check_launch, check_parts, check_settings
+from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
 from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json
-from data.settings import load_settings
+from flows.configs import load_config
 from flows.machines import MOST_RESTARTS, Machines, check_machines
-from flows.places import training_folder
+from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
@@ -26,19 +26,18 @@ def train(
     run: str | Path,
     *,
     overrides: Sequence[str] = (),
-    resume: bool = False,
     machines: Machines = Machines(),  # noqa: B008 - a value that nobody changes
     restarts: int = 0,
 ) -> Path:
     """Launch the trainer through accelerate, under a Prefect flow, and see it through.
 
-    A run that is measured under the same settings is left as it is.
+    A run that is measured under the same settings is left as it is, and one that was interrupted
+    goes on from its checkpoints.
 
     Args:
         config: settings, or path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
         run: the run folder; machines that train together share it.
-        resume: go on from the checkpoints of interrupted seeds.
         machines: how many processes, where; one without.
         restarts: how often a trainer that was killed or crashed is started again.
     Returns:
@@ -48,11 +47,13 @@ def train(
         TrainFailed: the trainer failed.
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    settings = load_settings(TrainConfig, source, overrides)
+    settings = load_config(TrainConfig, source, overrides)
     folder = checked(settings, run, machines, restarts=restarts)
     if is_measured(settings, folder):
         log.info("%s: measured already, nothing to do", folder)
         return folder
+    check_writable("out", folder)
+    check_parts(settings)
     claimed = claim(settings, folder, machines)
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
@@ -65,7 +66,6 @@ def train(
             config=whole_path(config),
             out=str(folder),
             overrides=list(overrides),
-            resume=resume,
             processes=machines.processes,
             machines=machines.count,
             machine_rank=machines.rank,
@@ -79,31 +79,19 @@ def train(
 def checked(
     settings: TrainConfig, run: str | Path, machines: Machines, *, restarts: int = 0
 ) -> Path:
-    """The run folder, after everything that can be checked before a process starts.
+    """The run folder, after everything that can be checked without torch.
 
     Raises:
         InputError: names the setting or argument that cannot be used.
     """
-    check(settings)
     folder = training_folder(run)
     if not 0 <= restarts <= MOST_RESTARTS:
         raise InputError("restarts", restarts, f"choose 0 to {MOST_RESTARTS}")
     check_machines(machines)
+    check_settings(settings)
     check_launch(settings, machines.processes)
+    refuse_other_run(settings, folder)
     return folder
-
-
-def check_launch(settings: TrainConfig, num_processes: int) -> None:
-    """Find, before a process starts, what the processes would refuse one after the other.
-
-    Raises:
-        InputError: batches that the processes cannot share, trackers that are not installed.
-    """
-    from calib.micro_batches import check_shares  # these import torch
-    from calib.trackers import require_trackers
-
-    check_shares(settings, num_processes)
-    require_trackers(settings.trackers)
 
 
 def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:

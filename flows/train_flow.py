@@ -12,11 +12,11 @@ from prefect import flow, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from calib.config import TrainConfig
+from calib.config import TrainConfig, check_parts
 from calib.run_folder import EVALUATION, is_measured
-from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
+from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import settled_device
@@ -62,7 +62,6 @@ def train_flow(
     config: p.TrainConfigFile,
     out: p.RunFolder,
     overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
-    resume: p.Resume = False,
     processes: p.Processes = 1,
     machines: p.Machines = 1,
     machine_rank: p.MachineRank = 0,
@@ -72,15 +71,15 @@ def train_flow(
 ) -> dict[str, Any]:
     """Train and measure one method, all its seeds, in a run folder.
 
-    A run that is cancelled writes a checkpoint first; start it again with resume.
+    A run that is cancelled writes a checkpoint first; start it again, and it goes on.
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
     with running("train"):
-        settings = load_settings(TrainConfig, config, overrides)
+        settings = load_config(TrainConfig, config, overrides)
         run = checked(settings, out, together, restarts=restarts)
         key = artifact_key("train", str(run))
         if not is_measured(settings, run):
-            see_through(settings, run, together, resume=resume, restarts=restarts, key=key)
+            see_through(settings, run, together, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table([run], key=key)
             link_to(run / EVALUATION, key=key)
@@ -97,18 +96,17 @@ def see_through(
     run: Path,
     machines: Machines,
     *,
-    resume: bool,
     restarts: int,
     key: str,
 ) -> None:
-    """Launch the trainer, and again with --resume where it was lost.
+    """Launch the trainer, and again where it was lost.
 
     Args:
         key: of the artifact that shows how far it is; the first machine's grows.
     """
+    check_parts(settings)
     machines = replace(machines, device=settled_device(machines.device))
     trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
-    trainer += ["--resume"] * resume
     grows = machines.rank == 0
     showing = training_artifact(settings, run, key=key) if grows else nullcontext(_nothing)
     with tempfile.TemporaryDirectory(prefix="semix-") as folder, showing as show:
@@ -161,11 +159,10 @@ def launch(
     restart = runtime.task_run.run_count - 1
     if restart:
         log.warning("restart %d of %d, from the last checkpoint", restart, restarts)
-        command = [*command, "--resume"]
     try:
         outcome = supervise(command, on_line=on_line, environment=environment, grace_s=GRACE_S)
     except BaseException:  # an interrupt, which passes here when the trainer has ended
-        log.warning("stopped; what is trained is in a checkpoint, go on with --resume")
+        log.warning("stopped; what is trained is in a checkpoint, and the same command goes on")
         raise
     if outcome.returncode != 0:
         raise failure(outcome, words)
@@ -187,4 +184,4 @@ def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
     lines = [f"training ended: {how_it_ended(outcome, words)}", *outcome.last_lines]
     # Beside one that cannot be ended no other may train.
     kind = TrainFailed if outcome.stuck else TrainerLost
-    return kind("\n".join([*lines, "checkpoints stay; go on with --resume"]))
+    return kind("\n".join([*lines, "checkpoints stay; the same command goes on"]))

@@ -1,6 +1,7 @@
 """The shape of the project: import arrows, lines of purpose, light start-up, the lock."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "pipeline", "calib", "flows")
+HEAVY = [
+    "torch",
+    "diffusers",
+    "transformers",
+    "open_clip",
+    "prefect",
+    "accelerate",
+    "matplotlib",
+    "sklearn",
+]
 
 
 def test_imports_go_down_only():
@@ -30,19 +41,67 @@ def test_every_module_says_in_one_line_what_it_is_for():
 
 @pytest.mark.process
 def test_the_command_line_starts_without_heavy_imports():
-    heavy = [
-        "torch",
-        "diffusers",
-        "transformers",
-        "open_clip",
-        "prefect",
-        "accelerate",
-        "matplotlib",
-        "sklearn",
-    ]
-    script = f"import sys, flows.cli; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, flows.cli; print([m for m in {HEAVY} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr
+
+
+MISTAKES = {
+    "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: choose one of ce, ls,",
+    "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama = 3: unkn",
+    "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: choose one of lenet",
+    "train {ce} --out {run} --set model.widht=2": "model.widht = 2: unknown parameter; choose",
+    "train {ce} --out {run} --set method.name=mixin": "method.name = mixin: choose one of plain",
+    "train {ce} --out {run} --set head.loss.name=cee": "head.loss.name = cee: choose one of ce",
+    "train {ce} --out {run} --set mixed.url={run}": "mixed.url = {run}: holds no plan.json",
+    "train {ce} --out {run} --set mixed.url={run} --set mixed.loss=l1": "mixed.loss = l1: ch",
+    "train {ce} --out {run} --set trackers=[wandb]": "trackers = wandb: is not installed",
+    "train {ce} --out {run} --processes 3": "batch_size = 128: 3 processes share it equally",
+    "train {ce} --out {ce}/run": "out = {ce}/run: cannot be written (Not a directory)",
+    "study {study} --out {run}": "digits/soft: loss.name = soft: choose one of ce, ls,",
+    "study {study} --out {ce}/x --only */ce": "out = {ce}/x: cannot be written (Not a directory)",
+    "evaluate {run}": "run = {run}: there is no such folder",
+    "evaluate {empty}": "run = {empty}: holds no config.json",
+    "evaluate {begun}": "run = {begun}: seed 0 is not trained; finish it with `semix train",
+    "report {run}": "run = {run}: there is no such folder",
+    "report {begun}": "run = {begun}: seed 0 is not trained; finish it with `semix train",
+    "report {begun} --out {ce}/page": "--out = {ce}/page: cannot be written (Not a directory)",
+    "build {ce} --out {run}": "config = {ce}: is a training config: semix train {ce} --out",
+    "config train evaluation.bin": "KEY = evaluation.bin: no setting of a train config; did you",
+    "relabel {run} --set annotation.scale=2": "url = {run}: holds no plan.json",
+}
+
+
+@pytest.mark.process
+def test_a_mistake_is_named_before_torch_or_prefect_is_imported(tmp_path):
+    """In a process of its own, for here both are imported; each is waited for by a person."""
+    ce = {"name": "CE", "real": {"name": "digits"}, "model": {"name": "lenet"}}
+    base = {key: ce[key] for key in ("real", "model")}
+    methods = {"ce": {}, "soft": {"overrides": {"loss": {"name": "soft"}}}}
+    study = {"name": "S", "base": base, "datasets": {"digits": {}}, "methods": methods}
+    places = {name: tmp_path / name for name in ("ce", "study", "run", "begun", "empty")}
+    places["ce"].write_text(json.dumps(ce))
+    places["study"].write_text(json.dumps(study | {"baseline": "ce"}))
+    places["begun"].mkdir()
+    places["empty"].mkdir()
+    (places["begun"] / "config.json").write_text(json.dumps(ce))
+    commands = [command.format(**places).split(" ") for command in MISTAKES]
+    script = f"""
+import json, os, sys
+from tests.command import semix
+found = []
+for command in json.loads(sys.argv[1]):
+    status, _, said = semix(*command)
+    found.append([status, said, [m for m in {HEAVY} if m in sys.modules]])
+print(json.dumps(found))
+"""
+    command = [sys.executable, "-c", script, json.dumps(commands)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = json.loads(ended.stdout)
+    for text, (status, said, imported) in zip(MISTAKES.values(), found, strict=True):
+        assert said.startswith(f"error: {text.format(**places)}")
+        assert (status, imported, said.count("\n")) == (2, [], 1), said
+    assert not places["run"].exists()
 
 
 def test_the_lock_pins_every_package_by_hash_and_names_no_host():

@@ -37,12 +37,12 @@ def claimed(run: Path, **changes: object) -> Path:
     return claim_run(load_settings(TrainConfig, {**SETTINGS, **changes}), run)
 
 
-def train_here(run: Path, *, resume: bool = False) -> Path:
+def train_here(run: Path) -> Path:
     """Train in this process, as a trainer with one thread does."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(run, resume=resume)
+        train(run)
     finally:
         torch.set_num_threads(threads)
     return run

@@ -1,6 +1,6 @@
 """The settings of a training run, and what is refused before it begins."""
 
-from calib.config.checks import check
+from calib.config.checks import check, check_launch, check_parts, check_settings
 from calib.config.evaluation import EvaluationConfig, ShiftConfig
 from calib.config.head import HeadConfig, MaCCalConfig, TSTConfig
 from calib.config.images import AugmentConfig, MixedConfig
@@ -23,4 +23,7 @@ __all__ = [
     "TSTConfig",
     "TrainConfig",
     "check",
+    "check_launch",
+    "check_parts",
+    "check_settings",
 ]

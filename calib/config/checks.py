@@ -1,8 +1,13 @@
 """Find what cannot be trained before anything is read or written."""
 
+from collections.abc import Iterable
+from importlib.util import find_spec
+
 from calib.config.head import MaCCalConfig
 from calib.config.images import MixedConfig
+from calib.config.parts import LOSSES, METHODS, MIXED_LOSSES, MODELS
 from calib.config.train import TrainConfig
+from calib.parameters import choose
 from data.errors import InputError
 from data.label_sets import LabelSet
 from data.real import class_names
@@ -12,38 +17,63 @@ from data.root import Root
 WITHOUT_HEAD = ("plp", "balcal")
 
 
+LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
+
+
 def check(config: TrainConfig) -> None:
     """Find what cannot be trained before an image is read or a file is written.
 
     Raises:
-        InputError: an unknown loss, model or parameter; a value that a part refuses; a mixed
-            dataset that is not there, not finished, or of other classes, or has no such labels.
+        InputError: what `check_settings` or `check_parts` refuses.
+    """
+    check_settings(config)
+    check_parts(config)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """What can be found without torch, which takes seconds to import.
+
+    Raises:
+        InputError: an unknown loss, method, model or parameter; settings that exclude each other;
+            a mixed dataset that is not there, not finished, or of other classes, or has no such
+            labels.
     """
     from calib.evaluation.checks import check_evaluation
 
     names = class_names(config.real)
+    config.loss.check(LOSSES, "loss")
+    config.method.check(METHODS, "method")
+    config.model.check(MODELS, "model")
+    if isinstance(config.head, MaCCalConfig):
+        config.head.loss.check(LOSSES, "head.loss")
+    if config.head is not None and config.method.name in WITHOUT_HEAD:
+        remedy = "changes the classifier itself; leave the head out, or choose another method"
+        raise InputError("method.name", config.method.name, remedy)
     if config.augment.flip and config.real.name == "digits":
         raise InputError("augment.flip", True, "a mirrored digit is no digit; switch it off")
     if config.augment.shift >= config.real.image_size:
         raise InputError("augment.shift", config.augment.shift, "stay below real.image_size")
     _check_views(config)
     check_evaluation(config.evaluation, names, image_size=config.real.image_size)
-    _check_parts(config, len(names))
     if config.mixed is not None:
+        choose(MIXED_LOSSES, config.mixed.loss, field="mixed.loss")
         _check_mixed(config.mixed, names)
 
 
-def _check_parts(config: TrainConfig, num_classes: int) -> None:
+def check_parts(config: TrainConfig) -> None:
+    """Build what is trained, without its weights.
+
+    Raises:
+        InputError: a value that a loss, method, model or head refuses, or two that do not fit.
+    """
     import torch
 
     from calib.batch_norms import adopt_policy
     from calib.heads import build_head
-    from calib.losses import build_mixed_loss
     from calib.methods import build_method
     from calib.models import build_model
 
-    if config.mixed is not None:
-        build_mixed_loss(config.mixed.loss)
+    num_classes = len(class_names(config.real))
     with torch.device("meta"):  # shapes only: even a large model costs nothing
         _check_losses(config, num_classes)
         model = build_model(config.model.name, num_classes, **config.model.params)
@@ -57,9 +87,47 @@ def _check_parts(config: TrainConfig, num_classes: int) -> None:
     if method.losses is not None and config.loss.name not in method.losses:
         remedy = f"method {config.method.name} trains with {' or '.join(method.losses)}"
         raise InputError("loss.name", config.loss.name, remedy)
-    if config.head is not None and config.method.name in WITHOUT_HEAD:
-        remedy = "changes the classifier itself; leave the head out, or choose another method"
-        raise InputError("method.name", config.method.name, remedy)
+
+
+def check_launch(config: TrainConfig, processes: int) -> None:
+    """Find what the processes would refuse one after the other, without torch.
+
+    Raises:
+        InputError: batches that they cannot share, trackers that are not installed.
+    """
+    check_shares(config, processes)
+    require_trackers(config.trackers)
+
+
+def check_shares(config: TrainConfig, processes: int) -> None:
+    """Raises InputError for batches that cannot be shared out; names the setting."""
+    sizes = {"batch_size": config.batch_size}
+    if config.head is not None:
+        sizes["head.batch_size"] = config.head.batch_size
+    for field, size in sizes.items():
+        if size % processes or size // processes < LEAST:
+            remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
+            raise InputError(field, size, f"{remedy}, with {LEAST} images for each at least")
+    check_accumulation(config.batch_size // processes, config.accumulate)
+
+
+def check_accumulation(share: int, count: int) -> None:
+    """Raises InputError unless a process's real images make `count` equal parts.
+
+    Args:
+        share: real images of a process's batch.
+    """
+    if share % count or (count > 1 and share // count < LEAST):
+        remedy = f"the {share} real images of a process make no such number of equal parts"
+        raise InputError("accumulate", count, f"{remedy} of {LEAST} images or more")
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Raises InputError for the first tracker whose package is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            remedy = f"is not installed; `pip install {name}`, or leave it out"
+            raise InputError("trackers", name, remedy)
 
 
 def _check_views(config: TrainConfig) -> None:

@@ -1,8 +1,8 @@
 """What is measured of a trained classifier besides its test images."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from data.real import RealDataConfig
 from data.settings import Settings
@@ -23,6 +23,11 @@ class ShiftConfig(Settings):
     )
 
 
+def _switched(shift: Any) -> Any:
+    """What true and false mean, beside the settings themselves."""
+    return {True: {}, False: None}[shift] if isinstance(shift, bool) else shift
+
+
 class EvaluationConfig(Settings):
     """Measures of the test images, of shifted ones and of foreign ones."""
 
@@ -30,7 +35,9 @@ class EvaluationConfig(Settings):
     bootstrap: int = Field(
         1000, ge=0, description="resamples of the test images for 95 % intervals; 0 makes none"
     )
-    shift: ShiftConfig | None = Field(None, description="none measures no corrupted images")
+    shift: Annotated[ShiftConfig | None, BeforeValidator(_switched)] = Field(
+        None, description="none measures no corrupted images; true: with these defaults"
+    )
     ood: dict[str, RealDataConfig] = Field(
         {}, description="datasets by name whose test images show none of the classes"
     )

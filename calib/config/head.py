@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from calib.config.optimiser import OptimiserConfig
-from calib.config.parts import PartConfig
+from calib.config.parts import LOSSES, PartConfig, told
 from data.settings import Settings
 
 
@@ -46,7 +46,9 @@ class MaCCalConfig(SecondStageConfig):
     """MaC-Cal: a bottleneck head whose weights are masked anew each epoch."""
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
-    loss: PartConfig = Field(PartConfig(name="ce"), description="on real images: `calib.losses`")
+    loss: PartConfig = Field(
+        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+    )
     select: Literal["last", "ece"] = Field(
         "last", description="which epoch's head to keep; ece is that on validation"
     )

@@ -8,7 +8,7 @@ from calib.config.evaluation import EvaluationConfig
 from calib.config.head import HeadConfig
 from calib.config.images import AugmentConfig, MixedConfig
 from calib.config.optimiser import OptimiserConfig
-from calib.config.parts import PartConfig
+from calib.config.parts import LOSSES, METHODS, MODELS, PartConfig, told
 from data.real import RealDataConfig
 from data.settings import Settings
 
@@ -51,12 +51,15 @@ class TrainConfig(Settings):
     name: str = Field(min_length=1, description="of the method in tables")
     real: RealDataConfig = Field(description="labelled pictures")
     mixed: MixedConfig | None = Field(None, description="mixed dataset; none trains on real only")
-    loss: PartConfig = Field(PartConfig(name="ce"), description="on real images: `calib.losses`")
+    loss: PartConfig = Field(
+        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+    )
     method: PartConfig = Field(
         PartConfig(name="plain"),
-        description="what becomes of real images before the loss: `calib.methods`",
+        description="what becomes of real images before the loss",
+        json_schema_extra=told(METHODS),
     )
-    model: PartConfig = Field(description="the classifier: `calib.models`")
+    model: PartConfig = Field(description="the classifier", json_schema_extra=told(MODELS))
     epochs: int = Field(200, ge=1, description="passes over the real training images")
     batch_size: int = Field(128, ge=2, description="real images a step, over all processes")
     accumulate: int = Field(

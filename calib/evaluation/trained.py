@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from calib.checkpoint import read_metadata, save_tensors
-from calib.classifier import HEAD, MODEL, Stage, load_classifier
+from calib.classifier import Stage, load_classifier
 from calib.config import TrainConfig
 from calib.evaluation.predicting import Load, images_of, predict_all
-from calib.run_folder import run_digest, seed_folder
+from calib.run_folder import HEAD, MODEL, run_digest, seed_folder
 from calib.training_data import TrainingData
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import SCHEMA
+from calib.run_folder import EVALUATION, SCHEMA, trained_run
 from data.errors import InputError
 from data.files import read_json
 
@@ -127,10 +127,12 @@ def load_evaluation(run: Path) -> dict[str, Any]:
     """The evaluation.json of a finished run.
 
     Raises:
-        InputError: it is not there, or of another schema.
+        InputError: it is not there, or of another schema; the folder is no run's, or the run is
+            not finished.
     """
-    path = run / "evaluation.json"
+    path = run / EVALUATION
     if not path.is_file():
+        trained_run(run)
         raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
     evaluation: dict[str, Any] = read_json(path)
     if evaluation.get("schema") != SCHEMA:

@@ -58,7 +58,7 @@ def write_report(
     path: Path,
     *,
     runs: Sequence[Path],
-    mixed: MixedDataset | str,
+    mixed: MixedDataset | str | None,
     agreement: Agreement | Mapping[str, Any] | None,
     facts: Mapping[str, Any],
     title: str,
@@ -68,7 +68,7 @@ def write_report(
 
     Args:
         runs: finished run folders; the first method of the first run is the baseline.
-        mixed: the mixed dataset, or the URL of its root.
+        mixed: the mixed dataset, or the URL of its root; None for runs without.
         agreement: what `endpoint_agreement` returned, or None if it was not measured; may add
             "classifier", a sentence on who judged, and "label_gap" with "alpha_gap", what
             `label_gap` gave for the stored labels and for `mixture_labels`.
@@ -96,10 +96,10 @@ def write_report(
         differences=differences(methods),
         facets=facets(methods),
         diagrams=[[_diagram(method, kind) for kind in KINDS] for method in methods],
-        mixed=_mixed_part(dataset),
+        mixed=None if dataset is None else _mixed_part(dataset),
         agreement=agreement,
         noises=noise_rows(compared),
-        fidelity=read_fidelity(dataset.url),
+        fidelity=None if dataset is None else read_fidelity(dataset.url),
         facts=provenance(runs, facts),
         accuracy_error=_accuracy_error(methods[0]),
         bins=methods[0].bins,

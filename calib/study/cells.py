@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from calib.config import TrainConfig, check
+from calib.config import TrainConfig, check_launch, check_parts, check_settings
 from calib.study.config import DatasetConfig, MethodConfig, StudyConfig
 from calib.study.overrides import merged
 from data.errors import InputError
@@ -62,11 +62,15 @@ def check_cells(cells: Sequence[Cell]) -> None:
     """Find what cannot be trained before anything is.
 
     Raises:
-        InputError: what `calib.config.check` refuses, with the cell's name.
+        InputError: what `calib.config` refuses, with the cell's name.
     """
     for cell in cells:
         with naming(cell.name):
-            check(cell.config)
+            check_settings(cell.config)
+            check_launch(cell.config, processes=1)
+    for cell in cells:  # torch is imported here
+        with naming(cell.name):
+            check_parts(cell.config)
 
 
 @contextmanager

@@ -46,7 +46,9 @@ class StudyConfig(Settings):
 
     name: str = Field(min_length=1, description="title of the tables")
     description: str = Field("", description="printed above the tables")
-    base: dict[str, Any] = Field(description="a training run without name and seeds")
+    base: dict[str, Any] = Field(
+        description="a training run without name and seeds: `semix config train`"
+    )
     datasets: dict[str, DatasetConfig] = Field(
         min_length=1, description="by key, which is also the folder"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.config import TrainConfig
-from calib.run_folder import CONFIG, DATA, pin_data, run_digest, seed_folder
+from calib.run_folder import CONFIG, DATA, MODEL, pin_data, run_digest, seed_folder
 from calib.study.cells import Cell
 from data.files import read_json
 from data.fingerprint import fingerprint
@@ -61,7 +61,6 @@ def take_over(run: Path, *, seed: int) -> Path | None:
     from safetensors.torch import load_file
 
     from calib.checkpoint import read_metadata, save_tensors
-    from calib.classifier import MODEL
 
     if seed_folder(run, seed).exists():
         return None

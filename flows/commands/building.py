@@ -63,11 +63,11 @@ def build(
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
     if check or time:
-        from data.settings import load_settings
+        from flows.configs import load_config
         from flows.cost_words import readable
         from pipeline.config import BuildConfig
 
-        settings = load_settings(BuildConfig, config, set_)
+        settings = load_config(BuildConfig, config, set_)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
         emit_facts(facts if json else readable(facts), as_json=json)
         return
@@ -127,8 +127,8 @@ def extend(
     """
     from data.errors import InputError
     from data.root import Root
-    from data.settings import load_settings
     from flows import build as building
+    from flows.configs import load_config
     from pipeline.config import BuildConfig
 
     if bool(out) == bool(groups_per_pair):
@@ -136,7 +136,7 @@ def extend(
         raise InputError("extend", root, remedy)
     where = SlotSettings(slots, runner, cluster, range_, device)
     if out:
-        show(building.extend_to(load_settings(BuildConfig, root), out, slots=where), json)
+        show(building.extend_to(load_config(BuildConfig, root), out, slots=where), json)
     else:
         show(building.extend(Root(root), groups_per_pair, slots=where), json)
 

@@ -1,11 +1,14 @@
-"""semix doctor."""
+"""semix doctor, config."""
 
-from typing import TYPE_CHECKING, Annotated
+import json as json_text
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flows.commands.options import Json, Set
-from flows.terminal import emit_json
+from flows.terminal import emit, emit_json
 
 if TYPE_CHECKING:
     from flows.doctor import Finding
@@ -39,6 +42,44 @@ def doctor(
         _show(findings, failed)
     if failed:
         raise typer.Exit(1)
+
+
+def config(
+    command: Annotated[
+        Literal["build", "train", "study"],
+        typer.Argument(metavar="COMMAND", help="whose config: build, train or study"),
+    ],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="a section or a setting; default: all")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """What a config may hold: key, type, default, what it means.
+
+    Example:
+      semix config build mixing
+    """
+    from flows.configs import reference
+
+    rows = reference(command, key)
+    if json:
+        emit_json(rows)
+        return
+    width = shutil.get_terminal_size().columns
+    for row in rows:
+        emit(textwrap.fill(_told(row), width, subsequent_indent="    "))
+        if row["description"]:
+            emit(textwrap.indent(textwrap.fill(row["description"], width - 4), "    "))
+
+
+def _told(row: dict[str, Any]) -> str:
+    """`epochs: whole number, at least 1; default 200`."""
+    text = ", ".join([f"{row['key']}: {row['type']}", *row["limits"]])
+    if row["required"]:
+        return f"{text}; required"
+    if row["default"] is None or row["type"] == "section":
+        return text
+    return f"{text}; default {json_text.dumps(row['default'], ensure_ascii=False)}"
 
 
 def _show(findings: "list[Finding]", failed: int) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import Index, Json, Labels, Url
+from flows.errors import damage_named
 from flows.places import own_file
 from flows.terminal import emit_facts
 
@@ -66,6 +67,7 @@ def export(
         Format.parquet: write_parquet,
         Format.huggingface: write_hugging_face,
     }[format]
-    images = write(source, to)
+    with damage_named(source.root.url):
+        images = write(source, to)
     facts = {"written": str(to), "format": format.value, "images": images}
     emit_facts(facts | {"index": source.index}, as_json=json)

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from data.errors import InputError
 from flows.commands.options import Device, Json, Url, chosen
+from flows.errors import damage_named
 from flows.places import own_file
 from flows.terminal import emit, emit_json
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from data.root import Root
     from data.shards import GroupSample
 
@@ -32,10 +36,12 @@ def browse(
     from data.root import Root
     from data.series import read_series, some_of_all_pairs
 
-    own_file("--out", out)
+    _check_picture(out)
     root = Root(url)
     wanted = sorted(chosen(groups)) if groups else some_of_all_pairs(root)
-    contact_sheet(read_series(root, wanted)).save(out)
+    with damage_named(root.url):
+        sheet = contact_sheet(read_series(root, wanted))
+    _save(sheet, out)
     emit(str(out))
 
 
@@ -56,7 +62,7 @@ def show(
     from data.series import shard_of
 
     if out:
-        own_file("--out", out)
+        _check_picture(out)
     root = Root(url)
     shard = shard_of(root, group)
     record = root.record(shard)
@@ -69,7 +75,9 @@ def show(
         if out:
             from data.contact_sheet import contact_sheet
 
-            contact_sheet([sample]).save(out)
+            with damage_named(root.url):
+                sheet = contact_sheet([sample])
+            _save(sheet, out)
             facts["picture"] = str(out)
     if json:
         emit_json(facts)
@@ -80,7 +88,20 @@ def show(
 def _stored(root: "Root", group: int) -> "GroupSample":
     from data.series import read_series
 
-    return read_series(root, [group])[0]
+    with damage_named(root.url):
+        return read_series(root, [group])[0]
+
+
+def _check_picture(out: Path) -> None:
+    """Raises InputError for a picture that could not be written, before one is drawn."""
+    own_file("--out", out)
+    if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
+        raise InputError("--out", out, "name a file that ends in .png or .webp")
+
+
+def _save(sheet: "Image", out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(out)
 
 
 def _made_anew(

@@ -82,7 +82,7 @@ def train(
         typer.Option(metavar="RUN", help="its folder; machines that train together share it"),
     ],
     set_: Annotated[list[str], setting("epochs=300")] = [],  # noqa: B006 - typer copies it
-    resume: Annotated[bool, typer.Option("--resume", help="continue from checkpoints")] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,  # it does by itself
     processes: Annotated[
         int, typer.Option(metavar="N", min=1, help="processes over all machines, one a GPU")
     ] = 1,
@@ -110,7 +110,7 @@ def train(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Train and evaluate one method, all its seeds.
+    """Train and evaluate one method, all its seeds; or continue.
 
     Example:
       semix train csm.yaml --out runs/csm
@@ -118,13 +118,7 @@ def train(
     from flows.train import train as run
 
     together = Machines(processes, machines, machine_rank, main_process, device)
-    folder = run(config, out, overrides=set_, resume=resume, machines=together, restarts=restarts)
-    if json:
-        from data.files import read_json
-
-        emit_json(read_json(folder / "evaluation.json"))
-    else:
-        emit(str(folder / "evaluation.json"))
+    _show(run(config, out, overrides=set_, machines=together, restarts=restarts), as_json=json)
 
 
 def evaluate(
@@ -143,13 +137,18 @@ def evaluate(
     """
     from flows.evaluate import evaluate as measure
 
-    evaluation = measure(run, overrides=set_, device=device, fresh=fresh)
-    if json:
-        emit_json(evaluation)
-        return
-    from calib.report.evaluation_table import print_evaluation
-    from calib.report.methods import load_methods
+    measure(run, overrides=set_, device=device, fresh=fresh)
+    _show(run, as_json=json)
 
+
+def _show(run: Path, *, as_json: bool) -> None:
+    """What a run measured, and where that is."""
+    from calib.report.evaluation_table import print_evaluation
+    from calib.report.methods import load_evaluation, load_methods
+
+    if as_json:
+        emit_json(load_evaluation(run))
+        return
     print_evaluation(load_methods([run]))
     emit(str(run / "evaluation.json"))
 
@@ -162,7 +161,7 @@ def report(
         Path("report.html")
     ),
     mixed: Annotated[
-        str, typer.Option(metavar="ROOT", help="default: what the runs trained on")
+        str, typer.Option(metavar="ROOT", help="default: what the runs trained on, if any")
     ] = "",
     title: Annotated[str, typer.Option(metavar="TEXT", help="of the page")] = "semix",
     json: Json = False,

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-from pydantic import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
 from data.real import RealDataConfig
-from data.settings import Settings, load_settings
+from data.settings import load_settings
+from flows.configs import NAMES, command_of, models
 
 if TYPE_CHECKING:
     from calib.config import TrainConfig
@@ -54,12 +53,6 @@ class Subject:
         return probe(url) if url else None
 
 
-class _Raw(Settings):
-    """Any settings, to see which they are."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
 def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
     """Recognise settings by their sections.
 
@@ -70,14 +63,9 @@ def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
         if overrides:
             raise InputError("--set", overrides[0], "changes a config; give one")
         return Subject(out=out)
-    sections = set(load_settings(_Raw, config, overrides).model_extra or ())
-    if "generator" in sections:
-        from pipeline.config import BuildConfig
-
-        return Subject(build=load_settings(BuildConfig, config, overrides), out=out)
-    if "model" in sections:
-        from calib.config import TrainConfig
-
-        return Subject(train=load_settings(TrainConfig, config, overrides), out=out)
-    remedy = "has neither the section `generator` of a build nor `model` of a training run"
-    raise InputError("config", config, remedy)
+    command = command_of(config)
+    if command not in ("build", "train"):
+        what = f"is {NAMES[command]}" if command else "has not the sections of a config"
+        raise InputError("config", config, f"{what}; give that of a build or of a training run")
+    settings: Any = load_settings(models()[command], config, overrides)
+    return Subject(out=out, **{command: settings})

@@ -75,6 +75,9 @@ def tag_repository(config: EncoderConfig) -> str | None:
 
 
 def _check_named(config: EncoderConfig, field: str) -> None:
+    if re.match(r"[.~]|.*/", config.model) or Path(config.model).is_dir():
+        remedy = f"write {LOCAL}{config.model} if it is a folder, {HUB}{config.model} if a hub id"
+        raise InputError(f"{field}.model", config.model, remedy)
     from open_clip import get_model_config, get_pretrained_cfg, list_models
 
     if config.model not in list_models():

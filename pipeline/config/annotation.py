@@ -10,7 +10,10 @@ from data.settings import Settings
 class EncoderConfig(Settings):
     """One CLIP model."""
 
-    model: str = Field(description="open_clip model name, local-dir:FOLDER, or hf-hub:OWNER/NAME")
+    model: str = Field(
+        description="open_clip model name; local-dir:FOLDER, of an open_clip directory; or "
+        "hf-hub:OWNER/NAME"
+    )
     pretrained: str | None = Field(
         None,
         description="open_clip weights tag, or a safetensors file; none for local-dir: and hf-hub: "
@@ -26,7 +29,8 @@ class AnnotationConfig(EncoderConfig):
 
     model: str = Field(
         "ViT-B-32-quickgelu",
-        description="open_clip model name, local-dir:FOLDER, or hf-hub:OWNER/NAME",
+        description="open_clip model name; local-dir:FOLDER, of an open_clip directory; or "
+        "hf-hub:OWNER/NAME",
     )
     rule: Literal["projection", "simplex", "similarity", "mixing_ratio"] = Field(
         "projection",

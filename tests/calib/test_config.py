@@ -1,10 +1,14 @@
 """Settings of a training run, and what is refused before anything is read or written."""
 
+import inspect
 import json
 
 import pytest
 
-from calib.config import check
+from calib.config import ShiftConfig, check, parts
+from calib.losses import MIXED_LOSSES, REAL_LOSSES
+from calib.methods import METHODS
+from calib.models import MODELS
 from calib.run_folder import claim_run, pin_data, pinned_index
 from data.digits import NAMES
 from data.errors import InputError
@@ -117,3 +121,21 @@ def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):
     head = "head={method: tst, optimiser: {learning_rate: 0.01}}"
     optimiser = make_config(head).head.optimiser
     assert (optimiser.name, optimiser.weight_decay, optimiser.clip_norm) == ("adam", 0, None)
+
+
+def test_the_settings_know_each_part_and_its_parameters():
+    """They stand there a second time, for a mistake to be found without torch."""
+    for table, kinds in (
+        (parts.LOSSES, REAL_LOSSES),
+        (parts.METHODS, METHODS),
+        (parts.MODELS, MODELS),
+    ):
+        assert list(table) == list(kinds)
+        for name, kind in kinds.items():
+            assert list(table[name]) == list(inspect.signature(kind).parameters)[1:]
+    assert list(parts.MIXED_LOSSES) == list(MIXED_LOSSES)
+
+
+def test_a_shift_can_be_switched_on_with_its_defaults(make_config):
+    assert make_config("evaluation.shift=true").evaluation.shift == ShiftConfig()
+    assert make_config("evaluation.shift=false").evaluation.shift is None

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from calib.batches import Batch
-from calib.micro_batches import check_shares, micro_batches
+from calib.config.checks import check_shares
+from calib.micro_batches import micro_batches
 from data.errors import InputError
 
 

@@ -72,7 +72,7 @@ def ask_process_1_at_step_500():
 def ask_process_1_after(last, run):
     steps = itertools.count(1)
     try:
-        train(run, resume=True, stop=lambda: next(steps) == last and accelerator.process_index == 1)
+        train(run, stop=lambda: next(steps) == last and accelerator.process_index == 1)
     except Interrupted as error:
         print(f"interrupted: {error}", flush=True)
 
@@ -84,7 +84,7 @@ stopping.LOOK_S = 0  # look after every step
 for name, steps in settings["stopped"].items():
     for last in steps:
         ask_process_1_after(last, run.with_name(f"{name}-stopped"))
-    train(run.with_name(f"{name}-stopped"), resume=True)
+    train(run.with_name(f"{name}-stopped"))
 config = load_settings(TrainConfig, run / "config.json")
 accelerator, data = make_accelerator(config), open_data(config)
 head = HeadStage(

@@ -391,8 +391,10 @@ def test_provenance_shows_only_settings_that_differ(runs: list[Path]):
 
 
 def test_run_that_is_not_evaluated(tmp_path: Path):
-    with pytest.raises(InputError, match=r"evaluation = .*/new/evaluation\.json: .*semix evaluate"):
+    with pytest.raises(InputError, match=r"^run = .*/new: there is no such folder"):
         load_methods([tmp_path / "new"])
+    with pytest.raises(InputError, match=r"^run = .*: holds no config\.json; name the folder of"):
+        load_methods([tmp_path])
 
 
 def test_evaluation_of_another_schema(runs: list[Path]):

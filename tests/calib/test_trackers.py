@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from calib.config.checks import require_trackers
 from calib.epochs import Interrupted
-from calib.trackers import Tracking, require_trackers
+from calib.trackers import Tracking
 from calib.train import train
 from data.errors import InputError
 from tests.calib.runs import history, stop_after
@@ -63,7 +64,7 @@ def test_a_resumed_run_has_each_epoch_of_its_history_once(make_run):
     run = make_run("run", "epochs=3", "checkpoint_every=2")
     with pytest.raises(Interrupted):
         train(run, stop=stop_after(4))
-    train(run, resume=True)
+    train(run)
     found = scalars(run / "seed-0")
     lines = history(run)
     assert len(lines) == 7
@@ -118,7 +119,7 @@ def test_mlflow_has_each_epoch_once_after_a_resume(make_run, tmp_path, monkeypat
     run = make_run("run", "trackers=[mlflow]", "epochs=3", "checkpoint_every=2", "head=null")
     with pytest.raises(RuntimeError, match="power cut"):
         train(run, stop=power_cut)
-    train(run, resume=True)
+    train(run)
     [found] = mlflow.search_runs(experiment_names=["semix"], output_format="list")
     client = mlflow.MlflowClient()
     losses = client.get_metric_history(found.info.run_id, "base/loss")
@@ -135,7 +136,7 @@ def test_wandb_goes_on_in_one_run(make_run, monkeypatch):
     run = make_run("run", "trackers=[wandb]", "epochs=3", "checkpoint_every=2", "head=null")
     with pytest.raises(Interrupted):
         train(run, stop=stop_after(1))
-    train(run, resume=True)
+    train(run)
     folders = list((run / "seed-0" / "wandb").glob("offline-run-*"))
     assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
 

@@ -48,9 +48,7 @@ def test_stopped_and_resumed_is_the_unbroken_run(unbroken, make_run, epoch):
     with pytest.raises(Interrupted, match=rf"stopped after epoch {(epoch - 1) % 4 + 1}$"):
         train(broken, stop=stop_after(epoch))
     assert not (broken / "evaluation.json").exists()
-    with pytest.raises(InputError, match=r"^run = .*: seed 0 is unfinished; add --resume"):
-        train(broken)
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -71,7 +69,7 @@ def test_stopped_in_an_epoch_and_resumed_is_the_unbroken_run(
     checkpoint = latest_checkpoint(broken / "seed-0" / "checkpoint")
     place = {name: checkpoint.state[name] for name in ("position", "step")}
     assert place == {"position": epochs, "step": steps}
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -80,12 +78,12 @@ def test_an_epoch_that_was_stopped_twice_has_one_line_and_all_its_seconds(unbrok
     parts = []
     for step in (1, 1, STEPS):  # the second call is after the second step
         with pytest.raises(Interrupted):
-            train(broken, resume=True, stop=stop_after(steps=step))
+            train(broken, stop=stop_after(steps=step))
         state = latest_checkpoint(broken / "seed-0" / "checkpoint").state
         parts.append((state["step"], state["begun_s"]))
     assert [step for step, _ in parts] == [1, 2, 2]
     assert 0 < parts[0][1] < parts[1][1]
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
     lines = (broken / "seed-0" / "history.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["seconds"] > parts[1][1]
@@ -97,7 +95,7 @@ def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(unbroken
         train(broken, stop=power_cut_after(3))
     with (broken / "seed-0" / "history.jsonl").open("a") as file:
         file.write('{"stage": "ba')
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -139,7 +137,7 @@ def test_the_chosen_epoch_and_the_early_stop_survive_a_resume(make_run):
     assert [line["stage"] for line in history(unbroken)[len(base) :]] == ["head"] * 4
     with pytest.raises(Interrupted):
         train(broken, stop=stop_after(len(base) - 1))
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
     logits = load_file(unbroken / "seed-0" / "logits-base.safetensors")
     measures = calibration_metrics(logits["validation_logits"], logits["validation_targets"])
@@ -220,7 +218,7 @@ def test_settings_changed_by_hand_are_refused(unbroken, make_config, tmp_path, s
     changed = make_config("mixed.weight=3").model_dump(mode="json")
     (run / "config.json").write_text(json.dumps(changed))
     with pytest.raises(InputError, match=r"other settings \(mixed\.weight: 1\.0 there, 3\.0 now\)"):
-        train(run, resume=True)
+        train(run)
 
 
 def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_run):
@@ -277,7 +275,7 @@ def test_killed_and_resumed_is_the_unbroken_run(make_run):
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert latest_checkpoint(broken / "seed-0" / "checkpoint").state["epoch"] < 30
-    train(broken, resume=True)
+    train(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -289,7 +287,7 @@ def test_sigterm_writes_a_checkpoint_and_exits_143(make_run):
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
-    assert "go on with --resume" in output
+    assert "the same command goes on" in output
     checkpoint = latest_checkpoint(run / "seed-0" / "checkpoint")
     assert checkpoint.state["epoch"] == len(history(run)) >= 3
 
@@ -310,7 +308,7 @@ def test_seeds_that_are_trained_apart_are_one_run(make_run):
     train(run, only=[1])
     assert not (run / "evaluation.json").exists()
     assert not (run / "seed-0").exists()
-    train(run, resume=True, only=[0])
+    train(run, only=[0])
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert [row["seed"] for row in rows] == [0, 1]
     with pytest.raises(InputError, match=r"^--seeds = 7: choose one of 0, 1"):

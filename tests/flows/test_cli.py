@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from data.errors import InputError
 from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
@@ -253,14 +253,65 @@ def test_debug_shows_the_traceback(tmp_path):
     assert "error: url = " in err.splitlines()[-1]
 
 
-def test_a_report_needs_a_mixed_dataset(tmp_path):
+def test_a_report_takes_the_mixed_dataset_that_a_run_used(tmp_path):
     from flows.report import mixed_of
 
     (tmp_path / "data.json").write_text('{"mixed": {"url": "/some/root"}}')
     assert mixed_of([tmp_path / "untrained", tmp_path]) == "/some/root"
     (tmp_path / "data.json").write_text('{"mixed": null}')
-    with pytest.raises(InputError, match=r"^--mixed = nothing: none of these runs used mixed"):
-        mixed_of([tmp_path])
+    assert mixed_of([tmp_path]) is None
+
+
+def test_the_version_is_that_of_the_package():
+    assert semix("--version") == (0, f"semix {version('semix')}\n", "")
+
+
+@pytest.mark.parametrize("command", ["browse {root}", "show {root} 0", "export {root} --to {to}"])
+@pytest.mark.parametrize("kept", [0, 700])
+def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, kept):
+    """In the fixture each holds three bytes; longer ones are zeros."""
+    name = commit_record(0)["tar"]
+    (root / name).write_bytes(bytes(kept))
+    Root(str(root)).write_index()
+    given = command.format(root=root, to=tmp_path / "to").split(" ")
+    if given[0] == "browse":
+        given += ["--groups", "0", "--out", str(tmp_path / "sheet.png")]
+    status, out, err = semix(*given)
+    assert (status, out) == (1, "")
+    assert err.startswith("error: ") and name in err
+    ways = f"`semix verify {root} --full` shows all damage, `semix resume {root} --full` mends it"
+    assert err.splitlines()[-1] == ways
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("browse {root} --out {file}/a.png", "--out = {file}/a.png: cannot be written (Not a dir"),
+        ("browse {root} --out {folder}", "--out = {folder}: name a file that ends in .png or"),
+        ("show {root} 0 --out {folder}/a.txt", "name a file that ends in .png or .webp"),
+        ("export {root} --to {file}/a", "--to = {file}/a: cannot be written (Not a directory)"),
+        ("report {folder} --out {folder}", "--out = {folder}: is a folder; name a file in it"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_first(root, tmp_path, command, remedy):
+    places = {"root": root, "folder": tmp_path, "file": root / "plan.json"}
+    status, _, err = semix(*command.format(**places).split(" "))
+    assert (status, err.count("\n")) == (2, 1)
+    assert remedy.format(**places) in err
+
+
+@pytest.mark.parametrize(("command", "told"), [("status", False), ("resume", True)])
+@pytest.mark.parametrize("end", [OSError("the network"), SystemExit(143)])
+def test_only_what_goes_on_says_so(root, monkeypatch, command, told, end):
+    def failing(url):
+        raise end
+
+    monkeypatch.setattr("data.root.Root", failing)
+    status, _, err = semix(command, str(root))
+    assert status in (1, 143)
+    assert ("the same command goes on" in err) == told
+    assert "not your input" not in err
 
 
 @pytest.mark.process

@@ -391,7 +391,7 @@ def test_what_a_training_would_refuse_is_named(home, training, override, found, 
 def test_settings_of_something_else_are_refused(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("colour: red")
-    with pytest.raises(InputError, match="neither the section `generator` of a build nor"):
+    with pytest.raises(InputError, match="has not the sections of a config; give"):
         subject_of(str(path), [], "")
     with pytest.raises(InputError, match="changes a config; give one"):
         subject_of("", ["a=1"], "")

@@ -16,6 +16,7 @@ from data.settings import load_settings
 from flows.artifacts import artifact_key
 from flows.cli import app
 from flows.evaluate import evaluate
+from tests.command import semix
 
 SETTINGS = {
     "name": "quick",
@@ -56,6 +57,37 @@ def test_the_command_prints_a_table_and_keeps_the_settings(run: Path, prefect_ap
     assert "4 bins; 1 seed" in text
     assert "ECE of 5 bins" in text
     assert lines[-1] == str(run / "evaluation.json")
+
+
+def test_train_ends_in_the_same_table(run: Path):
+    status, out, err = semix("train", str(run / "config.json"), "--out", str(run))
+    assert status == 0, err
+    (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
+    for label, kind in (("as trained", "plain"), ("+ TS", "scaled")):
+        (line,) = [line for line in out.splitlines() if line.strip().startswith(label)]
+        assert f"{100 * row[kind]['ece']:.2f}" in line and f"{row[kind]['nll']:.3f}" in line
+    assert out.splitlines()[-1] == str(run / "evaluation.json")
+
+
+def test_a_run_without_mixed_images_has_a_report(run: Path, tmp_path: Path):
+    page = tmp_path / "page.html"
+    status, out, err = semix("report", str(run), "--out", str(page))
+    assert status == 0, err
+    assert out.splitlines()[-1] == str(page)
+    text = page.read_text()
+    (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert f"{100 * row['plain']['accuracy']:.2f}" in text
+    assert "Mixed" not in text and "CLIP" not in text
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_an_unfinished_run_gets_the_command_that_finishes_it(run: Path, tmp_path: Path, command):
+    (run / "evaluation.json").unlink()
+    (run / "seed-0/model.safetensors").unlink()
+    page = ("--out", str(tmp_path / "page.html")) if command == "report" else ()
+    status, _, err = semix(command, str(run), *page)
+    way = f"seed 0 is not trained; finish it with `semix train {run}/config.json --out {run}`"
+    assert (status, err) == (2, f"error: run = {run}: {way}\n")
 
 
 def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_of):

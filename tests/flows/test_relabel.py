@@ -45,7 +45,7 @@ def test_nothing_is_done_where_nothing_differs(root, said):
 def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
     root, monkeypatch, said, artifacts_of
 ):
-    facts = relabel(root, ["annotation.scale=4.0"])
+    facts = relabel(root, ["annotation.scale=4.0"], slots=1)
     assert (facts["done"], facts["shards"], facts["scale"]) == (8, 8, 4.0)
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
@@ -63,6 +63,27 @@ def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
     assert files(root) == before
     assert "complete, nothing to do" in said()
     assert listed(root) == [{key: facts[key] for key in listed(root)[0]}]
+
+
+def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
+    root, tmp_path, monkeypatch, said
+):
+    baked = tmp_path / "of the flow", tmp_path / "made here"
+    expected = relabel(root, ["annotation.scale=4.0"], slots=1, out=str(baked[0]))
+    before = files(root)
+    for name in before:
+        if name.startswith("labels/"):
+            root.store.delete(name)
+    monkeypatch.setattr("flows.relabel.prefect_server", lambda: pytest.fail("a server started"))
+    facts = relabel(root, ["annotation.scale=4.0"], out=str(baked[1]))
+    assert facts == {**expected, "out": str(baked[1])}
+    assert files(root) == before
+    first, second = map(Root, map(str, baked))
+    assert first.plan == second.plan
+    assert {r["sha256"] for r in first.committed().values()} == {
+        r["sha256"] for r in second.committed().values()
+    }
+    assert "8 shards from stored features" in said()
 
 
 def test_images_are_read_by_workers_and_their_features_serve_the_next_set(

@@ -56,10 +56,10 @@ def test_sigterm_to_semix_stops_the_trainer_in_the_middle_of_an_epoch(
         log.seek(0)
         text = log.read()
     assert status == 143, text
-    assert "stopped; what is trained is in a checkpoint, go on with --resume" in text
+    assert "stopped; what is trained is in a checkpoint, and the same command goes on" in text
     assert checkpoint_of(run).state["step"] > 0
     assert not processes_on(run)
-    assert_same_results_here(unbroken, train_here(run, resume=True))
+    assert_same_results_here(unbroken, train_here(run))
 
 
 @pytest.mark.process
@@ -76,7 +76,7 @@ def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, t
     parent.wait()
     wait_until(lambda: not processes_on(run))
     assert checkpoint_of(run).state["step"] > 0
-    assert_same_results_here(unbroken, train_here(run, resume=True))
+    assert_same_results_here(unbroken, train_here(run))
 
 
 def test_a_trainer_that_was_killed_is_started_again_by_itself(

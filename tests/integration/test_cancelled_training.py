@@ -106,6 +106,6 @@ def test_cancelling_leaves_a_checkpoint_from_which_resume_continues(served, clie
     checkpoint = checkpoint_of(run)
     assert checkpoint.state["position"] < EPOCHS
     assert checkpoint.state["step"] > 0
-    train(config, run, resume=True)
+    train(config, run)
     unbroken = train_here(claimed(tmp_path / "unbroken", epochs=EPOCHS).parent)
     assert_same_results(unbroken, run, weights=("model.safetensors", "logits-base.safetensors"))

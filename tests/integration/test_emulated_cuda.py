@@ -336,16 +336,12 @@ RUNS = {
 def train_on(mixed_url: str, tmp_path: Path) -> Iterator[Callable[..., Path]]:  # noqa: F811
     """train_on(device, *overrides, stop=never): a run folder, trained and measured."""
 
-    def run(
-        device: str, *overrides: str, resume: bool = False, stop: Callable[[], bool] = never
-    ) -> Path:
+    def run(device: str, *overrides: str, stop: Callable[[], bool] = never) -> Path:
         values = TRAINING | {"mixed": {"url": mixed_url}}
         config = load_settings(TrainConfig, values, overrides)
-        folder = tmp_path / device
-        if not resume:
-            folder = claim_run(config, folder).parent
+        folder = claim_run(config, tmp_path / device).parent
         AcceleratorState._reset_state(reset_partial_state=True)
-        train(folder, device=device, resume=resume, stop=stop)
+        train(folder, device=device, stop=stop)
         return folder
 
     yield run
@@ -423,4 +419,4 @@ def test_a_training_that_was_stopped_in_an_epoch_goes_on_bit_for_bit(train_on, t
         with pytest.raises(Interrupted, match="head: stopped in epoch 1 after step 2"):
             train_on("cuda", *overrides, stop=stop_after(2, steps=2))
         torch.randn(3, device="cuda")
-        assert_same_run(train_on("cuda", *overrides, resume=True), whole)
+        assert_same_run(train_on("cuda", *overrides), whole)

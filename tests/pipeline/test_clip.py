@@ -128,6 +128,13 @@ def test_many_images_are_encoded_in_bounded_batches(clip, monkeypatch):
     assert sizes == [3, 3, 2]
 
 
+@pytest.mark.parametrize("model", ["/models/clip", "./clip", "owner/clip"])
+def test_a_path_or_a_hub_id_is_told_how_to_be_written(model):
+    text = rf"^annotation\.model = {model}: write local-dir:{model} if it is a folder, hf-hub:"
+    with pytest.raises(InputError, match=text):
+        check_clip(AnnotationConfig(model=model))
+
+
 def test_weights_that_are_not_there_are_not_random(clip):
     (clip / "open_clip_model.safetensors").unlink()
     with pytest.raises(InputError, match=r"annotation\.model = .*clip: holds no weights"):
