@@ -1,4 +1,5 @@
 import numpy as np
+from PIL import ImageColor
 
 from data.contact_sheet import CELL, GAP, NAME_WIDTH, contact_sheet
 from data.images import encode_image
