@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -41,9 +41,15 @@ class Rate:
         self._last = images_done
 
 
+def counted(progress: Progress) -> str:
+    return f"{progress.images_done:,} of {progress.images:,} images"
+
+
 def describe(progress: Progress, rate: float | None) -> str:
     """`45.1 images/s, about 2 min left`; what is not known yet is left out."""
-    parts = [f"{progress.failed} failed"] if progress.failed else []
+    parts = []
+    if progress.failed:
+        parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
     if rate:
         parts.append(f"{rate:.3g} images/s")
     if rate and progress.images_done < progress.images:
@@ -189,15 +195,16 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
     if not console.is_terminal:
         yield _lines(title, rate)
         return
-    columns: tuple[Any, ...] = ("{task.description}", BarColumn(), MofNCompleteColumn(), "shards")
+    columns: tuple[Any, ...] = ("{task.description}", BarColumn(), "{task.fields[count]}")
     columns += (TimeElapsedColumn(), TextColumn("{task.fields[detail]}"))
     with Bar(*columns, console=console, refresh_per_second=2) as bar:
-        line = bar.add_task(title, total=None, detail="")
+        line = bar.add_task(title, total=None, count="", detail="")
 
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            detail = describe(progress, rate.value)
-            bar.update(line, total=progress.shards, completed=progress.done, detail=detail)
+            count, detail = counted(progress), describe(progress, rate.value)
+            total, done = progress.images, progress.images_done
+            bar.update(line, total=total, completed=done, count=count, detail=detail)
 
         yield show
 
@@ -213,7 +220,7 @@ def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:
         finished = progress.done == progress.shards
         if progress.done != done and (now >= due or finished):
             due, done = now + LINE_EVERY_S, progress.done
-            text = f"{title}: {progress.done} of {progress.shards} shards"
+            text = f"{title}: {counted(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 
     return show

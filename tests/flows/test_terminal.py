@@ -1,13 +1,18 @@
 """What a person sees is never what work depends on."""
 
+import io
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from flows.progress import Steps
+from data.progress import progress_of
+from data.sums import Sums
+from flows.progress import Steps, shown
 from flows.terminal import details_in, set_up_logging
 
 CHECKOUT = Path(__file__).parents[2]
@@ -40,6 +45,30 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "epoch 1" not in shown
     assert "afterwards" in shown
+
+
+def test_a_builds_lines_count_images(monkeypatch, caplog):
+    plan = {"images_per_group": 8, "num_groups": 135, "num_shards": 9}
+    none = progress_of(plan, Sums(), failed=0)
+    clock = iter([0.0, 20.0, 40.0, 60.0])
+    monkeypatch.setattr("flows.progress.time.monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO, logger="semix.build"), shown("generate") as show:
+        for images in (0, 128, 384):
+            show(replace(none, done=images // 128, images_done=images))
+    assert caplog.messages == [
+        "generate: 0 of 1,080 images",
+        "generate: 128 of 1,080 images",
+        "generate: 384 of 1,080 images, 12.8 images/s, about 54 s left",
+    ]
+
+
+def test_a_bar_counts_images_too(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr("flows.progress.console", screen)
+    plan = {"images_per_group": 8, "num_groups": 135, "num_shards": 9}
+    with shown("generate") as show:
+        show(replace(progress_of(plan, Sums(), failed=0), done=3, images_done=384))
+    assert "384 of 1,080 images" in screen.file.getvalue()
 
 
 def test_time_left_follows_the_pace_of_what_has_ended(monkeypatch, capsys):
