@@ -1,14 +1,11 @@
 """semix doctor."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flows.commands.options import Json, Set
-from flows.terminal import emit_json
-
-if TYPE_CHECKING:
-    from flows.doctor import Finding
+from flows.terminal import emit, emit_json, print_findings
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
@@ -36,25 +33,7 @@ def doctor(
         rows = [vars(finding) for finding in findings]
         emit_json({"failed": failed, "findings": rows})
     else:
-        _show(findings, failed)
+        print_findings([(f.check, f.state, f.found, f.remedy) for f in findings], COLOURS)
+        emit(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")
     if failed:
         raise typer.Exit(1)
-
-
-def _show(findings: "list[Finding]", failed: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from data.printable import printable
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("check", "", "found", "remedy"):
-        table.add_column(title, overflow="fold")
-    for finding in findings:
-        cells = (finding.check, finding.state, finding.found, finding.remedy)
-        styles = ("", COLOURS[finding.state], "", "")
-        table.add_row(*(Text(printable(c), style=s) for c, s in zip(cells, styles, strict=True)))
-    console = Console()
-    console.print(table)
-    console.print(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")

@@ -434,6 +434,16 @@ def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_pa
     assert "mean over sets 91.00 40.00 92.00 38.00" in text
 
 
+def test_a_table_on_a_narrow_screen_cuts_no_name_and_no_number(tmp_path: Path):
+    name = "CSM + FeDLaS + MaC-Cal"
+    run = make_run(tmp_path / "r", name, [{"ece": 0.04}, {"ece": 0.06}])
+    console = Console(width=40, file=io.StringIO(), record=True)
+    print_table(summary_table([run]), console)
+    text = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "5.00±1.41" in text
+    assert set(name.split()) <= set(text.split())
+
+
 def test_logits_that_are_gone(runs: list[Path]):
     (runs[0] / "seed-1/logits-base.safetensors").unlink()
     with pytest.raises(InputError, match=r"logits = .*seed-1/logits-base\.safetensors: not there"):

@@ -13,7 +13,9 @@ from rich.console import Console
 from data.progress import progress_of
 from data.sums import Sums
 from flows.progress import Steps, shown
-from flows.terminal import details_in, set_up_logging
+from flows.terminal import details_in, print_findings, set_up_logging
+from tests.command import semix
+from tests.handmade import make_root
 
 CHECKOUT = Path(__file__).parents[2]
 CODE = """
@@ -80,3 +82,24 @@ def test_time_left_follows_the_pace_of_what_has_ended(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("models: 20 s; about 60 s left\n")
     with steps.step("trainings"):
         assert steps.left() == 55.0
+
+
+def test_what_may_be_copied_is_whole_on_a_narrow_screen(tmp_path):
+    place = tmp_path / "a-place-with-a-name-that-no-column-of-a-table-holds" / "mixed"
+    root = make_root(place)
+    narrow = {"COLUMNS": "60"}
+    assert str(place) in semix("doctor", "--out", str(place), **narrow)[1]
+    Path(place, root.record(0)["tar"]).unlink()
+    assert f"`semix resume {place}`" in semix("verify", str(place), **narrow)[1]
+    digest = root.plan["digest"]
+    assert digest in semix("status", str(place), **narrow)[1]
+
+
+def test_a_remedy_stands_below_what_was_found(capsys):
+    rows = [("disk", "failed", "[1 GB] free", "choose another place"), ("clock", "ok", "fine", "")]
+    print_findings(rows, {"failed": "red", "ok": "green"})
+    assert capsys.readouterr().out.splitlines() == [
+        "disk   failed  [1 GB] free",
+        "    choose another place",
+        "clock  ok      fine",
+    ]
