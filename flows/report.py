@@ -12,7 +12,12 @@ from flows.terminal import emit, emit_json
 
 
 def report(
-    runs: Sequence[Path], out: Path, *, mixed: str = "", title: str = "semix", as_json: bool = False
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    mixed: str = "",
+    title: str = "semix",
+    as_json: bool = False,
 ) -> None:
     """Write the page `out` and print its table.
 
@@ -22,15 +27,16 @@ def report(
     Raises:
         InputError: a run that is not evaluated; no mixed dataset.
     """
-    own_file("--out", out)
-    url = mixed or mixed_of(runs)
-    write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
-    rows = summary_table(runs)
+    folders, page = [Path(run) for run in runs], Path(out)
+    own_file("--out", page)
+    url = mixed or mixed_of(folders)
+    write_report(page, runs=folders, mixed=url, agreement=None, facts={}, title=title)
+    rows = summary_table(folders)
     if as_json:
-        emit_json({"report": str(out), "methods": rows})
+        emit_json({"report": str(page), "methods": rows})
         return
     print_table(rows)
-    emit(str(out))
+    emit(str(page))
 
 
 def mixed_of(runs: Sequence[Path]) -> str:
