@@ -10,18 +10,41 @@ from data.shards import GroupSample, read_shard
 
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
-    """Group numbers spread evenly over what is committed, not chosen by look."""
+    """Committed group numbers of as many sets of classes as possible, not chosen by look."""
     shards = root.done()
     if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
-    ends = np.cumsum([len(root.layout.groups_of(shard)) for shard in shards])
-    step = max(1, int(ends[-1]) // count)
-    found = []
-    for place in range(step // 2, int(ends[-1]), step)[:count]:
-        at = int(np.searchsorted(ends, place, side="right"))
-        groups = root.layout.groups_of(shards[at])
-        found.append(groups[place - int(ends[at]) + len(groups)])
-    return found
+    groups = np.concatenate([np.asarray(root.layout.groups_of(shard)) for shard in shards])
+    return sorted(groups[spread_over_sets(groups % _sets(root), count)].tolist())
+
+
+def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
+    """Positions of up to `count` series: distinct sets of classes first, evenly among them.
+
+    Args:
+        sets: int [G], which classes each series mixes.
+    """
+    order = np.argsort(sets, kind="stable")
+    _, starts, sizes = np.unique(sets[order], return_index=True, return_counts=True)
+    if len(starts) >= count:
+        # Later series of the later sets, so that they come from all parts of a dataset.
+        return [
+            int(order[starts[at] + turn * sizes[at] // count])
+            for turn in range(count)
+            for at in [(2 * turn + 1) * len(starts) // (2 * count)]
+        ]
+    before = np.arange(len(sets)) - np.repeat(starts, sizes)  # how often its set came already
+    taken: list[int] = order[np.lexsort((order, before))][:count].tolist()
+    return taken
+
+
+def _sets(root: Root) -> int:
+    """After how many groups a plan begins anew with its first classes."""
+    mixing = root.plan["config"].get("mixing")
+    turns = mixing.get("groups_per_pair") if isinstance(mixing, dict) else None
+    if not isinstance(turns, int) or turns < 1:
+        raise InputError("plan.json: config.mixing.groups_per_pair", turns, "is not what was built")
+    return max(1, root.layout.stretches[0].groups // turns)
 
 
 def shard_of(root: Root, group: int) -> int:

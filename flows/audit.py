@@ -6,16 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from data.files import write_atomically
 from data.flags import store_flags
 from data.root import Root
 from data.store import Store
 from flows.errors import RunFailed
+from flows.terminal import print_findings
 
 if TYPE_CHECKING:  # torch costs seconds, which a mistyped URL need not take
     from pipeline.audit.audit import Audit
@@ -104,13 +100,12 @@ def _lines(total: int) -> Callable[[int], None]:
     return beat
 
 
-def print_checks(checks: list[dict[str, Any]], console: Console | None = None) -> None:
-    """A row a check: its figure, ok or look, and what to do."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("check", "", "figure", "what to do"):
-        table.add_column(column, overflow="fold", no_wrap=not column)
-    for check in checks:
-        verdict = Text("ok", "green") if check["ok"] else Text("look", "bold yellow")
-        advice = "" if check["ok"] else check["advice"]
-        table.add_row(Text(check["name"]), verdict, Text(check["figure"]), Text(advice))
-    (console or Console()).print(table)
+def print_checks(checks: list[dict[str, Any]]) -> None:
+    """Each check with its figure, ok or look, and what to do."""
+    rows = [
+        (check["name"], "ok", check["figure"], "")
+        if check["ok"]
+        else (check["name"], "look", check["figure"], check["advice"])
+        for check in checks
+    ]
+    print_findings(rows, {"ok": "green", "look": "bold yellow"})

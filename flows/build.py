@@ -69,17 +69,18 @@ def build(
 
 
 def resume(
-    root: Root,
+    root: Root | str,
     *,
     slots: SlotSettings | int | None = None,
     selection: Selection = ALL,
     full: bool = False,
 ) -> Root:
-    """Continue a root from its store alone; arguments, result and errors as of `build`.
+    """Continue a root, or that at a place, from its store alone; else as `build`.
 
     What is damaged is put aside and made again: committed shards whose files are missing or cut,
     prototypes that cannot be read.
     """
+    root = Root(root) if isinstance(root, str) else root
     return _made(root, "", [], slots=slots, selection=selection, full=full)
 
 
@@ -127,14 +128,16 @@ def _made(
     return root
 
 
-def extend(root: Root, groups_per_pair: int, *, slots: SlotSettings | int | None = None) -> Root:
-    """Add series behind the last, up to so many of each pair, and make them.
+def extend(
+    root: Root | str, groups_per_pair: int, *, slots: SlotSettings | int | None = None
+) -> Root:
+    """Add series behind the last of a root, up to so many of each pair, and make them.
 
     Raises:
         InputError: there is nothing to add, or it cannot be added.
         BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
     """
-    root = extend_root(root, groups_per_pair)
+    root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
     log.info("%s: added %s", root.url, described(root.extensions[-1]))
     return resume(root, slots=slots)
 

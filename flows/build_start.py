@@ -9,7 +9,7 @@ from data.real import RealDataConfig
 from data.repair import put_aside
 from data.root import Root
 from flows.configs import load_config
-from flows.progress import counted
+from flows.progress import counting
 from flows.selection import Selection
 from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
@@ -54,7 +54,7 @@ def check_work(root: Root, slots: SlotSettings) -> None:
 
 def survey_images(config: RealDataConfig) -> Survey:
     """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
-    with counted("decoding real images") as show:
+    with counting("decoding real images") as show:
         return survey(config, show)
 
 

@@ -16,7 +16,7 @@ from flows.server.run_server import prefect_server
 
 
 def evaluate(
-    run: Path, *, overrides: Sequence[str] = (), device: str = "auto", fresh: bool = False
+    run: str | Path, *, overrides: Sequence[str] = (), device: str = "auto", fresh: bool = False
 ) -> dict[str, Any]:
     """Measure all seeds of a run; nothing is trained.
 
@@ -30,6 +30,7 @@ def evaluate(
     Raises:
         InputError: no run, or settings that cannot be measured or that training decided.
     """
+    run = Path(run)
     checked(run, overrides, device=device)
     with prefect_server():
         from flows.calling import call_flow  # Prefect costs seconds: not to refuse

@@ -47,9 +47,15 @@ class Rate:
         self._last = images_done
 
 
+def counted(progress: Progress) -> str:
+    return f"{progress.images_done:,} of {progress.images:,} images"
+
+
 def describe(progress: Progress, rate: float | None) -> str:
     """`45.1 images/s, about 2 min left`; what is not known yet is left out."""
-    parts = [f"{progress.failed} failed"] if progress.failed else []
+    parts = []
+    if progress.failed:
+        parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
     if rate:
         parts.append(f"{rate:.3g} images/s")
     if rate and progress.images_done < progress.images:
@@ -195,21 +201,22 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
     if not console.is_terminal:
         yield _lines(title, rate)
         return
-    columns: tuple[Any, ...] = ("{task.description}", BarColumn(), MofNCompleteColumn(), "shards")
+    columns: tuple[Any, ...] = ("{task.description}", BarColumn(), "{task.fields[count]}")
     columns += (TimeElapsedColumn(), TextColumn("{task.fields[detail]}"))
     with Bar(*columns, console=console, refresh_per_second=2) as bar:
-        line = bar.add_task(title, total=None, detail="")
+        line = bar.add_task(title, total=None, count="", detail="")
 
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            detail = describe(progress, rate.value)
-            bar.update(line, total=progress.shards, completed=progress.done, detail=detail)
+            count, detail = counted(progress), describe(progress, rate.value)
+            total, done = progress.images, progress.images_done
+            bar.update(line, total=total, completed=done, count=count, detail=detail)
 
         yield show
 
 
 @contextmanager
-def counted(title: str) -> Iterator[Callable[[int, int], None]]:
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a function that shows how many of how many are done, on a terminal alone."""
     if not console.is_terminal:
         yield lambda done, total: None
@@ -231,7 +238,7 @@ def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:
         finished = progress.done == progress.shards
         if progress.done != done and (now >= due or finished):
             due, done = now + LINE_EVERY_S, progress.done
-            text = f"{title}: {progress.done} of {progress.shards} shards"
+            text = f"{title}: {counted(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 
     return show

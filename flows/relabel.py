@@ -32,7 +32,7 @@ log = logging.getLogger("semix.relabel")
 
 
 def relabel(
-    root: Root,
+    root: Root | str,
     overrides: Sequence[str] = (),
     *,
     slots: SlotSettings | int | None = None,
@@ -52,6 +52,7 @@ def relabel(
         InputError: settings or places that cannot be used.
         RelabelFailed: names the shards that failed and how to go on.
     """
+    root = Root(root) if isinstance(root, str) else root
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
     config = relabelled_config(root, overrides)
     sets = planned(root, config, settings, out=out)

@@ -13,7 +13,12 @@ from flows.terminal import emit, emit_json
 
 
 def report(
-    runs: Sequence[Path], out: Path, *, mixed: str = "", title: str = "semix", as_json: bool = False
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    mixed: str = "",
+    title: str = "semix",
+    as_json: bool = False,
 ) -> None:
     """Write the page `out` and print its table.
 
@@ -23,21 +28,22 @@ def report(
     Raises:
         InputError: a run that is not evaluated; a mixed dataset that cannot be read.
     """
-    if own_file("--out", out).is_dir():
-        raise InputError("--out", out, "is a folder; name a file in it")
-    load_methods(runs)
-    url = mixed or mixed_of(runs)
+    folders, page = [Path(run) for run in runs], Path(out)
+    if own_file("--out", page).is_dir():
+        raise InputError("--out", page, "is a folder; name a file in it")
+    load_methods(folders)
+    url = mixed or mixed_of(folders)
     if url is not None:
         Root(url)
     from calib.report.page import write_report  # torch and matplotlib cost seconds
 
-    write_report(out, runs=runs, mixed=url, agreement=None, facts={}, title=title)
-    rows = summary_table(runs)
+    write_report(page, runs=folders, mixed=url, agreement=None, facts={}, title=title)
+    rows = summary_table(folders)
     if as_json:
-        emit_json({"report": str(out), "methods": rows})
+        emit_json({"report": str(page), "methods": rows})
         return
     print_table(rows)
-    emit(str(out))
+    emit(str(page))
 
 
 def mixed_of(runs: Sequence[Path]) -> str | None:

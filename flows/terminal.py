@@ -4,12 +4,13 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from data.printable import printable
 
@@ -60,6 +61,22 @@ def emit(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_findings(rows: Sequence[tuple[str, str, str, str]], styles: Mapping[str, str]) -> None:
+    """A line for each: what was looked at, how it stands, what was found; its remedy below.
+
+    Nothing is cut or broken, however narrow the screen, so that paths and commands can be copied.
+
+    Args:
+        styles: of how it stands.
+    """
+    screen = Console()
+    first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
+    for name, state, found, remedy in rows:
+        text = Text.assemble(f"{name:{first}}  ", (f"{state:{second}}", styles[state]))
+        text.append(f"  {printable(found)}" + (f"\n    {printable(remedy)}" if remedy else ""))
+        screen.print(text, soft_wrap=True, highlight=False)
 
 
 def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:

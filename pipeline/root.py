@@ -19,6 +19,7 @@ from pipeline.provenance import library_versions, model_identities
 MIXED = "mixed dataset"  # in messages
 PAIRS = "pairs.json"
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
+SHARD_SIZE = "shards.groups_per_shard"
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
@@ -93,6 +94,8 @@ def _plan_record(plan: BuildPlan) -> dict[str, Any]:
 
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
     there, here = _flat(root.plan["config"]), _flat(config.model_dump(mode="json"))
+    if here[SHARD_SIZE] is None:  # not set, so that of the root is as good as any
+        here[SHARD_SIZE] = there.get(SHARD_SIZE)
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
     if different == [GROUPS_PER_PAIR]:
         _refuse_more_series(root, here[GROUPS_PER_PAIR])

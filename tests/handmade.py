@@ -62,7 +62,10 @@ def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[
         "num_groups": groups,
         "num_shards": shards,
         "images_per_group": count,
-        "config": {"shards": {"groups_per_shard": groups // max(1, shards)}},
+        "config": {
+            "shards": {"groups_per_shard": groups // max(1, shards)},
+            "mixing": {"groups_per_pair": 1},
+        },
         "models": {},
         "versions": {},
     } | changes

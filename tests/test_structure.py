@@ -31,7 +31,7 @@ def test_imports_go_down_only():
 
 def test_every_module_says_in_one_line_what_it_is_for():
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    assert paths
+    paths.append(ROOT / "semix.py")
     for path in paths:
         if path.name == "__init__.py" and not path.read_text().strip():
             continue

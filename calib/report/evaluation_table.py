@@ -11,6 +11,7 @@ from rich.text import Text
 
 from calib.report.facets import foreign_facet, shift_facet
 from calib.report.methods import MEASURES, Measure, Method, mean_and_sd
+from calib.report.tables import print_whole
 
 ROWS = {"plain": "as trained", "scaled": "+ TS", "vector": "+ vector", "isotonic": "+ isotonic"}
 BY_KEY = {measure.key: measure for measure in MEASURES}
@@ -28,13 +29,13 @@ def print_evaluation(methods: Sequence[Method], console: Console | None = None) 
     """Print every stage as trained and after each post-hoc method, then what else was measured."""
     console = console or Console()
     for method in methods:
-        console.print(_measures(method))
+        print_whole(_measures(method), console)
     for facet in (shift_facet(methods), foreign_facet(methods)):
         if facet is not None:
             table = _table(facet.title, facet.note, facet.columns)
             for label, cells in facet.rows:
                 table.add_row(Text(label), *cells)
-            console.print(table)
+            print_whole(table, console)
 
 
 def _measures(method: Method) -> Table:

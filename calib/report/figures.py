@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from calib.metrics import ReliabilityBins
+from data.pages import DARK, LIGHT, Theme
 from data.quality import WeightCurve
 
 FEW = 20  # predictions; a bin with fewer is drawn pale, as its accuracy is mostly chance
@@ -24,21 +25,6 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours on a light or a dark page; blue and orange differ for colour-blind eyes too."""
-
-    ink: str
-    muted: str
-    line: str
-    blue: str
-    orange: str
-
-
-LIGHT = Theme(ink="#1d2733", muted="#5b6775", line="#c9ced6", blue="#2f6db5", orange="#c4620f")
-DARK = Theme(ink="#e8ebef", muted="#a3adb9", line="#3f4853", blue="#74aef0", orange="#f0a052")
 
 
 @dataclass(frozen=True)
@@ -57,10 +43,10 @@ def weight_figure(curve: WeightCurve) -> Picture:
         x = curve.alphas.numpy()
         low, quarter, middle, three_quarters, high = curve.quantiles.numpy()
         axes.plot([0, 1], [0, 1], color=theme.muted, linestyle=":", linewidth=1.2)
-        axes.fill_between(x, low, high, color=theme.blue, alpha=0.15, linewidth=0)
-        axes.fill_between(x, quarter, three_quarters, color=theme.blue, alpha=0.30, linewidth=0)
-        axes.plot(x, middle, color=theme.blue, linewidth=1.2, linestyle="--")
-        axes.plot(x, curve.mean.numpy(), color=theme.blue, linewidth=2.2, marker="o", markersize=4)
+        axes.fill_between(x, low, high, color=theme.first, alpha=0.15, linewidth=0)
+        axes.fill_between(x, quarter, three_quarters, color=theme.first, alpha=0.30, linewidth=0)
+        axes.plot(x, middle, color=theme.first, linewidth=1.2, linestyle="--")
+        axes.plot(x, curve.mean.numpy(), color=theme.first, linewidth=2.2, marker="o", markersize=4)
         axes.set_xlabel("alpha: conditioning weight of the first class")
         axes.set_ylabel("CLIP weight of the first class")
         _colour(axes, theme)
@@ -90,10 +76,10 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
         strength = 1.0 if count[index] >= FEW else 0.35
         place = {"x": left[index], "width": width, "align": "edge"}
         gap = gaps[index]
-        axes.bar(height=accuracy[index], color=theme.blue, alpha=0.75 * strength, **place)
+        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **place)
         # Orange from accuracy up to confidence: overconfident. Hatched blue down to confidence:
         # underconfident.
-        colour, hatch = (theme.orange, None) if gap > 0 else ("none", "/////")
+        colour, hatch = (theme.second, None) if gap > 0 else ("none", "/////")
         axes.bar(
             height=gap,
             bottom=accuracy[index],

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -117,7 +118,15 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console | None = None) 
         numbers = [_spread(measure, **row[kind][measure.key]) for measure, kind in columns]
         # Text, because a method's name may hold what rich takes for markup.
         table.add_row(Text(row["method"]), *numbers)
-    (console or Console()).print(table)
+    print_whole(table, console or Console())
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Print a table without cutting a word or number, wider than a narrow screen if need be."""
+    least = Measurement.get(console, console.options.update(width=10_000), table).minimum
+    before, console.width = console.width, max(console.width, least)
+    console.print(table)
+    console.width = before
 
 
 def _record(mean: float, sd: float | None) -> dict[str, float | None]:

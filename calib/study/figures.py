@@ -15,13 +15,13 @@ from calib.study.columns import ACCURACY, ECE, Column
 from calib.study.results import Result, Results
 from calib.study.rows import Row
 from calib.study.table import Table
+from data.pages import LIGHT
 
-INK, MUTED, BLUE, ORANGE = "#1d2733", "#5b6775", "#2f6db5", "#c4620f"
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
+    "axes.edgecolor": LIGHT.muted,
 }
 DPI = 150
 TITLE = 22  # letters in a line above a small diagram
@@ -63,15 +63,17 @@ def ece_figure(rows: Sequence[Row], results: Results, table: Table) -> Figure:
             assert summary is not None
             spread = 0.0 if summary.sd is None else summary.sd
             axes.errorbar(
-                100 * summary.mean, place, xerr=100 * spread, fmt="D", color=INK, capsize=3
+                100 * summary.mean, place, xerr=100 * spread, fmt="D", color=LIGHT.ink, capsize=3
             )
             intervals = _intervals(row, results, table)
             values = row.of(Column(ECE))
             for seed, height in zip(values, _spread_out(len(values)), strict=True):
-                axes.plot(100 * values[seed], place + height, "o", color=BLUE, markersize=4)
+                axes.plot(100 * values[seed], place + height, "o", color=LIGHT.first, markersize=4)
                 if seed in intervals:
                     low, high = intervals[seed]
-                    axes.plot([100 * low, 100 * high], [place + height] * 2, color=BLUE, alpha=0.4)
+                    axes.plot(
+                        [100 * low, 100 * high], [place + height] * 2, color=LIGHT.first, alpha=0.4
+                    )
         axes.set_yticks(range(len(rows)), [_plain(row.label) for row in rows])
         axes.invert_yaxis()
         axes.set_xlabel(f"ECE % ({table.bins} bins)")
@@ -134,10 +136,10 @@ def _draw(axes: Axes, bins: ReliabilityBins) -> None:
         if count:
             strength = 1.0 if count >= FEW else 0.35
             left: Any = {"x": place * width, "width": 0.94 * width, "align": "edge", "linewidth": 0}
-            axes.bar(height=accuracy, color=BLUE, alpha=0.75 * strength, **left)
-            colour = ORANGE if gap > 0 else MUTED
+            axes.bar(height=accuracy, color=LIGHT.first, alpha=0.75 * strength, **left)
+            colour = LIGHT.second if gap > 0 else LIGHT.muted
             axes.bar(height=gap, bottom=accuracy, color=colour, alpha=0.6 * strength, **left)
-    axes.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
+    axes.plot([0, 1], [0, 1], color=LIGHT.ink, linestyle=":", linewidth=1)
     axes.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
 
 

@@ -56,6 +56,16 @@ def pinned_index(root: Root, name: str | None) -> PinnedIndex:
     return found
 
 
+def shard_urls(url: str, *, index: str | None = None) -> list[str]:
+    """The tars of a root's newest index, or of the one named: paths, or URLs of the store.
+
+    Raises:
+        InputError, ValueError: as `pinned_index`.
+    """
+    root = Root(url)
+    return [f"{root.url}/{shard['tar']}" for shard in pinned_index(root, index).shards()]
+
+
 def read_groups(
     root: Root,
     index: str,

@@ -1,8 +1,11 @@
 """The jinja environment of our pages: their own templates over the shared frame."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from data.pages import DARK, LIGHT
 
 
 def page_environment(folder: Path) -> Environment:
@@ -15,6 +18,7 @@ def page_environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["fixed"] = fixed
+    environment.globals |= {"light": asdict(LIGHT), "dark": asdict(DARK)}
     return environment
 
 

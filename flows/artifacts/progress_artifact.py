@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from data.progress import Progress
 from flows.artifacts.publishing import only_shown
-from flows.progress import Rate, describe
+from flows.progress import Rate, counted, describe
 
 ARTIFACT_EVERY_S = 5.0
 
@@ -37,15 +37,14 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
 
 @contextmanager
 def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields a function that shows how many shards there are."""
+    """Yields a function that shows how many images there are."""
     rate = Rate()
     with growing_artifact(key) as publish:
 
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            counts = f"{progress.done} of {progress.shards} shards"
-            words = filter(None, (counts, describe(progress, rate.value)))
-            publish(progress.done / max(1, progress.shards), ", ".join(words))
+            words = filter(None, (counted(progress), describe(progress, rate.value)))
+            publish(progress.images_done / max(1, progress.images), ", ".join(words))
 
         yield show
 

@@ -9,11 +9,10 @@ from prefect.artifacts import create_markdown_artifact
 from data.contact_sheet import contact_sheet
 from data.printable import markdown_text
 from data.root import Root
-from data.series import read_series
-from data.shard_numbers import ShardNumbers
+from data.series import read_series, some_of_all_pairs
 from flows.artifacts.publishing import only_shown
 
-ROWS = 4  # series on the sheet, each of another shard
+ROWS = 4  # series on the sheet
 MOST_READ = 64_000_000  # bytes of shards that are read for it
 MOST_SIDE = 1600  # pixels
 MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
@@ -52,16 +51,15 @@ def as_text(sheet: Image.Image) -> str:
 
 
 def _some_groups(root: Root) -> list[int]:
-    """The middle series of shards spread evenly over what is committed."""
-    done = ShardNumbers.spans([(0, root.plan["num_shards"])]) - root.missing()
-    step = max(1, len(done) // ROWS)
+    """Series of other classes each, as many as may be read."""
     groups: list[int] = []
     read = 0
-    for record in map(root.record, done[step // 2 :: step][:ROWS]):
+    for group in some_of_all_pairs(root, ROWS) if root.done() else []:
+        record = root.record(root.layout.shard_of(group))
         if record is None:  # discarded since
             continue
         read += record["bytes"]
         if groups and read > MOST_READ:
             break
-        groups.append(record["first"] + record["groups"] // 2)
+        groups.append(group)
     return groups

@@ -3,15 +3,12 @@
 import json as json_text
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from flows.commands.options import Json, Set
-from flows.terminal import emit, emit_json
-
-if TYPE_CHECKING:
-    from flows.doctor import Finding
+from flows.terminal import emit, emit_json, print_findings
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
@@ -39,7 +36,8 @@ def doctor(
         rows = [vars(finding) for finding in findings]
         emit_json({"failed": failed, "findings": rows})
     else:
-        _show(findings, failed)
+        print_findings([(f.check, f.state, f.found, f.remedy) for f in findings], COLOURS)
+        emit(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")
     if failed:
         raise typer.Exit(1)
 
@@ -80,22 +78,3 @@ def _told(row: dict[str, Any]) -> str:
     if row["default"] is None or row["type"] == "section":
         return text
     return f"{text}; default {json_text.dumps(row['default'], ensure_ascii=False)}"
-
-
-def _show(findings: "list[Finding]", failed: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from data.printable import printable
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("check", "", "found", "remedy"):
-        table.add_column(title, overflow="fold")
-    for finding in findings:
-        cells = (finding.check, finding.state, finding.found, finding.remedy)
-        styles = ("", COLOURS[finding.state], "", "")
-        table.add_row(*(Text(printable(c), style=s) for c, s in zip(cells, styles, strict=True)))
-    console = Console()
-    console.print(table)
-    console.print(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")

@@ -31,12 +31,12 @@ def check_training(subject: Subject) -> Iterator[Finding]:
     if (config := subject.train) is None:
         return
     from calib.config import check as check_config
+    from calib.config import check_launch
     from calib.second_stage.memory import check_memory
     from calib.training_data import open_data
-    from flows.train import check_launch
 
     check_config(config)
-    check_launch(config, num_processes=1)
+    check_launch(config, processes=1)
     if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
         mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
         config = config.model_copy(update={"mixed": mixed})

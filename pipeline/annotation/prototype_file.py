@@ -24,6 +24,9 @@ PLACES: dict[str, tuple[Names, str]] = {
 }
 
 
+USUAL = (0.6, 0.99)  # labels of an average real image: less says little, more is nearly certain
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one encoder measured, and its identity."""
@@ -79,11 +82,14 @@ def refuse_coinciding(file: PrototypeFile, config: AnnotationConfig) -> None:
 
 
 def say_scale(file: PrototypeFile, config: AnnotationConfig) -> None:
-    """Log the dial that `scale` is: the label that it gives to an average real image."""
+    """Log the dial that `scale` is, by the label that it gives to an average real image, where
+    it was measured or is far from usual; the facts have it always."""
     if config.rule != "projection":
         return
     for name, seen in file.parts.items():
         scale = seen.measurement.scale(config.scale, normalize=config.normalize)
+        if config.scale != "auto" and USUAL[0] <= implied_label(scale) <= USUAL[1]:
+            continue
         log.info(
             "sharpening of %s: scale %.3g (%s); an average real image would be labelled %.3f",
             name,

@@ -1,15 +1,14 @@
 """Which series the page shows, and their pictures: the worst, the best, some of each flag."""
 
-import base64
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from data.contact_sheet import contact_sheet
 from data.flags import Flag
+from data.images import decode_image
 from data.pages.environment import fixed
+from data.pages.series import Series, series_figure
 from data.shards import GroupSample
 from pipeline.audit.audit import Audit
 
@@ -23,20 +22,10 @@ TITLES: dict[Flag, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """One series as a picture."""
-
-    group: int
-    note: str
-    source: str  # data URI
-    alt: str
-
-
-@dataclass(frozen=True)
 class Section:
     title: str
     note: str
-    series: list[Sheet]
+    series: list[Series]
 
 
 def gallery(audit: Audit) -> list[Section]:
@@ -45,7 +34,7 @@ def gallery(audit: Audit) -> list[Section]:
     wanted = sorted({row for _, _, rows in chosen for row in rows})
     samples = _read(audit, wanted)
     return [
-        Section(title, note, [_sheet(audit, row, samples[row]) for row in rows])
+        Section(title, note, [_figure(audit, row, samples[row]) for row in rows])
         for title, note, rows in chosen
         if rows
     ]
@@ -92,20 +81,10 @@ def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
     return found
 
 
-def _sheet(audit: Audit, row: int, sample: GroupSample) -> Sheet:
-    series, rho = audit.facts.series, float(audit.findings.rho[row])
-    names = " and ".join(sample.record["names"])
-    notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(rho)}"]
-    differing = float(np.nan_to_num(series.disagreement[row], nan=-1).max())
+def _figure(audit: Audit, row: int, sample: GroupSample) -> Series:
+    notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(float(audit.findings.rho[row]))}"]
+    differing = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
     if differing >= 0:
         notes.append(f"encoders differ by {differing:.2f}")
-    group = int(series.group[row])
-    weights = ", ".join(f"{weight:.2f}" for weight in sample.record["weights"])
-    alt = f"Series {group}, {names}: CLIP weights {weights}."
-    return Sheet(group, ", ".join(notes), _data_uri(sample), alt)
-
-
-def _data_uri(sample: GroupSample) -> str:
-    buffer = io.BytesIO()
-    contact_sheet([sample]).save(buffer, "WEBP", lossless=True, quality=50)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    images = [decode_image(content) for content in sample.images]
+    return series_figure(sample.record, images, note=", ".join(notes))

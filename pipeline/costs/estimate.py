@@ -110,8 +110,8 @@ def stored_bytes(plan: BuildPlan, work: Work) -> int:
     side = shards.store_size or work.costs.image_size
     series = work.images * _member(image_bytes(shards.image_format, side))
     series += _member(record_bytes(plan.config, len(plan.class_names)))
-    full, rest = divmod(plan.num_groups, shards.groups_per_shard)
-    tars = full * _tar(shards.groups_per_shard * series) + (_tar(rest * series) if rest else 0)
+    full, rest = divmod(plan.num_groups, plan.layout.size)
+    tars = full * _tar(plan.layout.size * series) + (_tar(rest * series) if rest else 0)
     features = plan.num_images * work.costs.feature_width * 2  # half precision
     return round(tars) + features + plan.num_shards * COMMIT_RECORD
 

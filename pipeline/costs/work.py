@@ -97,10 +97,9 @@ def computed_groups(groups: int, batch: int) -> int:
 
 def all_computed_groups(plan: BuildPlan) -> int:
     """`computed_groups` of all shards together."""
-    shards = plan.config.shards
-    full, rest = divmod(plan.num_groups, shards.groups_per_shard)
-    batch = shards.groups_per_batch
-    return full * computed_groups(shards.groups_per_shard, batch) + computed_groups(rest, batch)
+    full, rest = divmod(plan.num_groups, plan.layout.size)
+    batch = plan.config.shards.groups_per_batch
+    return full * computed_groups(plan.layout.size, batch) + computed_groups(rest, batch)
 
 
 def noise_rows(plan: BuildPlan) -> int:

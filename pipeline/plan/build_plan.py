@@ -79,14 +79,17 @@ class BuildPlan:
         similar: Sequence[tuple[int, int]] | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        self.config = config
         self.class_names = class_names(config.real) if names is None else names
         self.sets: ClassSets = class_sets(config.mixing, self.class_names)
         if similar is not None:
             self.sets = Similar(len(similar), tuple(similar))
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
-        self.layout = layout(groups, config.shards.groups_per_shard, extensions)
+        # The size that follows from the plan is a part of it, as one that is set.
+        size = config.shards.size(groups)
+        shards = config.shards.model_copy(update={"groups_per_shard": size})
+        self.config = config = config.model_copy(update={"shards": shards})
+        self.layout = layout(groups, size, extensions)
         self.num_groups, self.num_shards = self.layout.num_groups, self.layout.num_shards
         self.images_per_group = config.mixing.images
         self.digest = fingerprint([config.model_dump(mode="json"), list(self.class_names)])

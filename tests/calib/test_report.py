@@ -19,7 +19,7 @@ from calib.report.methods import MEASURES, load_methods, mean_and_sd, paired
 from calib.report.noise import Compared, noise_rows
 from calib.report.page import pooled_bins, write_report
 from calib.report.provenance import duration, provenance
-from calib.report.sheet import contact_sheet, spread_over_pairs
+from calib.report.sheet import contact_sheet
 from calib.report.tables import comparison, differences, print_table, summary_table
 from data.errors import InputError
 from data.images import ENCODINGS, encode_image
@@ -367,18 +367,11 @@ def test_small_texts():
     assert MEASURE["nll"].text(0.0) == "0.000"
 
 
-def test_sheet_takes_each_pair_before_a_pair_twice():
-    classes = torch.tensor([[0, 1], [0, 1], [0, 2], [1, 2], [1, 2]])
-    assert spread_over_pairs(classes, 3) == [0, 2, 3]
-    assert spread_over_pairs(classes, 4) == [0, 2, 3, 1]
-    assert spread_over_pairs(torch.tensor([[0, k] for k in range(1, 9)]), 4) == [0, 2, 4, 6]
-
-
 def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
     got = contact_sheet(MixedDataset(make_mixed(tmp_path)))
     assert [series.group for series in got] == [0, 1, 2]
-    assert [series.worst for series in got] == [False, False, True]
-    assert got[-1].rho == pytest.approx(0.5)
+    worst = "least ordered of all, \N{GREEK SMALL LETTER RHO} 0.50"
+    assert [series.note == worst for series in got] == [False, False, True]
     assert (got[0].first, got[0].second) == (NAUGHTY, "one")
     assert [frame.first for frame in got[0].frames] == [0.0, 0.5, 1.0]
     assert [frame.weight for frame in got[0].frames] == pytest.approx([0.0, 0.4, 1.0])
@@ -441,6 +434,16 @@ def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_pa
     assert "[3.10, 4.90]" in text and "15 bins; 1 seed" in text
     assert "[red]CE[/red] 70.00 12.00 8.00 1.000 0.400" in text
     assert "mean over sets 91.00 40.00 92.00 38.00" in text
+
+
+def test_a_table_on_a_narrow_screen_cuts_no_name_and_no_number(tmp_path: Path):
+    name = "CSM + FeDLaS + MaC-Cal"
+    run = make_run(tmp_path / "r", name, [{"ece": 0.04}, {"ece": 0.06}])
+    console = Console(width=40, file=io.StringIO(), record=True)
+    print_table(summary_table([run]), console)
+    text = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "5.00±1.41" in text
+    assert set(name.split()) <= set(text.split())
 
 
 def test_logits_that_are_gone(runs: list[Path]):

@@ -1,8 +1,9 @@
 import numpy as np
-from PIL import Image
+from PIL import ImageColor
 
-from data.contact_sheet import CELL, FIRST, GAP, NAME_WIDTH, SECOND, contact_sheet
+from data.contact_sheet import CELL, GAP, NAME_WIDTH, contact_sheet
 from data.images import encode_image
+from data.pages import LIGHT
 from data.shards import GroupSample
 
 
@@ -23,8 +24,12 @@ def test_images_stand_in_the_order_of_alpha_over_the_bar_of_their_label():
     assert sheet.getpixel((first, middle)) == (10, 10, 10)  # alpha 0
     assert sheet.getpixel((second, middle)) == (250, 250, 250)  # alpha 1
     bar = GAP + CELL + 20
-    blue, orange = (Image.new("RGB", (1, 1), c).getpixel((0, 0)) for c in (FIRST, SECOND))
-    assert sheet.getpixel((first, bar)) == orange
-    left = NAME_WIDTH + CELL + GAP
-    assert sheet.getpixel((left + int(0.7 * CELL), bar)) == blue
-    assert sheet.getpixel((left + int(0.8 * CELL), bar)) == orange
+    first_colour, second_colour = map(ImageColor.getrgb, (LIGHT.first, LIGHT.second))
+    assert sheet.getpixel((first, bar)) == second_colour
+    left = NAME_WIDTH + CELL + GAP  # 0.75 of the first class, on the side where its name stands
+    assert sheet.getpixel((left + int(0.2 * CELL), bar)) == second_colour
+    assert sheet.getpixel((left + int(0.3 * CELL), bar)) == first_colour
+    other = GroupSample({**record, "group": 123456}, sample.images, "webp")
+    numbers = (0, GAP + CELL, NAME_WIDTH - GAP, GAP + CELL + 16)  # differ where nothing else does
+    other_sheet = contact_sheet([other, other])
+    assert sheet.crop(numbers).tobytes() != other_sheet.crop(numbers).tobytes()

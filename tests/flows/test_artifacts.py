@@ -152,9 +152,9 @@ def test_an_artifact_grows_now_and_then_and_ends_right(shown):
     assert seen == [(0.0, "begins"), (25.0, "first"), (50.0, "soon after")]
 
 
-def test_progress_says_how_many_shards(shown):
+def test_progress_says_how_many_images(shown):
     artifact = shown[0]["counts"]
-    assert (artifact["data"], artifact["description"]) == (50.0, "2 of 4 shards, 1 failed")
+    assert (artifact["data"], artifact["description"]) == (50.0, "16 of 32 images, 1 failed shard")
 
 
 def test_the_end_of_a_build_names_failures(shown):

@@ -56,7 +56,7 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
         key = artifact_key("build", root.url, root.plan["digest"])
         artifact = latest_artifact(key)
         assert artifact["flow_run_id"] == str(run.id)
-        assert artifact["description"].startswith("7 of 8 shards, 1 failed")
+        assert artifact["description"].startswith("156 of 180 images, 1 failed shard")
 
 
 def test_resume_makes_what_is_missing_and_pins_it(broken):

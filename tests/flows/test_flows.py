@@ -172,9 +172,9 @@ def test_what_semix_says_is_in_the_runs_log_and_once_on_the_terminal(executed, c
     def said() -> list[str]:
         return [log.message for log in client.read_logs(mine, 200, 0) if log.name.startswith("sem")]
 
-    until(lambda: any("generate: 8 of 8 shards" in text for text in said()))
+    until(lambda: any("generate: 180 of 180 images" in text for text in said()))
     assert len(said()) == len(set(said()))
-    assert output.count("generate: 8 of 8 shards") == 1
+    assert output.count("generate: 180 of 180 images") == 1
     assert output.count("sharpening of features: scale") == 1  # a worker said so
 
 
@@ -189,7 +189,7 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
         f"{key}-series": "markdown",
     }
     assert found[key]["data"] == 100.0
-    assert found[key]["description"].startswith("8 of 8 shards")
+    assert found[key]["description"].startswith("180 of 180 images")
     rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
     assert rows["shards"] == "8 of 8, 8 in this run"
     assert rows["images"] == "180 of 180, 180 in this run"

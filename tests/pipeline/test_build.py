@@ -198,6 +198,17 @@ def test_another_config_on_the_same_root_is_refused_by_its_fields(built, hasty_c
     assert create_root(hasty_config, built.url).missing() == []
 
 
+def test_a_shard_size_that_is_not_set_is_stored_and_agrees_with_any(built, hasty_config, tmp_path):
+    unset = altered(hasty_config, "shards.groups_per_shard=null")
+    assert create_root(unset, built.url).missing() == []
+    new = create_root(unset, str(tmp_path / "root"))
+    assert new.plan["config"]["shards"]["groups_per_shard"] == 4  # 45 groups in batches of 4
+    assert len(new.missing()) == 12 and plan_of(new).num_shards == 12
+    other = altered(hasty_config, "shards.groups_per_shard=5")
+    with pytest.raises(InputError, match=r"shards\.groups_per_shard is 6 there"):
+        create_root(other, built.url)
+
+
 def test_changed_model_files_are_refused_while_shards_are_missing(
     make_config, hasty_standins, tmp_path
 ):

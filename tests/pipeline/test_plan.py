@@ -65,3 +65,39 @@ def test_out_of_range_indices_are_errors():
 def test_bad_settings_are_named(override, message):
     with pytest.raises(InputError, match=message):
         plan(override)
+
+
+def sized(groups_per_pair: int, *overrides: str) -> BuildPlan:
+    changes = (
+        f"mixing.groups_per_pair={groups_per_pair}",
+        "mixing.pairs={kind: sampled, count: 20}",
+    )
+    return plan("shards={}", *changes, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("groups_per_pair", "size", "shards"),
+    [
+        (1, 8, 3),  # of 20 groups; less than a batch would be filled up
+        (3, 8, 8),
+        (6, 8, 15),
+        (7, 16, 9),
+        (51, 64, 16),
+        (1000, 64, 313),
+    ],
+)
+def test_a_size_that_is_not_set_follows_the_plan(groups_per_pair: int, size: int, shards: int):
+    found = sized(groups_per_pair)
+    assert (found.config.shards.groups_per_shard, found.num_shards) == (size, shards)
+    written = sized(groups_per_pair, f"shards.groups_per_shard={size}")
+    assert written.digest == found.digest  # plan.json has the number
+
+
+@pytest.mark.parametrize(("batch", "size"), [(3, 63), (24, 48), (100, 100)])
+def test_a_derived_shard_is_of_whole_batches(batch: int, size: int):
+    assert sized(1000, f"shards.groups_per_batch={batch}").layout.size == size
+
+
+def test_plans_made_with_the_old_size_keep_their_digest():
+    old = plan("shards={groups_per_shard: 64}")
+    assert old.digest == "52ef1f19406ebbab8b74f27de9b4713fcfcc7c770caebdddb6a1f1f7f2bb8ac8"

@@ -463,6 +463,16 @@ def test_the_dial_is_printed(hasty_config, tmp_path, caplog):
     assert json.loads(facts["class_names"])[3] == "three"
 
 
+@pytest.mark.parametrize(("scale", "label"), [(0.5, "0.562"), (3.4, None), (10.0, "0.993")])
+def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, caplog, scale, label):
+    config = hasty_config.annotation.model_copy(update={"scale": scale})
+    with caplog.at_level(logging.INFO, logger="semix.build"):
+        content = measured_for(config, RealDataConfig(name="digits"), tmp_path)
+    said = f"(as set); an average real image would be labelled {label}"
+    assert (said in caplog.text) == ("would be labelled" in caplog.text) == (label is not None)
+    assert float(unpack(content)[1]["scale"]) == scale
+
+
 def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
     beats: list[int] = []
     root = create_root(hasty_config, str(tmp_path / "root"))

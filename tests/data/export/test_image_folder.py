@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from data.export.image_folder import COLUMNS, write_image_folder
+from data.export.image_folder import COLUMNS, folder_names, write_image_folder
 from data.export.rows import open_source
 from tests.data import hostile
 from tests.handmade import make_root, record, root_of, sample
@@ -23,7 +23,7 @@ def test_files_and_table_agree_with_the_root(root, tmp_path):
     assert sorted(p.relative_to(folder).as_posix() for p in folder.glob("*/*")) == sorted(
         row["file"] for row in rows
     )
-    assert rows[3]["file"] == "0_2/00000001.00.webp"
+    assert rows[3]["file"] == "cat_fox/00000001.00.webp"
     for row in rows:
         group, position = int(row["group"]), int(row["position"])
         wanted = record(group, 3)
@@ -51,7 +51,8 @@ def test_class_names_are_neither_paths_nor_formulas(tmp_path):
     found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert all(name.startswith(("root/", "out/")) for name in found)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        *("0_1", "0_2", "1_2", "labels.csv", "classes.json")
+        *("cmd-C-calc-A0_etc-x", "cmd-C-calc-A0_evil-2J", "etc-x_evil-2J"),
+        *("labels.csv", "classes.json"),
     }
     for row in table(tmp_path / "out"):
         for column in COLUMNS:
@@ -62,6 +63,19 @@ def test_class_names_are_neither_paths_nor_formulas(tmp_path):
     assert max(text) < 128
     assert b"\x1b" not in text
     assert json.loads(table(tmp_path / "out")[0]["names"]) == NAUGHTY[:2]
+
+
+@pytest.mark.parametrize(
+    ("names", "folders"),
+    [
+        (["great_white shark", "\u00c5l"], ["great-white-shark", "Al"]),
+        (["Cat", "cat", "dog"], ["Cat.0", "cat.1", "dog"]),
+        (["\u732b", "\u72ac", ".."], ["class.0", "class.1", "class.2"]),
+        (["a" * 300, "a" * 299], [f"{'a' * 100}.0", f"{'a' * 100}.1"]),
+    ],
+)
+def test_folders_have_the_names_of_classes_and_differ(names, folders):
+    assert folder_names(names, together=2) == folders
 
 
 def test_nothing_appears_when_a_shard_is_damaged(tmp_path):

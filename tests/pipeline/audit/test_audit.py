@@ -9,6 +9,7 @@ import pytest
 from data.errors import InputError
 from data.label_records import SET_SCHEMA, set_digest
 from data.label_sets import create_set
+from data.pages import DARK, LIGHT
 from data.root import PROTOTYPES, Root
 from data.shards import GroupSample
 from pipeline.audit.audit import Audit, as_json, audit
@@ -298,7 +299,11 @@ def test_the_page_is_self_contained_and_escapes_names(whole, tmp_path):
         assert text.count(f"<{tag}") == text.count(f"</{tag}>"), tag
     assert "2 of 10 checks ask for a look" in text
     assert "Worst series" in text and "End points of another class" in text
-    assert "series 2<small>\N{GREEK SMALL LETTER RHO} \N{MINUS SIGN}1.00" in text
+    assert "series 2, \N{GREEK SMALL LETTER RHO} \N{MINUS SIGN}1.00" in text
+    for theme in (LIGHT, DARK):  # in the colours of every picture
+        assert f"--first: {theme.first};" in text and f"--second: {theme.second};" in text
+    cells = re.findall(r"<td(.*?)>", text)  # where rows are stacked, each says what it is
+    assert cells.count("") == 10 and len(cells) > 10  # but for what to do about a check
 
 
 def test_the_page_does_not_list_half_a_million_pairs(whole, tmp_path, monkeypatch):

@@ -1,0 +1,91 @@
+"""`import semix`: what it gives, what it costs, and that the lines of docs/python.md run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semix
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "python.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [block for block in BLOCKS if "semix.train(" in block]
+TRAINING = {
+    "name": "quick",
+    "real": {"name": "digits", "image_size": 32, "train_per_class": 5, "validation_per_class": 5},
+    "model": {"name": "resnet8", "width": 2},
+    "epochs": 1,
+    "batch_size": 25,
+    "evaluation": {"bootstrap": 50},
+}
+
+
+def run(block: str, root: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(block.replace("/data/birds-mixed", root), names)
+    return names
+
+
+@pytest.fixture
+def birds(tmp_path, monkeypatch, hasty_config) -> None:
+    """The files that the page names."""
+    monkeypatch.chdir(tmp_path)
+    Path("birds.yaml").write_text(json.dumps(hasty_config.model_dump(mode="json")))
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block not in COMMANDS])
+def test_the_pages_lines_run(block, birds, built, capsys):
+    names = run(block, built.url)
+    if "error" in block:
+        assert capsys.readouterr().out.startswith("mixing.alphas ")
+    if "plan" in block:
+        assert capsys.readouterr().out == "180 images in 8 shards; (0, 1) " + (
+            f"{names['group'].alphas}\n"
+        )
+    if "loss" in names:
+        assert all(part.grad.abs().sum() > 0 for part in names["network"].parameters())
+    if "found" in names:
+        assert names["scaled"].ece < names["found"].ece
+
+
+@pytest.mark.process
+def test_the_pages_commands_run(birds, tmp_path):
+    (commands,) = COMMANDS
+    place = str(tmp_path / "mixed")
+    Path("csm.yaml").write_text(json.dumps(TRAINING | {"mixed": {"url": place}}))
+    names = run(commands, place)
+    assert not names["root"].missing() and names["root"].url == place
+    assert names["labels"]["done"] == 8
+    assert names["measured"]["rows"][0]["bins"] == 20
+    assert "quick" in Path("report.html").read_text()
+
+
+def test_every_name_is_there_and_on_the_page():
+    assert set(semix.__all__) == set(dir(semix)) == set(" ".join(semix._HOMES.values()).split())
+    for name in semix.__all__:
+        assert getattr(semix, name).__name__ == name
+        assert f"`{name}`" in PAGE
+        assert getattr(semix, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'bild'"):
+        semix.bild  # noqa: B018
+
+
+def test_no_package_imports_the_name_for_all():
+    for package in ("data", "pipeline", "calib", "flows"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert not re.search(r"^ *(import|from) semix\b", path.read_text(), re.MULTILINE), path
+
+
+@pytest.mark.process
+def test_importing_it_loads_nothing():
+    script = "import sys, semix; dir(semix); print(sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    loaded = {name.partition(".")[0] for name in re.findall(r"'(.*?)'", found.stdout)}
+    assert "semix" in loaded, found.stderr
+    heavy = {"torch", "prefect", "pydantic", "numpy", "rich", "typer"}
+    assert not loaded & (heavy | {"data", "pipeline", "calib", "flows"})
