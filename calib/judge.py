@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,7 @@ class Judge:
         """The class of uint8 [N, H, W, 3], scaled to the size the run trained on; int64 [N]."""
         side = self.config.real.image_size
         if images.shape[1:3] != (side, side):
-            images = torch.stack([torch.from_numpy(scaled(i, side)) for i in images.numpy()])
+            images = torch.from_numpy(np.stack([scaled(image, side) for image in images.numpy()]))
         cpu = torch.device("cpu")
         logits = [predict(classifier, images, device=cpu) for classifier in self.classifiers]
         return torch.stack(logits).softmax(-1).mean(0).argmax(-1)

@@ -116,13 +116,9 @@ def test_json_is_the_same_as_the_file(root, tmp_path):
     assert {key: shown[key] for key in kept} == kept
 
 
-def test_a_judge_must_have_seen_real_images_of_these_classes_and_this_size(
-    root, make_run, judge, tmp_path
-):
+def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, judge, tmp_path):
     small = make_run("small", real={"name": "digits", "image_size": 16, "train_per_class": 6})
-    message = r"judge = .*: saw 16x16 pixels, these images are 32x32"
-    with pytest.raises(InputError, match=message):
-        audit(root.url, judge=small, out=tmp_path)
+    audit(root.url, judge=small, out=tmp_path / "small")  # the images are scaled for it
     mixed = make_run("mixed", mixed={"url": root.url})
     with pytest.raises(InputError, match=r"judge = .*: trained on mixed images"):
         audit(root.url, judge=mixed, out=tmp_path)

@@ -377,7 +377,6 @@ def training(tmp_path):
         ("mixed.exclude.flagged=[still]", "exclude.flagged = still", "was not audited"),
         ("mixed.labels=cd34cd34", "mixed.labels = cd34cd34", "has no labels for 1 shards"),
         ("mixed.labels=ef56ef56", "mixed.labels = ef56ef56", ""),
-        ("real.image_size=28", "mixed.url = ", "its images are 32x32 pixels, the real ones 28x28"),
         ("accumulate=5", "accumulate = 5", "make no such number of equal parts"),
     ],
 )

@@ -8,7 +8,7 @@ from PIL import Image
 from data.settings import load_settings
 from flows import standins
 from pipeline.config import BuildConfig
-from pipeline.root import checked_plan
+from pipeline.root import create_root, plan_of
 from pipeline.standins import Recipe, Stage
 from tests.command import semix
 
@@ -36,7 +36,9 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, 
     found = json.loads(out)
     assert set(found["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
     assert 0 <= found["generated"] <= 1 and found["real"] == 1  # zeros and ones are easy
-    plan = checked_plan(load_settings(BuildConfig, found["config"]))
+    plan = plan_of(
+        create_root(load_settings(BuildConfig, found["config"]), str(tmp_path / "mixed"))
+    )
     assert plan.class_names == ("one", "zero")
     assert plan.config.generator.model == found["diffusion"]
     assert plan.config.annotation.model == found["clip"]
