@@ -27,7 +27,7 @@ def _series(mixed: MixedDataset, group: int, note: str) -> Series:
     classes = mixed.classes[group].tolist()
     series = mixed[group]
     record = {
-        "group": group,
+        "group": series["group"],
         "classes": classes,
         "names": [mixed.class_names[k] for k in classes],
         "alphas": mixed.alphas[group].tolist(),

@@ -165,7 +165,7 @@ def test_the_end_of_a_build_names_failures(shown):
 
 def test_series_are_shown_of_several_shards(shown):
     assert shown[0]["end-series"]["data"].startswith(
-        "![series 1, 4, 7, 10](data:image/webp;base64,"
+        "![series 1, 5, 9, 16](data:image/webp;base64,"
     )
 
 
