@@ -48,7 +48,11 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
     remains depends on the files alone, and every process finds the same.
     """
     root, names = _root(config), find_classes(config)
-    folders, bad = _split_folders(root), survey(config).bad if config.skip_bad else {}
+    folders = _split_folders(root)
+    bad: Mapping[Path, str] = {}
+    if config.skip_bad and (surveyed := survey(config)).bad:
+        bad = surveyed.bad
+        log.warning("%s", surveyed.left_out())
     if folders:
         parts = _given_splits(config, folders, names, bad)
     else:
@@ -77,11 +81,21 @@ class Survey:
 
     def notes(self) -> list[str]:
         """What a user may not expect, a sentence each."""
-        found = [f"classes {' and '.join(names)} differ in case alone" for names in self.alike]
+        found = [self.left_out()] if self.bad else []
+        for names in self.alike:
+            found.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
         if self.ignored:
             each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
-            found.append(f"ignored beside {self.images:,} images: {each}")
+            remedy = "images are PNG, JPEG or WebP files directly in the folder of a class"
+            found.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
         return found
+
+    def left_out(self) -> str:
+        """How many images are bad, and the first of them."""
+        first = [f"{path}: {reason}" for path, reason in list(self.bad.items())[:3]]
+        more = [f"and {len(self.bad) - 3:,} more"] if len(self.bad) > 3 else []
+        count = f"{len(self.bad):,} of {self.images:,} images"
+        return f"left out {count} that cannot be decoded: {'; '.join([*first, *more])}"
 
 
 def survey(config: RealDataConfig, listener: Listener = lambda done, total: None) -> Survey:
@@ -103,28 +117,26 @@ def survey(config: RealDataConfig, listener: Listener = lambda done, total: None
             bad[path] = reason
         listener(done, len(paths))
     _refuse_more(config, root, bad, images=len(paths))
-    lower = [name.casefold() for name in names]
-    alike = [[n for n in names if n.casefold() == key] for key in dict.fromkeys(lower)]
-    return Survey(
-        len(paths), bad, _ignored(root, places, names), [same for same in alike if len(same) > 1]
-    )
+    keys = dict.fromkeys(name.casefold() for name in names)
+    alike = [[name for name in names if name.casefold() == key] for key in keys]
+    alike = [same for same in alike if len(same) > 1]
+    return Survey(len(paths), bad, _ignored(root, places, names), alike)
 
 
 def _refuse_more(
     config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
 ) -> None:
-    """Raise InputError if more images are bad than are allowed; else say which are left out."""
-    most = config.skip_bad * images if isinstance(config.skip_bad, float) else config.skip_bad
-    lines = [f"{path.relative_to(root)}: {reason}" for path, reason in bad.items()]
+    """Raises InputError, with the reason of each, if more images are bad than are allowed."""
+    most = config.skip_bad
+    if isinstance(most, float):
+        most = round(most * images, 6)  # 0.29 of 100 are 29
     if len(bad) > most:
+        lines = [f"{path.relative_to(root)}: {reason}" for path, reason in bad.items()]
         if len(lines) > MOST_LINES:
             lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
         remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
         remedy += " them, or allow as many to be left out"
         raise InputError("real.skip_bad", config.skip_bad, "\n  ".join([remedy, *lines]))
-    if bad:
-        first = "; ".join(lines[:3]) + (f"; and {len(bad) - 3:,} more" if len(bad) > 3 else "")
-        log.warning("left out %d of %d images of %s: %s", len(bad), images, root, first)
 
 
 def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:

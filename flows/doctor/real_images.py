@@ -19,8 +19,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         surveyed = survey_images(subject.real)
         decoded = f"; {surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
         for note in surveyed.notes():
-            remedy = "PNG, JPEG and WebP files directly in the folder of a class are read"
-            yield Finding("picture folder", WARNING, note, remedy)
+            yield Finding("picture folder", WARNING, note)
     real = load_real(subject.real)
     counts = f"{len(real.train)} to train, {len(real.test)} to test"
     yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}{decoded}")

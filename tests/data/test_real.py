@@ -183,9 +183,10 @@ def test_a_survey_counts_what_is_ignored(tmp_path):
     found = survey(RealDataConfig(name="imagefolder", path=str(tmp_path)))
     assert (found.images, found.bad) == (9, {})
     assert found.notes() == [
-        "classes Cat and cat differ in case alone",
+        "classes Cat and cat differ in case alone; are they one?",
         "ignored beside 9 images: 1 .db, 2 .heic, 1 files without extension, "
-        "1 folders in class folders, 1 loose files",
+        "1 folders in class folders, 1 loose files; images are PNG, JPEG or WebP files directly in "
+        "the folder of a class",
     ]
 
 

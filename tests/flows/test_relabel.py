@@ -150,9 +150,9 @@ def test_the_root_itself_is_no_place_to_bake_into(root):
 
 def test_a_folder_of_something_else_is_no_place_to_bake_into(root, tmp_path):
     before = files(root)
-    (tmp_path / "cats").mkdir()
+    (tmp_path / "own" / "cats").mkdir(parents=True)
     with pytest.raises(InputError, match="holds cats, and is no mixed dataset"):
-        relabel(root, ["annotation.scale=4.0"], out=str(tmp_path))
+        relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "own"))
     assert files(root) == before
 
 
