@@ -105,7 +105,7 @@ def _made(
     check_work(root, settings)
     # Workers and server start beside the imports.
     family = plan_of(root).config.generator.family
-    with workers_ahead(settings, family=family), prefect_server(wait=False):
+    with workers_ahead(settings, family=family, url=root.url), prefect_server(wait=False):
         from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
         from flows.calling import call_flow
 

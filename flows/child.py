@@ -2,8 +2,8 @@
 
 `python -m flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m MODULE`,
 plus a thread that ends the whole process group when standard input closes, which the kernel does
-for us even if we are killed. `--ahead IMPORT...` imports these, waits for a line of standard input
-that holds the rest of the command, and goes on with it.
+for us even if we are killed. `--ahead IMPORT,IMPORT...` imports these, waits for a line of standard
+input that holds the rest of the command, and goes on with it; what follows is for `ps`.
 """
 
 import importlib
@@ -58,15 +58,20 @@ _taking = threading.Lock()
 
 @contextmanager
 def started_ahead(
-    imports: Sequence[str], environments: Sequence[Mapping[str, str]], **options: Any
+    imports: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    *,
+    shown: Sequence[str] = (),
+    **options: Any,
 ) -> Iterator[None]:
     """Children that import now what `start` would import later; those not taken end with the block.
 
     Args:
         imports: modules that take seconds.
         environments: a child each; `start` takes one where environment and options are the same.
+        shown: words that their command lines have, for whoever looks at processes.
     """
-    command = [*_ourselves(), "--ahead", *imports]
+    command = [*_ourselves(), "--ahead", ",".join(imports), *shown]
     waiting = [_Ahead(_started(command, e, options), e, options) for e in environments]
     _ahead.extend(waiting)
     try:
@@ -209,7 +214,7 @@ def _insist(group: int, grace_s: float) -> None:
 def main() -> None:
     option, *rest = sys.argv[1:]
     if option == "--ahead":
-        for module in rest:
+        for module in filter(None, rest[0].split(",")):
             importlib.import_module(module)
         option, *rest = json.loads(sys.stdin.readline() or sys.exit(0))
     what, _, grace_s = option.partition("=")

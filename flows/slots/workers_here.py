@@ -39,12 +39,15 @@ def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
 
 
 @contextmanager
-def workers_ahead(settings: SlotSettings, *, family: str, builds: int = 1) -> Iterator[None]:
+def workers_ahead(
+    settings: SlotSettings, *, family: str, builds: int = 1, url: str = ""
+) -> Iterator[None]:
     """During the block, slots of this machine find their workers with all libraries imported.
 
     Args:
         family: of the generator.
         builds: how many begin in the block, each with these slots.
+        url: of the root, for whoever looks at processes.
     """
     if settings.runner != LOCAL:
         yield
@@ -52,5 +55,5 @@ def workers_ahead(settings: SlotSettings, *, family: str, builds: int = 1) -> It
     imports = ["pipeline.work", f"pipeline.generators.{family}"]
     environments = builds * environments_here(settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started_ahead(imports, environments, **pipes):
+    with started_ahead(imports, environments, shown=("pipeline.worker", url), **pipes):
         yield

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from data.leases import living
 from data.root import Root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
@@ -398,7 +399,7 @@ def children(process: subprocess.Popen[str], module: str) -> list[psutil.Process
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, number, status):
     process = start("resume", unfinished, PREFECT_API_URL=prefect_api)
-    until(lambda: children(process, "pipeline.worker"))
+    until(lambda: living(Root(unfinished).store))  # a shard is in the making
     worker = children(process, "pipeline.worker")[0]
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -409,9 +410,10 @@ def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, nu
 
 def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, alive):
     process = start("resume", unfinished, "--slots", "2")
-    until(lambda: len(children(process, "pipeline.worker")) == 2)
+    until(lambda: len(living(Root(unfinished).store)) == 2)
     ours = psutil.Process(process.pid).children(recursive=True)
     assert children(process, "flows.server.run_server")
+    assert len(children(process, "pipeline.worker")) == 2
     process.kill()
     process.communicate()
     until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)
