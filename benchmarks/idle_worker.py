@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.idle import SECONDS
 from benchmarks.pictures import blending_models
 from data.root import Root
-from pipeline import work, worker
+from pipeline import build, worker
 from pipeline.models import Models
 from pipeline.plan import BuildPlan
 
@@ -24,5 +24,5 @@ def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> Models:
 
 
 if __name__ == "__main__":
-    work.load_models = load_nothing
+    build.load_models = load_nothing
     sys.exit(worker.main())

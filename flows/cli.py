@@ -88,7 +88,7 @@ def main() -> None:
     # A flag for the whole program, but people add it where they are: at the end.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
     signal.signal(signal.SIGTERM, _leave)
-    goes_on = bool({*GOING_ON} & {*arguments[:2]})
+    goes_on = next((a for a in arguments if not a.startswith("-")), "") in GOING_ON
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
     try:
         app(arguments, prog_name="semix")

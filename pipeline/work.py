@@ -5,14 +5,16 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from data.root import Root
 from data.store import Store
-from pipeline.build import Models, generate_shard, load_models
 from pipeline.plan import BuildPlan
 from pipeline.prototypes import prepare
 from pipeline.root import plan_of
+
+if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features need neither
+    from pipeline.build import Models
 
 T = TypeVar("T")
 Beat = Callable[[], None]
@@ -96,10 +98,14 @@ class Building:
         return shard
 
     def load(self, *, device: str, beat: Beat) -> None:
+        from pipeline.build import load_models
+
         prepare(self.root, device=device, beat=beat)
         self.models = load_models(self.root, self.plan, device=device, beat=beat)
 
     def make(self, shard: int, *, beat: Beat) -> Making[str]:
+        from pipeline.build import generate_shard
+
         assert self.models is not None, "load() comes first"
         record = yield from generate_shard(
             self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat

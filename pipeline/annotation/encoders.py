@@ -1,12 +1,15 @@
 """The CLIP models of an annotation, loaded when the first image comes."""
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from data.device import resolve_device
-from pipeline.clip import ClipEncoder
 from pipeline.config import AnnotationConfig
+
+if TYPE_CHECKING:  # open_clip costs seconds
+    from pipeline.clip import ClipEncoder
 
 NAMES = FEATURES, SECOND = "features", "second"  # of tensors, in memory and in files
 
@@ -31,7 +34,9 @@ class Encoders:
         return {name: encoder.encode(images).cpu() for name, encoder in self._loaded.items()}
 
     @cached_property
-    def _loaded(self) -> dict[str, ClipEncoder]:
+    def _loaded(self) -> "dict[str, ClipEncoder]":
+        from pipeline.clip import ClipEncoder
+
         device = resolve_device(self.device)
         return {
             name: ClipEncoder(encoder, device=device, dtype=self.config.dtype, field=field)

@@ -21,7 +21,6 @@ from pipeline.annotation.encoders import NAMES, SECOND
 from pipeline.annotation.measurement import Measurement, measured
 from pipeline.annotation.progress import Progress
 from pipeline.annotation.prototype_file import PrototypeFile, Seen
-from pipeline.clip import ClipEncoder
 from pipeline.config import AnnotationConfig, EncoderConfig
 from pipeline.provenance import encoder_content
 
@@ -113,6 +112,8 @@ class Survey:
             raise InputError("real", f"class {names[int(counts.argmin())]!r}", remedy)
         log.info("prototypes: %d training images pass through %s", len(train), config.model)
         device = resolve_device(self.device)
+        from pipeline.clip import ClipEncoder  # open_clip costs seconds
+
         encoder = ClipEncoder(config, device=device, dtype=dtype, field=field)
         chunks = FeatureChunks(
             train,

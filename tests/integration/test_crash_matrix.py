@@ -50,7 +50,7 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
 def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
     tiny, unbroken, root, step, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.work.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("pipeline.build.load_models", lambda *_, **__: tiny.models)
 
     def work() -> None:
         with at_step(step, die, after=False):

@@ -90,7 +90,7 @@ def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
 ):
     hasty = Patience(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
     monkeypatch.setattr("data.store.PATIENT", hasty)
-    monkeypatch.setattr("pipeline.work.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("pipeline.build.load_models", lambda *_, **__: tiny.models)
     root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
 
     def failing(self, partial, name):

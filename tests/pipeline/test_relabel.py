@@ -153,7 +153,7 @@ def test_another_clip_gives_other_weights_and_its_features_serve_the_next_set(
     first = relabel(root, f"model=local-dir:{clip}")
     weights = all_labels(first)[0]["weights"]
     assert weights != pytest.approx(stored_records(root)[0]["weights"], abs=1e-3)
-    monkeypatch.setattr("pipeline.annotation.encoders.ClipEncoder", None)  # none is loaded
+    monkeypatch.setattr("pipeline.clip.ClipEncoder", None)  # none is loaded
     second = relabel(root, f"model=local-dir:{clip}", "scale=3.0")
     assert second.plan["features"] == first.digest
     assert all_labels(second)[0]["weights"] == pytest.approx(weights, abs=0.02)
