@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
-import pipeline.build  # noqa: F401 - for its own imports, while the server starts
 from data.errors import InputError
 from data.leases import Renewing, claim, release
 from data.part import WHOLE, Part, parse_part

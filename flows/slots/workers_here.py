@@ -10,6 +10,8 @@ from flows.child import started_ahead
 from flows.gpus import CHOSEN, visible_gpus
 from flows.slots.settings import LOCAL, SlotSettings, slots_here
 
+IMPORTS = ("pipeline.build", "pipeline.clip")  # what a worker imports, sooner or later
+
 
 def quiet() -> dict[str, str]:
     """No bars as lines in a log."""
@@ -52,7 +54,7 @@ def workers_ahead(
     if settings.runner != LOCAL:
         yield
         return
-    imports = ["pipeline.work", f"pipeline.generators.{family}"]
+    imports = [*IMPORTS, f"pipeline.generators.{family}"]
     environments = builds * environments_here(settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started_ahead(imports, environments, shown=("pipeline.worker", url), **pipes):

@@ -3,6 +3,8 @@
 import importlib.util
 import logging
 import os
+import subprocess
+import sys
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -34,6 +36,7 @@ from flows.slots.slot import (
     pause_after,
     worker_arguments,
 )
+from flows.slots.workers_here import IMPORTS
 from flows.supervise import supervise
 from tests.data.whole_roots import empty_root
 
@@ -527,3 +530,14 @@ def test_the_shards_to_make_may_be_more_than_a_command_line_holds(prefect_api, t
 
     assert one()["status"] == 0
     assert seen.read_text() == shards
+
+
+@pytest.mark.process
+def test_what_workers_import_ahead_is_all_that_takes_seconds():
+    script = "import sys, importlib\n" + "".join(f"import {name}\n" for name in IMPORTS)
+    script += "import pipeline.generators.stable_diffusion\nahead = set(sys.modules)\n"
+    script += "import pipeline.worker, pipeline.models, pipeline.prototypes\n"
+    script += "import pipeline.annotation.survey, pipeline.noise.source\n"
+    script += "print(sorted({m.split('.')[0] for m in set(sys.modules) - ahead}))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() in ("['pipeline']", "['data', 'pipeline']"), found.stderr

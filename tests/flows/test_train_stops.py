@@ -41,9 +41,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(CHECKOUT), **changes}
 
 
-def test_sigterm_to_semix_stops_the_trainer_in_the_middle_of_an_epoch(
-    prefect_api, unbroken, tmp_path
-):
+def test_sigterm_to_semix_stops_the_trainer_after_a_step(prefect_api, unbroken, tmp_path):
     config, run = write_config(tmp_path / "long.yaml"), tmp_path / "run"
     command = [sys.executable, "-m", "flows.cli", "train", str(config), "--out", str(run)]
     with (tmp_path / "log").open("w+") as log:
@@ -57,7 +55,7 @@ def test_sigterm_to_semix_stops_the_trainer_in_the_middle_of_an_epoch(
         text = log.read()
     assert status == 143, text
     assert "stopped; what is trained is in a checkpoint, and the same command goes on" in text
-    assert checkpoint_of(run).state["step"] > 0
+    assert checkpoint_of(run).state["position"] < SETTINGS["epochs"]  # it was not through
     assert not processes_on(run)
     assert_same_results_here(unbroken, train_here(run))
 
@@ -75,7 +73,7 @@ def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, t
     parent.kill()
     parent.wait()
     wait_until(lambda: not processes_on(run))
-    assert checkpoint_of(run).state["step"] > 0
+    assert checkpoint_of(run).state["position"] < SETTINGS["epochs"]  # it was not through
     assert_same_results_here(unbroken, train_here(run))
 
 
