@@ -87,6 +87,8 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a command as leader of its own process group, with the lifeline as standard input.
 
+    A child that `started_ahead` began for this environment and these options goes on with it.
+
     Args:
         environment: changes to our own environment.
         options: further arguments of `subprocess.Popen`.

@@ -88,7 +88,7 @@ def _cancellable(run: UUID) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(LOOK_EVERY_S):
-            if _is_cancelled(run):
+            if _is_cancelled(run) and not over.is_set():
                 cancelled.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
                 return

@@ -4,7 +4,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +96,7 @@ def generate(
     # Composed where it runs: another machine has its Python elsewhere.
     own = f"--device={settled_device(device, {**os.environ, **environment})}"
     command, losses = python_module(WORKER, *arguments, own), 0
-    told = get_run_logger().info
-
-    def tell(line: str) -> None:
-        if line.startswith(NEWS) and is_logged():
-            log.info("%s", line.removeprefix(NEWS))
-        else:
-            told(line)
-
-    with slot_log(tell) as lines:
+    with slot_log(_teller(get_run_logger().info)) as lines:
         while True:
             made = lines.made
             outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)
@@ -125,6 +117,18 @@ def generate(
             _sleep(pause_after(losses, pause_s), stop)
             if stop.is_set():
                 raise WorkerFailed(text)
+
+
+def _teller(told: Callable[[str], None]) -> Callable[[str], None]:
+    """For a worker's lines: what is for a person goes to the terminal, too, where the flow runs."""
+
+    def tell(line: str) -> None:
+        if line.startswith(NEWS) and is_logged():
+            log.info("%s", line.removeprefix(NEWS))
+        else:
+            told(line)
+
+    return tell
 
 
 def _record_lost(url: str, outcome: Outcome, labels: str) -> None:

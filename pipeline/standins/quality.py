@@ -11,7 +11,7 @@ from pipeline.generators import load_generator
 from pipeline.noise import initial_noise
 from pipeline.plan.seeds import hashed_seed
 
-MOST_REAL = 4000  # training images that the classifier learns from
+MOST_REAL = 4000  # images that the classifier learns from, and as many to compare with
 AT_ONCE = 64
 
 
@@ -35,14 +35,16 @@ def end_point_agreement(
     """Generate pictures of single classes, and have them read by an independent classifier."""
     from sklearn.svm import SVC
 
-    train = np.random.default_rng(0).permutation(len(real.train))[:MOST_REAL]
+    draw = np.random.default_rng(0)
+    train = draw.permutation(len(real.train))[:MOST_REAL]
+    test = draw.permutation(len(real.test))[:MOST_REAL]
     judge = SVC().fit(_flat(real.train.images(train)), real.train.targets[train])
     wanted = np.arange(images) % len(real.class_names)
     pictures = _generated(config, real, wanted)
     return Agreement(
         generated=float(judge.score(_flat(pictures), wanted)),
         images=images,
-        real=float(judge.score(_flat(real.test.images()), real.test.targets)),
+        real=float(judge.score(_flat(real.test.images(test)), real.test.targets[test])),
     )
 
 
