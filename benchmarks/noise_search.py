@@ -11,14 +11,13 @@ from scipy.stats import spearmanr
 from benchmarks.measure import Result, line
 from benchmarks.models import build_config
 from data.real import class_names
-from pipeline.conditioning import Conditioning, concatenate
 from pipeline.config import BuildConfig
 from pipeline.generators import load_generator
 from pipeline.generators.schedulers import ddim_pair
 from pipeline.noise import select_noise
-from pipeline.noise.rungs import Rung, choice_points, rungs
-from pipeline.noise.scoring import Scorer, scoring_conditions
-from pipeline.noise.selection import Choice
+from pipeline.noise.cost import Rung, rungs
+from pipeline.noise.search import Choice, Scorer
+from pipeline.noise.source import scoring_conditions
 
 POOL, TOGETHER = 32, 8  # candidates of a pair; choices scored together
 COUNTS = (4, 8, 16, 32)
@@ -78,7 +77,7 @@ def regrets(whole: Sequence[Choice], halved: Sequence[Choice]) -> torch.Tensor:
     lost = []
     for all_, few in zip(whole, halved, strict=True):
         scores = torch.tensor(all_.scores)
-        lost.append((scores[all_.best[0]] - scores[few.best[0]]) / scores.std())
+        lost.append((scores[all_.best] - scores[few.best]) / scores.std())
     return torch.stack(lost)
 
 
@@ -107,14 +106,10 @@ class Search:
             part = jobs[at : at + TOGETHER]
             found += select_noise(
                 [seeds for _, seeds in part],
-                concatenate(self.conditions(pair) for pair, _ in part),
+                scoring_conditions([pair for pair, _ in part], self.config, self.embeddings),
                 scorer=self.scorer,
                 shape=self.generator.latent_shape,
                 rungs=schedule,
                 names=[str(pair) for pair, _ in part],
-                points=choice_points(self.config),
             )
         return found, self.rows, time.process_time() - start
-
-    def conditions(self, pair: tuple[int, ...]) -> Conditioning:
-        return scoring_conditions([pair], self.config, self.embeddings)

@@ -14,10 +14,9 @@ from data.store import Fact, Store, process_alive
 from data.strict_json import read_object
 
 FOLDER = "leases"
-# On a shard, a flow's run, a shard of a label set, a bank of noises, the prototypes: `claim` is
-# given no others.
+# On a shard, a flow's run, a shard of a label set, the prototypes: `claim` is given no others.
 NAME = re.compile(
-    rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|noise-(run|\d{{4}}-\d{{7}})|prototypes)\.json"
+    rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|prototypes)\.json"
 )
 MOST_LEASE = 4096  # bytes
 # Seconds without renewal after which a lease counts as forgotten. Whoever works renews each

@@ -3,8 +3,6 @@
 from data.errors import InputError
 from data.extension import Extension, next_extension, write_extension
 from data.root import Root
-from pipeline.config import BuildConfig
-from pipeline.noise.rungs import choice_keeps
 from pipeline.root import GROUPS_PER_PAIR, plan_of
 
 MOST_GROUPS = 10**8  # keys in a shard have eight digits
@@ -17,8 +15,7 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     is there. plan.json stays as it is; `extensions/N.json` says what was added.
 
     Raises:
-        InputError: not more than there is, noise for no more series, or another extension came
-            first.
+        InputError: not more than there is, too many for a root, or another extension came first.
     """
     plan = plan_of(root)
     before = plan.num_groups // plan.num_pairs
@@ -28,7 +25,6 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     if groups_per_pair * plan.num_pairs > MOST_GROUPS:
         remedy = f"a root has at most {MOST_GROUPS:,} series; start another with another seed"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
-    _refuse_used_up_noise(plan.config, groups_per_pair)
     extension = next_extension(plan.digest, plan.layout, groups_per_pair, plan.num_pairs)
     number = len(root.extensions) + 1
     if not write_extension(root.store, number, extension):
@@ -43,19 +39,3 @@ def described(extension: Extension) -> str:
     added = extension.stretch
     groups = f"groups {added.first_group} to {added.last_group}"
     return f"{groups}, shards {added.first_shard} to {added.last_shard}"
-
-
-def _refuse_used_up_noise(config: BuildConfig, groups_per_pair: int) -> None:
-    """A bank hands each series of a pair another of its noises; it must have enough of them."""
-    noise = config.noise
-    if (
-        noise.strategy == "random"
-        or noise.bank == "group"
-        or groups_per_pair <= choice_keeps(config)
-    ):
-        return
-    remedy = (
-        f"noise.bank: {noise.bank} holds {choice_keeps(config)} noises, so further series of a "
-        "pair would repeat those that are there; build a second root with another mixing.seed"
-    )
-    raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)

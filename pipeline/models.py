@@ -49,9 +49,7 @@ def load_models(
     annotator.encoders.load()
     generator = load_generator(config.generator, device=device)
     embeddings = class_embeddings(generator, plan)
-    noise = noise_source(
-        plan, generator=generator, embeddings=embeddings, store=root.store, beat=beat
-    )
+    noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
     work, _ = work_or_reason(config)
     return Models(generator, annotator, embeddings, noise, work)
 

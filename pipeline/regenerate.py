@@ -8,8 +8,6 @@ from data.root import PROTOTYPES, Root
 from data.shards import GroupSample
 from pipeline.batch import encode_series, make_batch
 from pipeline.build import group_record, load_models
-from pipeline.noise.bank import part_name
-from pipeline.noise.rungs import stored
 from pipeline.plan import BuildPlan, MixGroup
 from pipeline.root import plan_of
 from pipeline.stopwatch import Stopwatch
@@ -22,11 +20,14 @@ def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
     is made.
 
     Raises:
-        InputError: the root lacks prototypes or the noise of the series; a model cannot be used.
+        InputError: the root lacks prototypes; a model cannot be used.
     """
     plan = plan_of(root)
+    if not root.store.exists(PROTOTYPES):  # a build measures them, a look does not
+        shard = plan.layout.shard_of(group)
+        remedy = f"needs {PROTOTYPES}; run `semix resume {root.url} --shards {shard}` first"
+        raise InputError("group", group, remedy)
     groups = batch_of(plan, group)
-    _refuse_what_would_be_written(root, plan, groups)
     models = load_models(root, plan, device=device)
     batch = make_batch(groups, plan, models=models, clock=Stopwatch())
     row = group - groups[0].index
@@ -51,20 +52,3 @@ def same_pixels(one: GroupSample, other: GroupSample) -> bool:
         return False
     pairs = zip(one.images, other.images, strict=True)
     return all(np.array_equal(decode_image(a), decode_image(b)) for a, b in pairs)
-
-
-def _refuse_what_would_be_written(root: Root, plan: BuildPlan, groups: list[MixGroup]) -> None:
-    """Prototypes and chosen noises are kept in the root; a build puts them there, not a look."""
-    needed = {PROTOTYPES}
-    if plan.config.noise.strategy != "random" and stored(plan.config):
-        needed |= {part_name(_part(plan, group)) for group in groups}
-    for name in sorted(needed):
-        if not root.store.exists(name):
-            shard = plan.layout.shard_of(groups[0].index)
-            remedy = f"needs {name}; run `semix resume {root.url} --shards {shard}` first"
-            raise InputError("group", groups[0].index, remedy)
-
-
-def _part(plan: BuildPlan, group: MixGroup) -> int | None:
-    numbers = {"run": None, "pair": group.index % plan.num_pairs, "group": group.index}
-    return numbers[plan.config.noise.bank]

@@ -55,11 +55,4 @@ class BuildConfig(Settings):
                 "`generator.approximate.cache_anchors` wants pairs of classes, and fewer anchors "
                 "than alphas"
             )
-        chosen = self.noise.strategy != "random" and self.noise.bank == "pair"
-        kept = self.mixing.groups_per_pair
-        if chosen and self.noise.candidates < kept:
-            raise ValueError(
-                f"`noise.candidates` must be at least mixing.groups_per_pair ({kept}): each series "
-                "of a pair takes one of the pair's noises"
-            )
         return self

@@ -15,15 +15,7 @@ class NoiseConfig(Settings):
         description="random; select: the most stable of `candidates`; optimise: gradient descent "
         "from the most stable one",
     )
-    bank: Literal["group", "pair", "run"] = Field(
-        "group",
-        description="noises are chosen afresh for each series, once for each pair, or once for "
-        "the run; the series share what was chosen",
-    )
-    candidates: int = Field(8, ge=1, description="noises scored for each choice")
-    keep: int | None = Field(
-        None, ge=1, description="for bank run: how many of the best are used; none: an eighth"
-    )
+    candidates: int = Field(8, ge=1, description="noises scored for each series")
     steps: int = Field(
         10, ge=1, description="steps of sampling and of inversion; never more than generator.steps"
     )
@@ -56,6 +48,4 @@ class NoiseConfig(Settings):
         for alpha in self.alphas:
             if not 0 <= alpha <= 1:
                 raise ValueError(f"`alphas`: {alpha} must lie in [0, 1]; 1 is the first class")
-        if self.keep is not None and (self.bank != "run" or self.keep > self.candidates):
-            raise ValueError("`keep` belongs to bank run and is at most `candidates`")
         return self

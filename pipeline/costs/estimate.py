@@ -15,7 +15,7 @@ from pipeline.costs.work import (
     series_work,
     work_or_reason,
 )
-from pipeline.noise.cost import selection_cost
+from pipeline.noise.cost import noise_cost
 from pipeline.plan import BuildPlan
 
 # Bytes of an image by its side: means over CIFAR-10 images (32) and photographs (224, 512) under
@@ -71,7 +71,7 @@ def estimate(plan: BuildPlan) -> Estimate:
         images=plan.num_images,
         shards=plan.num_shards,
         noise_rows=noise_rows(plan),
-        noise_ratio=selection_cost(plan).ratio,
+        noise_ratio=noise_cost(plan.config, groups=plan.num_groups).ratio,
     )
     work, unknown = work_or_reason(plan.config)
     if work is None:

@@ -9,7 +9,6 @@ from pipeline.costs.flops import ModelCosts, model_costs
 from pipeline.costs.skeletons import Uncounted
 from pipeline.generators.schedulers import sampler
 from pipeline.noise.cost import noise_cost
-from pipeline.noise.rungs import stored
 from pipeline.plan import BuildPlan, ShardSpec
 from pipeline.rows import Rows, count_rows
 
@@ -104,5 +103,6 @@ def all_computed_groups(plan: BuildPlan) -> int:
 
 def noise_rows(plan: BuildPlan) -> int:
     """Denoiser rows that choose noise for all shards, with what fills up the last batches."""
-    groups = plan.num_groups if stored(plan.config) else all_computed_groups(plan)
-    return noise_cost(plan.config, groups=groups, pairs=plan.num_pairs).rows
+    padded = plan.config.noise.strategy == "select"
+    groups = all_computed_groups(plan) if padded else plan.num_groups
+    return noise_cost(plan.config, groups=groups).rows

@@ -1,20 +1,19 @@
-"""Where a batch of groups gets its noise from, and what its records say about it."""
+"""What noise a batch of groups gets, and what their records say about it."""
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from data.leases import Renewing
-from data.store import Store
-from pipeline.conditioning import Conditioning
-from pipeline.noise.bank import Bank, Part
-from pipeline.noise.chooser import Chooser, Number
-from pipeline.noise.initial import initial_noise
-from pipeline.noise.rungs import production_batch, stored
-from pipeline.noise.scoring import Scorer
+from pipeline.conditioning import Conditioning, concatenate, mix
+from pipeline.config import BuildConfig
+from pipeline.noise.cost import production_batch, rungs, scoring_steps
+from pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
 from pipeline.plan import BuildPlan, MixGroup
+from pipeline.plan.seeds import hashed_seed
 
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import LatentDiffusion
@@ -28,15 +27,13 @@ def noise_source(
     *,
     generator: "LatentDiffusion",
     embeddings: Conditioning,
-    store: Store,
     beat: Callable[[], None] = lambda: None,
 ) -> NoiseSource:
     """What the config asks for; nothing is scored before the first groups come.
 
     Args:
         embeddings: of all classes, one row each.
-        store: of the root; keeps noises that several series share, and optimised ones.
-        beat: called while noises are chosen or waited for.
+        beat: called while noises are chosen.
     Raises:
         InputError: noise shall be chosen, and the model's scheduler cannot be inverted.
     """
@@ -46,18 +43,15 @@ def noise_source(
         return random_noise(shape)
     from pipeline.generators.schedulers import ddim_pair  # diffusers: not for the random case
 
-    renewing = Renewing(store, beat)
     scorer = Scorer(
         generator.predict,
         ddim_pair(generator.denoiser.pipeline.scheduler),
         guidance_scale=config.noise.guidance_scale,
         most_rows=production_batch(config),
-        beat=renewing,
+        beat=beat,
     )
     chooser = Chooser(plan, embeddings, scorer, shape)
-    if not stored(config):
-        return fresh_noise(chooser, batch_groups=config.shards.groups_per_batch)
-    return banked_noise(chooser, store, beat=renewing)
+    return chooser.select if config.noise.strategy == "select" else chooser.optimise
 
 
 def random_noise(shape: Sequence[int]) -> NoiseSource:
@@ -70,47 +64,129 @@ def random_noise(shape: Sequence[int]) -> NoiseSource:
     return draw
 
 
-def fresh_noise(chooser: Chooser, *, batch_groups: int) -> NoiseSource:
-    """Selected for each group, whole batches at once; a short batch repeats its last group."""
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses noises by stability, as a pure function of the plan and the group.
 
-    def choose(groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
-        numbers = [group.index for group in groups]
-        padded = numbers + numbers[-1:] * (batch_groups - len(numbers))
-        parts = chooser.select(padded)[: len(groups)]
-        return _handed_out([(part, 0) for part in parts], chooser.shape)
+    Attributes:
+        embeddings: of all classes, one row each.
+        shape: of one noise.
+    """
 
-    return choose
+    plan: BuildPlan
+    embeddings: Conditioning
+    scorer: Scorer
+    shape: tuple[int, ...]
+
+    def select(self, groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
+        """The most stable candidate of each group of a batch; a short one repeats its last group,
+        since the layout of a forward batch moves the last bits of a score.
+
+        Raises:
+            FloatingPointError: no candidate of a group has a score, by its name.
+        """
+        missing = self.plan.config.shards.groups_per_batch - len(groups)
+        choices = self._choices([*groups, *[groups[-1]] * missing])[: len(groups)]
+        seeds = [choice.seeds[choice.best] for choice in choices]
+        noise = initial_noise(seeds, self.shape)
+        records = [
+            self._shared(choice.scores)
+            | {
+                "stability": choice.scores[choice.best],
+                "per_alpha": choice.per_point[choice.best],
+                "seed": seed,
+                "digest": noise_digest(one),
+            }
+            for choice, seed, one in zip(choices, seeds, noise, strict=True)
+        ]
+        return noise, records
+
+    def optimise(self, groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Gradient descent from the best candidate of each group, or from its only one; one group
+        after the other, since gradients leave no room on the device for more.
+
+        Raises:
+            FloatingPointError: a start has no score, by the group's name.
+        """
+        noises, records = zip(*[self._optimised(group) for group in groups], strict=True)
+        return torch.stack(noises), list(records)
+
+    def _optimised(self, group: MixGroup) -> tuple[Tensor, dict[str, Any]]:
+        config, seeds = self.plan.config, self._seeds(group)
+        choice = None if len(seeds) == 1 else self._choices([group])[0]
+        found = optimise_noise(
+            initial_noise([seeds[choice.best if choice else 0]], self.shape),
+            scoring_conditions([group.classes], config, self.embeddings),
+            scorer=self.scorer,
+            steps=scoring_steps(config),
+            settings=config.noise,
+            name=_name(group),
+        )
+        start = float(found.history[0, 0])
+        # No seed gives this noise again, and whoever keeps it keeps float16: images start from what
+        # such a file holds. The last bits of gradients, which differ by device, mostly round away.
+        noise = found.noise[0].half().float()
+        return noise, self._shared(choice.scores if choice else (start,)) | {
+            "stability": float(found.scores[0]),
+            "per_alpha": found.per_point[0].tolist(),
+            "seed": None,
+            "digest": noise_digest(noise),
+            "start_stability": start,
+            "iterations": len(found.history) - 1,
+        }
+
+    def _choices(self, groups: Sequence[MixGroup]) -> list[Choice]:
+        """Of each group among its candidates; they share forward batches."""
+        config = self.plan.config
+        return select_noise(
+            [self._seeds(group) for group in groups],
+            scoring_conditions([group.classes for group in groups], config, self.embeddings),
+            scorer=self.scorer,
+            shape=self.shape,
+            rungs=rungs(config),
+            names=[_name(group) for group in groups],
+            reduce=config.noise.reduce,
+        )
+
+    def _seeds(self, group: MixGroup) -> tuple[int, ...]:
+        """Of all candidates; the first is the group's own, so that one is its random noise."""
+        seed, others = self.plan.config.mixing.seed, range(1, self.plan.config.noise.candidates)
+        return group.seed, *(hashed_seed(seed, "group", group.index, c) for c in others)
+
+    def _shared(self, scores: tuple[float | None, ...]) -> dict[str, Any]:
+        config = self.plan.config
+        return {
+            "strategy": config.noise.strategy,
+            "candidates": config.noise.candidates,
+            "scores": list(scores),
+            "steps": scoring_steps(config),
+            "guidance_scale": config.noise.guidance_scale,
+        }
 
 
-def banked_noise(chooser: Chooser, store: Store, *, beat: Renewing) -> NoiseSource:
-    """Chosen once for each pair, or for the run, and handed out to its series in turn."""
-    plan = chooser.plan
-    noise = plan.config.noise
-
-    def choose(number: Number) -> Part:
-        if noise.strategy == "optimise":
-            return chooser.optimise(number)
-        return chooser.select([number])[0]
-
-    bank = Bank(store, plan.digest, choose=choose, beat=beat)
-
-    def entry(group: MixGroup) -> tuple[Part, int]:
-        rank = group.index % plan.num_pairs
-        if noise.bank == "run":
-            part = bank.part(None)
-            return part, (group.round + rank) % len(part)
-        if noise.bank == "pair":
-            return bank.part(rank), group.round
-        return bank.part(group.index), 0
-
-    def hand_out(groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
-        return _handed_out([entry(group) for group in groups], chooser.shape)
-
-    return hand_out
+def scoring_conditions(
+    sets: Sequence[tuple[int, ...]], config: BuildConfig, embeddings: Conditioning
+) -> Conditioning:
+    """What noises are scored under: P rows for each set of classes."""
+    points, mode = scoring_points(config), config.mixing.interpolation
+    return concatenate(mix(embeddings, classes, points, mode) for classes in sets)
 
 
-def _handed_out(
-    entries: Sequence[tuple[Part, int]], shape: Sequence[int]
-) -> tuple[Tensor, list[dict[str, Any]]]:
-    noise = torch.stack([part.noise(entry, shape) for part, entry in entries])
-    return noise, [part.record(entry) for part, entry in entries]
+def scoring_points(config: BuildConfig) -> Tensor:
+    """Where a series is scored: weights of its k classes, [P, k].
+
+    For pairs at the alphas of the config; for more classes pure, then at their centroid.
+    """
+    classes = config.mixing.classes
+    if classes == 2:
+        return torch.tensor([[alpha, 1 - alpha] for alpha in config.noise.alphas])
+    return torch.cat([torch.eye(classes), torch.full((1, classes), 1 / classes)])
+
+
+def noise_digest(noise: Tensor) -> str:
+    """sha256 of the float32 values."""
+    return hashlib.sha256(noise.cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _name(group: MixGroup) -> str:
+    return f"group {group.index}"

@@ -10,7 +10,6 @@ from data.root import FIDELITY, PLAN, PROTOTYPES, Root
 from data.schemas import read_plan
 from data.store import Store
 from pipeline.config import BuildConfig
-from pipeline.noise.bank import packed, unpacked
 from pipeline.plan import BuildPlan
 from pipeline.relabel.sets import prototypes_name
 from pipeline.root import PAIRS
@@ -38,11 +37,13 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
         _refuse_difference(Root(url), plan)
     else:
         store.check_writable()
-        _copy_beginnings(source, labels, store, plan["digest"])
+        _copy_beginnings(source, labels, store)
         content = json.dumps(plan, indent=1, ensure_ascii=False).encode()
         if not store.create(PLAN, content):
             return open_baked(source, config, labels, url)  # another process was first
-    _copy_growing(source, store, plan["digest"])
+    for number, extension in enumerate(source.extensions, start=1):  # more than at an earlier bake
+        values = {**extension.model_dump(), "plan": plan["digest"]}
+        write_extension(store, number, Extension(**values))
     return Root(url)
 
 
@@ -65,21 +66,10 @@ def _refuse_difference(there: Root, plan: Record) -> None:
         raise InputError("out", there.url, remedy)
 
 
-def _copy_beginnings(source: Root, labels: LabelSet | None, store: Store, digest: str) -> None:
+def _copy_beginnings(source: Root, labels: LabelSet | None, store: Store) -> None:
     """What a build measures or draws before its first shard."""
     prototypes = PROTOTYPES if labels is None else prototypes_name(labels)
     for name, kept_as in ((prototypes, PROTOTYPES), (PAIRS, PAIRS), (FIDELITY, FIDELITY)):
         if source.store.exists(name):
             # Without a plan beside it, what may be there is a killed bake's.
             store.put(kept_as, source.store.get(name))
-
-
-def _copy_growing(source: Root, store: Store, digest: str) -> None:
-    """What may have grown since an earlier bake: extensions, and noises chosen by then."""
-    for number, extension in enumerate(source.extensions, start=1):
-        write_extension(store, number, Extension(**{**extension.model_dump(), "plan": digest}))
-    there = set(store.list("noise"))
-    for name in source.store.list("noise"):
-        if name.endswith(".safetensors") and name not in there:
-            part, _ = unpacked(source.store.get(name))
-            store.create(name, packed(part, digest))

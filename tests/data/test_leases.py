@@ -58,8 +58,8 @@ def test_a_lease_holds_while_its_process_lives(store, other):
 
 
 def test_work_by_name(store):
-    assert claim(store, "noise-run")
-    assert store.list("leases") == ["leases/noise-run.json"]
+    assert claim(store, "prototypes")
+    assert store.list("leases") == ["leases/prototypes.json"]
 
 
 def test_a_lease_of_another_machine_is_believed_until_its_worker_counts_as_hung(store):

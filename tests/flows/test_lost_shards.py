@@ -49,7 +49,7 @@ def work(request, root) -> Work:
 
 def test_a_shard_that_was_being_made_failed_once_and_is_free(work):
     root, labels = Root(work.store.url), getattr(work, "labels", None)
-    outcome = killed(root, *(work.lease(shard) for shard in (0, 1)), "noise-bank")
+    outcome = killed(root, *(work.lease(shard) for shard in (0, 1)), "prototypes")
     assert claim(root.store, work.lease(2))  # ours
     assert len(held_by(root.store, outcome.pid)) == 3
     record_lost(root.url, outcome, labels=labels.digest if labels else "")

@@ -9,7 +9,6 @@ from data.root import Root
 from data.shards import GroupSample, read_tar
 from pipeline.config import BuildConfig
 from pipeline.extension import extend_root
-from pipeline.noise.bank import Part, packed, part_name, unpacked
 from pipeline.relabel.bake import bake_shard
 from pipeline.relabel.baked_root import open_baked
 from pipeline.relabel.prototypes import ensure_set_prototypes
@@ -146,15 +145,11 @@ def test_damaged_images_are_named_and_never_published(root, tmp_path):
     assert target.store.list("shards") == []
 
 
-def test_chosen_noises_and_extensions_come_along_for_the_shards_to_come(root, tmp_path):
-    facts = {"entries": [{"seed": 5}], "common": {"strategy": "selected"}}
-    root.store.put(part_name(3), packed(Part(facts), root.plan["digest"]))
+def test_extensions_come_along_for_the_shards_to_come(root, tmp_path):
     extend_root(root, 2)
     longer = Root(root.url)
     config, labels = label(longer, "scale=4.0")
     baked = bake(longer, config, labels, tmp_path / "baked")
-    part, plan = unpacked(baked.store.get(part_name(3)))
-    assert (part.facts, plan) == (facts, baked.plan["digest"])
     baked = Root(baked.url)
     assert baked.plan["num_groups"] == longer.plan["num_groups"] == 90
     assert baked.missing() == longer.missing() == list(range(8, 16))

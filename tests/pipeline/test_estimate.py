@@ -107,16 +107,6 @@ def test_rows_and_flop_are_those_that_a_build_runs(small, tmp_path, recipe):
     assert found.unknown is None
 
 
-@pytest.mark.process  # for its length
-def test_noise_that_shards_share_costs_each_its_part(small, tmp_path):
-    scored = ("noise.strategy=select", "noise.candidates=4", "noise.alphas=[0.5]")
-    config = small(*scored, "noise.bank=run", "noise.keep=2", "noise.halving=true")
-    records, counted, rows = built(config, str(tmp_path))
-    found = estimate(BuildPlan(config))
-    assert sum(rows) == found.network_rows + found.noise_rows
-    assert sum(record["tflop"] for record in records) * 1e12 == pytest.approx(sum(counted))
-
-
 def test_rows_by_hand(small):
     found = estimate(BuildPlan(small()))
     # 3 steps, each with and without the prompt, of 4 images.

@@ -63,21 +63,6 @@ def test_more_series_than_keys_can_count_are_refused(root):
         extend_root(root, 10_000_000)
 
 
-@pytest.mark.parametrize(
-    ("bank", "keeps"), [("pair", 1), ("run", 2)], ids=["once a pair", "once a run"]
-)
-def test_a_bank_without_noise_for_more_series_is_refused(hasty_config, tmp_path, bank, keeps):
-    changes = ("noise.strategy=select", "noise.candidates=16", f"noise.bank={bank}")
-    config = with_series(hasty_config, 1, *changes, "noise.max_cost=1000")
-    root = create_root(config, str(tmp_path / "root"))
-    message = rf"noise\.bank: {bank} holds {keeps} noises, .*another mixing\.seed"
-    with pytest.raises(InputError, match=message):
-        extend_root(root, keeps + 1)
-    assert root.store.list("extensions") == []
-    if keeps > 1:
-        assert extend_root(root, keeps).plan["num_groups"] == 45 * keeps
-
-
 def test_the_first_config_goes_on_with_an_extended_root(root, hasty_config):
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .*has 1; add .*`semix extend`"):
         create_root(with_series(hasty_config, 2), root.url)

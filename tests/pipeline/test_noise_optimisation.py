@@ -7,7 +7,7 @@ from pipeline.config import GeneratorConfig, NoiseConfig
 from pipeline.generators import load_generator
 from pipeline.generators.schedulers import ddim_pair
 from pipeline.noise import initial_noise, inversion_stability, optimise_noise
-from pipeline.noise.scoring import Scorer
+from pipeline.noise.search import Scorer
 
 pytestmark = pytest.mark.process  # for its length
 
@@ -47,7 +47,6 @@ def optimise(
         conditions,
         scorer=Scorer(predict or generator.predict, pair, guidance_scale, most_rows),
         steps=STEPS,
-        points=3,
         settings=NoiseConfig(strategy="optimise", **{"iterations": 6, **settings}),
         name="group 7",
     )

@@ -72,9 +72,7 @@ def test_lossy_images_are_compared_as_stored(hasty_config, tmp_path):
 
 
 def test_what_a_build_would_store_is_not_written_by_a_look(hasty_config, tmp_path):
-    changes = ["noise.strategy=select", "noise.candidates=2", "noise.bank=pair", "noise.steps=1"]
-    config = load_settings(BuildConfig, hasty_config.model_dump(), changes)
-    root = create_root(config, str(tmp_path / "root"))
-    with pytest.raises(InputError, match=r"group = 42: needs noise/.* run `semix resume .*rds 7`"):
+    root = create_root(hasty_config, str(tmp_path / "root"))
+    with pytest.raises(InputError, match=r"group = 43: needs prototypes.* `semix resume .*rds 7`"):
         regenerate(root, 43)
     assert root.store.list("") == ["plan.json"]

@@ -1,5 +1,6 @@
 """A build whose noise is chosen: what the shards say, and that they can be made again."""
 
+import json
 import os
 import shutil
 from collections import Counter
@@ -21,10 +22,10 @@ from pipeline.conditioning import mix
 from pipeline.generators.schedulers import ddim_pair
 from pipeline.mixing import mix_groups
 from pipeline.noise import initial_noise, inversion_stability
-from pipeline.noise.bank import noise_digest, unpacked
-from pipeline.noise.source import noise_source
+from pipeline.noise.source import noise_digest, noise_source
 from pipeline.plan.seeds import hashed_seed
 from pipeline.prototypes import ensure_prototypes
+from pipeline.regenerate import regenerate
 from pipeline.root import create_root, plan_of
 from pipeline.work import Building
 from pipeline.worker import Worker
@@ -43,6 +44,12 @@ SETTINGS = (
     "noise.candidates=3",
     "noise.steps=2",
     "noise.max_cost=1000",
+)
+OPTIMISE = (
+    "noise.strategy=optimise",
+    "noise.iterations=1",
+    "noise.candidates=2",
+    "mixing.pairs.count=1",
 )
 
 
@@ -111,7 +118,6 @@ def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
         noise = initial_noise([note["seed"]], models.generator.latent_shape)[0]
         assert note == note | {
             "strategy": "select",
-            "bank": "group",
             "candidates": 3,
             "steps": 2,
             "guidance_scale": 1.0,
@@ -124,7 +130,6 @@ def test_each_record_holds_the_scores_and_the_most_stable_is_chosen(built):
         assert note["stability"] == pytest.approx(np.mean(note["per_alpha"]), abs=1e-6)
         assert sample.record["seed"] == group.seed
     assert len(chosen) == 3  # else the choice would be trivial
-    assert built.store.list("noise") == []
 
 
 def test_the_images_come_from_the_recorded_seed(built):
@@ -143,22 +148,26 @@ def test_the_images_come_from_the_recorded_seed(built):
     assert np.abs(images.cpu().numpy().astype(int) - stored).max() <= 1
 
 
-def test_the_worker_makes_a_lost_shard_again_to_the_same_bytes(built, tmp_path):
-    again = copied(built, tmp_path)
-    again.discard(2)
+@pytest.mark.parametrize("overrides", [(), OPTIMISE], ids=["select", "optimise"])
+def test_what_is_made_again_is_the_same_to_the_byte(build, tmp_path, overrides):
+    """A lost shard by a worker, one of its series by a look."""
+    whole = build(*overrides)
+    again, lost = copied(whole, tmp_path), max(whole.committed())
+    again.discard(lost)
     assert worker([again.url, "--device", "cpu"]) == 0
-    assert hashes(again) == hashes(built)
+    assert hashes(again) == hashes(whole)
+    stored = samples(whole)[-1]
+    made = regenerate(whole, stored.record["group"], device="cpu")
+    assert made.images == stored.images
+    assert json.loads(json.dumps(made.record)) == stored.record
 
 
-@pytest.mark.parametrize("bank", ["run", "group"])
 def test_leases_are_renewed_while_noise_is_chosen(
-    make_config, hasty_standins, tmp_path, monkeypatch, bank
+    make_config, hasty_standins, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
     one = ("mixing.pairs.count=1", "shards.groups_per_shard=2", "noise.candidates=16")
-    root = create_root(
-        make_config(hasty_standins, *SETTINGS, *one, f"noise.bank={bank}"), str(tmp_path)
-    )
+    root = create_root(make_config(hasty_standins, *SETTINGS, *one), str(tmp_path))
     ensure_prototypes(root, device="cpu")
     forgotten, held = [], []
 
@@ -171,8 +180,7 @@ def test_leases_are_renewed_while_noise_is_chosen(
             os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
 
     assert Worker(Building(root), 0, 1, device="cpu", beat=beat).run() == 0
-    choice = {"0000000.json"} | ({"noise-run.json"} if bank == "run" else set())
-    assert held.count(choice) >= 2
+    assert held.count({"0000000.json"}) >= 2
     assert not any(forgotten)
 
 
@@ -185,85 +193,21 @@ def test_one_candidate_is_the_random_noise(build):
         assert other.record["noise"] == {"strategy": "random", "stability": None}
 
 
-def test_the_series_of_a_pair_take_its_noises_in_the_order_of_their_stability(build):
-    root = build("noise.bank=pair")
-    assert len(root.store.list("noise")) == 6
-    plan = plan_of(root)
-    for sample in samples(root):
-        note, group = sample.record["noise"], plan.group(sample.record["group"])
-        rank = group.index % 6
-        part, digest = unpacked(root.store.get(f"noise/0000/{rank:07d}.safetensors"))
-        assert digest == plan.digest
-        assert part.facts["seeds"][0] == plan.group(rank).seed
-        assert note == part.record(group.round)
-        assert note["stability"] == sorted(note["scores"])[-1 - group.round]
-
-
-def test_a_run_hands_out_its_best_noises_in_turn(build):
-    root = build("noise.bank=run", "noise.candidates=6", "noise.keep=4")
-    part, _ = unpacked(root.store.get("noise/run.safetensors"))
-    assert len(part) == 4
+def test_optimised_noise_is_what_float16_holds(build):
+    root = build(*OPTIMISE)
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
-    for sample in samples(root):
-        group = plan.group(sample.record["group"])
-        assert sample.record["noise"] == part.record((group.round + group.index % 6) % 4)
-    stabilities = [part.record(entry)["stability"] for entry in range(4)]
-    assert stabilities == sorted(part.facts["common"]["scores"], reverse=True)[:4]
-    # Scored under all six pairs, since there are no more than eight.
-    noise = part.noise(0, models.generator.latent_shape)
-    each = torch.stack([stability(models, plan, plan.group(rank), noise) for rank in range(6)])
-    expected = torch.tensor(part.record(0)["per_alpha"])
-    torch.testing.assert_close(each.mean(0), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("bank", ["group", "pair"])
-def test_optimised_noise_is_kept_and_used_as_it_is_stored(build, bank):
-    root = build(
-        "noise.strategy=optimise",
-        "noise.iterations=1",
-        "noise.candidates=2",
-        "mixing.pairs.count=1",
-        f"noise.bank={bank}",
-    )
-    plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
-    assert len(root.store.list("noise")) == {"group": 2, "pair": 1}[bank]
-    for sample in samples(root):
-        note, group = sample.record["noise"], plan.group(sample.record["group"])
-        number, entry = (group.index, 0) if bank == "group" else (0, group.round)
-        part, _ = unpacked(root.store.get(f"noise/0000/{number:07d}.safetensors"))
-        assert note == part.record(entry)
-        assert note["stability"] == sorted(e["stability"] for e in part.facts["entries"])[~entry]
-        assert (note["strategy"], note["seed"], note["iterations"]) == ("optimise", None, 1)
-        assert note["stability"] >= note["start_stability"]
-        noise = part.noise(entry, models.generator.latent_shape)
+    groups = [plan.group(index) for index in range(plan.num_groups)]
+    noises, notes = models.noise(groups)
+    assert [sample.record["noise"] for sample in samples(root)] == notes
+    for group, noise, note in zip(groups, noises, notes, strict=True):
+        assert torch.equal(noise, noise.half().float())
         assert noise_digest(noise) == note["digest"]
+        assert (note["strategy"], note["seed"], note["iterations"]) == ("optimise", None, 1)
+        assert note["start_stability"] == pytest.approx(max(note["scores"]), abs=1e-4)
+        assert note["stability"] >= note["start_stability"]
         each = stability(models, plan, group, noise)
         torch.testing.assert_close(each, torch.tensor(note["per_alpha"]), atol=1e-3, rtol=0)
-    used, _ = models.noise([group])
-    assert torch.equal(used[0], noise)
-
-
-@pytest.mark.parametrize(
-    ("lost", "overrides"),
-    [
-        (False, ("noise.bank=pair",)),
-        (True, ("noise.bank=pair",)),
-        (True, ("noise.bank=run", "noise.candidates=6", "noise.keep=4")),
-    ],
-)
-def test_a_killed_build_goes_on_to_the_same_bytes(build, tmp_path, lost, overrides):
-    """Whether the bank was stored before the kill or is chosen anew."""
-    whole = build(*overrides)
-    again = copied(whole, tmp_path)
-    again.discard(1)
-    if lost:
-        again.store.delete(whole.store.list("noise")[-1])
-    assert worker([again.url, "--device", "cpu"]) == 0
-    assert hashes(again) == hashes(whole)
-    for name in whole.store.list("noise"):
-        assert again.store.get(name) == whole.store.get(name)
 
 
 def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
@@ -271,9 +215,7 @@ def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
     models = load_models(built, plan, device="cpu")
     models.generator.denoiser.pipeline.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(InputError, match=r"noise\.strategy = .*FlowMatchEulerDiscreteScheduler"):
-        noise_source(
-            plan, generator=models.generator, embeddings=models.embeddings, store=built.store
-        )
+        noise_source(plan, generator=models.generator, embeddings=models.embeddings)
 
 
 def test_beats_come_while_noise_is_chosen(built):

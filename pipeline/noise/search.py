@@ -1,0 +1,336 @@
+"""Initial noise, how stable it is under sampling and inversion, and the search for the stablest."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from data.device import float32_precision
+from pipeline.conditioning import Conditioning
+from pipeline.config import NoiseConfig
+from pipeline.noise.cost import Rung, rows_per_forward
+
+# (latents [B, C, h, w], timestep, condition of B rows, guidance scale) to the model's prediction.
+Predict = Callable[[Tensor, Tensor, Conditioning, float], Tensor]
+# A backward pass holds one network call's activations, which a forward alone does not.
+ROWS_SHARE = 8  # of the rows that a forward batch may have
+NORM = 256.0  # of SDXL's latents, 4 x 128 x 128, for which the learning rate is given
+
+
+def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Standard normal noise, one CPU generator a seed: the same on every device and batch size.
+
+    Returns:
+        float32 [N, *shape] on the CPU.
+    """
+    noises = [
+        torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)) for seed in seeds
+    ]
+    return torch.stack(noises)
+
+
+def inversion_stability(
+    noise: Tensor,
+    condition: Conditioning,
+    *,
+    predict: Predict,
+    schedulers: tuple[Any, Any],
+    steps: int,
+    guidance_scale: float = 1.0,
+    detach_target: bool = False,
+) -> Tensor:
+    """Cosine of each noise and what inverting its sample gives back, both flattened.
+
+    Deterministic DDIM to x_0, then DDIM inversion under the same condition and guidance, all on
+    latents. Inversion takes the prediction at the less noisy latents, told the time step of the
+    noisier ones, as diffusers does. Differentiable with respect to the noise.
+
+    Args:
+        noise: [N, C, h, w] on the device of the condition, which has N rows.
+        schedulers: DDIM and its inverse, with equal settings.
+        steps: T of each of the two passes; a row costs 2T predictions.
+        detach_target: take the inverted noise as a constant, so that no gradient runs through
+            the network.
+    Returns:
+        float32 [N] in [-1, 1]; NaN where the network gave NaN.
+    Source: Qi et al. 2024, arXiv 2407.14041.
+    """
+    inverted = noise
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_target):
+        for scheduler in schedulers:
+            scheduler.set_timesteps(steps)
+            for timestep in scheduler.timesteps:
+                output = predict(inverted, timestep, condition, guidance_scale)
+                inverted = scheduler.step(output, timestep, inverted, return_dict=False)[0]
+    start, end = noise.float().flatten(1), inverted.float().flatten(1)
+    return torch.cosine_similarity(start, end).clamp(-1, 1)  # rounding may leave the range
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores many noises under many conditions, in batches of one size.
+
+    Attributes:
+        predict, schedulers, guidance_scale, detach_target: see `inversion_stability`.
+        most_rows: in one forward batch.
+        beat: called after each batch, for whoever watches that work goes on.
+    """
+
+    predict: Predict
+    schedulers: tuple[Any, Any]
+    guidance_scale: float
+    most_rows: int
+    beat: Callable[[], None] = lambda: None
+    detach_target: bool = False
+
+    def __call__(self, noise: Tensor, conditions: Conditioning, *, steps: int) -> Tensor:
+        """Score G sets of n noises, each set under its own P conditions.
+
+        The last batch is padded, never shrunk: the layout moves the last bits of a score.
+
+        Args:
+            noise: float32 [G, n, C, h, w].
+            conditions: G x P rows, set by set.
+        Returns:
+            float32 [G, n, P] on the conditions' device.
+        """
+        sets, count = noise.shape[:2]
+        each = len(conditions) // sets
+        total = sets * count * each
+        size = rows_per_forward(total, most=self.most_rows)
+        flat, device = noise.flatten(0, 1), conditions.tokens.device
+        scores = []
+        for start in range(0, total, size):
+            row = torch.arange(start, start + size).clamp(max=total - 1)
+            told = row // (count * each) * each + row % each
+            score = inversion_stability(
+                flat[(row // each).to(flat.device)].to(device),
+                conditions[told.to(device)],
+                predict=self.predict,
+                schedulers=self.schedulers,
+                steps=steps,
+                guidance_scale=self.guidance_scale,
+                detach_target=self.detach_target,
+            )
+            scores.append(score)
+            self.beat()
+        return torch.cat(scores)[:total].view(sets, count, each)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates of one choice.
+
+    Attributes:
+        seeds: [K].
+        scores: [K] over all points, at full steps; None where halving or NaN dropped one.
+        per_point: [K][P] of the same.
+        best: the candidate of the highest score, the first of equal ones.
+    """
+
+    seeds: tuple[int, ...]
+    scores: tuple[float | None, ...]
+    per_point: tuple[list[float] | None, ...]
+    best: int
+
+
+Scored = dict[int, tuple[float, list[float]]]  # candidate to its score, and that at each point
+
+
+@torch.inference_mode()
+def select_noise(
+    seeds: Sequence[Sequence[int]],
+    conditions: Conditioning,
+    *,
+    scorer: Scorer,
+    shape: Sequence[int],
+    rungs: Sequence[Rung],
+    names: Sequence[str],
+    reduce: str = "mean",
+) -> list[Choice]:
+    """The most stable candidate of each of G choices, which are scored together.
+
+    Args:
+        seeds: [G][K].
+        conditions: G x P rows: each choice's P points.
+        shape: of one noise.
+        rungs: how many candidates are scored at how many steps; the first has all K, and the
+            last all points.
+        names: of the choices, for errors.
+        reduce: mean or min over the points.
+    Raises:
+        FloatingPointError: no candidate of a choice has a score.
+    """
+    points = len(conditions) // len(seeds)
+    left: list[Sequence[int]] = [range(len(own)) for own in seeds]
+    found: list[Scored] = []
+    for rung in rungs:
+        left = [_filled(candidates, rung.candidates) for candidates in left]
+        drawn = [
+            initial_noise([own[c] for c in candidates], shape)
+            for own, candidates in zip(seeds, left, strict=True)
+        ]
+        told = conditions if rung.point is None else conditions[slice(rung.point, None, points)]
+        each = scorer(torch.stack(drawn), told, steps=rung.steps).cpu()  # [G, n, P]
+        scores = _reduced(each, reduce)
+        found = [_best_first(*choice) for choice in zip(left, scores, each, strict=True)]
+        for scored, own, name in zip(found, seeds, names, strict=True):
+            if not scored:
+                raise FloatingPointError(
+                    f"{name}: none of {len(own)} candidate noises has a stability; the network "
+                    "gave NaN, try another dtype"
+                )
+        left = [list(scored) for scored in found]
+    return [_choice(tuple(own), scored) for own, scored in zip(seeds, found, strict=True)]
+
+
+def _filled(ranked: Sequence[int], count: int) -> list[int]:
+    """The first `count`; the last one again where NaN left fewer, so that no batch shrinks."""
+    return [ranked[min(position, len(ranked) - 1)] for position in range(count)]
+
+
+def _reduced(scores: Tensor, how: str) -> Tensor:
+    """[..., P] to the one score that noises are compared by; NaN if any is."""
+    return scores.mean(-1) if how == "mean" else scores.amin(-1)
+
+
+def _best_first(candidates: Sequence[int], scores: Tensor, each: Tensor) -> Scored:
+    """The lower candidate first where two are equal; NaN is left out."""
+    rows = zip(candidates, scores.tolist(), each.tolist(), strict=True)
+    scored = {c: (score, points) for c, score, points in rows if math.isfinite(score)}
+    return dict(sorted(scored.items(), key=lambda item: (-item[1][0], item[0])))
+
+
+def _choice(seeds: tuple[int, ...], scored: Scored) -> Choice:
+    return Choice(
+        seeds,
+        tuple(scored[c][0] if c in scored else None for c in range(len(seeds))),
+        tuple(scored[c][1] if c in scored else None for c in range(len(seeds))),
+        best=next(iter(scored)),
+    )
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """N noises after gradient descent.
+
+    Attributes:
+        noise: the best of each descent, float32 [N, C, h, w] on the CPU.
+        scores: its stability, [N]; never below that of the start.
+        per_point: [N, P] of the same.
+        history: [iterations + 1, N], of the start and after each step; shorter if all stopped.
+    """
+
+    noise: Tensor
+    scores: Tensor
+    per_point: Tensor
+    history: Tensor
+
+
+@float32_precision("ieee")  # backward passes too, which are not within `predict`
+def optimise_noise(
+    noise: Tensor,
+    conditions: Conditioning,
+    *,
+    scorer: Scorer,
+    steps: int,
+    settings: NoiseConfig,
+    name: str = "noise",
+) -> Optimised:
+    """Descend 1 - stability with momentum, on the sphere of the start's norm, and keep the best.
+
+    The loss is differentiated through sampling and inversion with every network call
+    checkpointed, or with `settings.detach_target` towards a constant. A noise whose score or
+    gradient is NaN stops there.
+
+    Args:
+        noise: the starts, float32 [N, C, h, w].
+        conditions: P rows, one a point, the same for all noises.
+        steps: T of each pass.
+        name: of what the noises are for, for errors.
+    Raises:
+        FloatingPointError: a start has no score.
+    Source: Qi et al. 2024, arXiv 2407.14041: 100 steps, rate 100, momentum 0.5. The sphere keeps
+        the noise where the model expects it; the rate follows the norm, as the gradient does.
+    """
+    with torch.inference_mode(False):
+        # Tensors that were made in inference mode cannot take part in a graph; copies can.
+        told = conditions.map(torch.clone)
+        look = _Look(told, _with_gradient(scorer, settings), steps, settings.reduce)
+        found = _descend(noise.to(told.tokens.device, copy=True), look, settings)
+    if not found.scores.isfinite().all():
+        raise FloatingPointError(f"{name}: a start has no stability; the network gave NaN")
+    return found
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Stability of the noises as they are, and which way it falls."""
+
+    conditions: Conditioning
+    scorer: Scorer
+    steps: int
+    reduce: str
+
+    def __call__(self, noise: Tensor, *, slope: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Scores [N] and [N, P], and the gradient of the loss [N, C, h, w] if asked for."""
+        with torch.set_grad_enabled(slope):
+            noise = noise.detach().requires_grad_(slope)
+            each = self.scorer(noise.unsqueeze(0), self.conditions, steps=self.steps)[0]
+            scores = _reduced(each, self.reduce)
+            gradient = torch.autograd.grad((1 - scores).sum(), noise)[0] if slope else None
+        return scores.detach(), each.detach(), gradient
+
+
+def _descend(current: Tensor, look: _Look, settings: NoiseConfig) -> Optimised:
+    norm = _norm(current)
+    rate = settings.learning_rate * norm / NORM
+    velocity = torch.zeros_like(current)
+    best, history = current, []
+    best_scores = current.new_full((len(current),), -torch.inf)
+    best_each = current.new_full((len(current), len(look.conditions)), torch.nan)
+    going = torch.ones_like(best_scores, dtype=torch.bool)
+    for step in range(settings.iterations + 1):
+        scores, each, gradient = look(current, slope=step < settings.iterations)
+        history.append(scores.cpu())
+        better = scores > best_scores  # never for NaN, from which no noise comes back
+        best = torch.where(_wide(better), current, best)
+        best_scores = torch.where(better, scores, best_scores)
+        best_each = torch.where(better[:, None], each, best_each)
+        if gradient is None:
+            break
+        going = going & scores.isfinite() & gradient.flatten(1).isfinite().all(1)
+        if not going.any():
+            break
+        velocity = settings.momentum * velocity + gradient
+        moved = current - rate * velocity
+        current = moved * (norm / _norm(moved))
+    return Optimised(best.cpu(), best_scores.cpu(), best_each.cpu(), torch.stack(history))
+
+
+def _with_gradient(scorer: Scorer, settings: NoiseConfig) -> Scorer:
+    """The same scores, with little memory for the way back."""
+
+    def predict(*inputs: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return scorer.predict(*inputs)
+        return checkpoint(scorer.predict, *inputs, use_reentrant=False)
+
+    return replace(
+        scorer,
+        predict=predict,
+        most_rows=max(1, scorer.most_rows // ROWS_SHARE),
+        detach_target=settings.detach_target,
+    )
+
+
+def _norm(noise: Tensor) -> Tensor:
+    return _wide(noise.flatten(1).norm(dim=1))  # [N, 1, 1, 1]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values[:, None, None, None]
