@@ -24,9 +24,17 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+# Two hashings of a seed and what it is for, never of a rank or an order: seed 1 of one epoch is
+# unrelated to any other. What they give decides images and weights, so neither may change.
 def derived_seed(*parts: int | str) -> int:
-    """A seed for one purpose, by hashing: seed 1 of one epoch is unrelated to any other."""
+    """A seed for training, evaluation and corruptions."""
     return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
+
+
+def hashed_seed(*parts: object) -> int:
+    """A seed for making images, as `hashed_seed(plan_seed, group)`; a non-negative int64."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # torch wants a non-negative int64
 
 
 def file_digest(path: Path) -> str:

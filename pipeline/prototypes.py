@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from data.fingerprint import hashed_seed
 from data.leases import Renewing, claim, release
 from data.real import RealDataConfig
 from data.repair import refuse_other_prototypes
 from data.root import PROTOTYPES, Root
 from data.store import Store
 from pipeline.config import AnnotationConfig
-from pipeline.plan.seeds import hashed_seed
 from pipeline.root import PAIRS, plan_of
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
@@ -155,8 +155,6 @@ def ensure_pairs(root: Root) -> None:
     wanted = plan.config.mixing.pairs
     if wanted.kind != "similar" or root.store.exists(PAIRS):
         return
-    from pipeline.plan.similar import similar_pairs
-
     vectors, _ = read_prototypes(root)
     pairs = similar_pairs(
         vectors,
@@ -165,6 +163,35 @@ def ensure_pairs(root: Root) -> None:
         seed=hashed_seed(plan.config.mixing.seed, "pairs"),
     )
     root.store.create(PAIRS, json.dumps(pairs).encode())
+
+
+def similar_pairs(
+    prototypes: "Tensor", count: int, *, temperature: float, seed: int
+) -> list[tuple[int, int]]:
+    """Draw `count` different pairs with odds exp(cosine / temperature), in ascending order.
+
+    Adding Gumbel noise to the log-odds and keeping the largest draws without replacement
+    (Efraimidis and Spirakis 2006). Memory is that of one row of pairs and of the result.
+
+    Args:
+        prototypes: [K, D]; count: at most K (K - 1) / 2.
+    """
+    import torch
+
+    unit = torch.nn.functional.normalize(prototypes.double(), dim=1)
+    rng = torch.Generator().manual_seed(seed)
+    keys, pairs = torch.empty(0, dtype=torch.float64), torch.empty(0, 2, dtype=torch.int64)
+    for first in range(len(unit) - 1):
+        cosine = unit[first + 1 :] @ unit[first]
+        uniform = torch.rand(len(cosine), generator=rng, dtype=torch.float64)
+        gumbel = -(-uniform.clamp(min=1e-300).log()).log()
+        second = torch.arange(first + 1, len(unit))
+        keys = torch.cat([keys, cosine / temperature + gumbel])
+        pairs = torch.cat([pairs, torch.stack([torch.full_like(second, first), second], 1)])
+        if len(keys) > count:
+            keys, best = keys.topk(count)
+            pairs = pairs[best]
+    return sorted((first, second) for first, second in pairs.tolist())
 
 
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:

@@ -12,8 +12,7 @@ from pipeline.costs.work import all_computed_groups, work_or_reason
 from pipeline.generators import load_generator
 from pipeline.models import Models, class_embeddings
 from pipeline.noise.source import random_noise
-from pipeline.plan import BuildPlan
-from pipeline.plan.pairs import Similar
+from pipeline.plan import BuildPlan, Similar
 from pipeline.stopwatch import Stopwatch
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.fingerprint import hashed_seed
 from data.root import Root
 from pipeline.annotate import FEATURES
 from pipeline.batch import Batch, make_batch
@@ -18,7 +19,6 @@ from pipeline.generators.latent_diffusion import LatentDiffusion
 from pipeline.models import Models, load_models
 from pipeline.noise.source import random_noise
 from pipeline.plan import BuildPlan, MixGroup
-from pipeline.plan.seeds import hashed_seed
 from pipeline.stopwatch import Stopwatch
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from data.fingerprint import hashed_seed
 from pipeline.conditioning import Conditioning, concatenate, mix
 from pipeline.config import BuildConfig
 from pipeline.noise.cost import production_batch, rungs, scoring_steps
 from pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
 from pipeline.plan import BuildPlan, MixGroup
-from pipeline.plan.seeds import hashed_seed
 
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import LatentDiffusion

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from data.fingerprint import hashed_seed
 from data.real import RealDataset
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
 from pipeline.noise import initial_noise
-from pipeline.plan.seeds import hashed_seed
 
 MOST_REAL = 4000  # images that the classifier learns from, and as many to compare with
 AT_ONCE = 64

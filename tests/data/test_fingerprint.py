@@ -1,7 +1,7 @@
 import pytest
 
 from data.errors import InputError
-from data.fingerprint import canonical_json, fingerprint
+from data.fingerprint import canonical_json, derived_seed, fingerprint, hashed_seed
 
 
 def test_key_order_and_tuples_do_not_matter():
@@ -14,3 +14,9 @@ def test_key_order_and_tuples_do_not_matter():
 def test_values_without_a_stable_form_are_refused_by_their_path(value):
     with pytest.raises(InputError, match=r"settings\.part"):
         fingerprint({"part": value})
+
+
+def test_seeds_are_the_first_digits_of_sha256():
+    """Of `0/7` it is 8cc99d736ffa5304..., of `[0,"base",1]` a872fc5c3705ffe..."""
+    assert hashed_seed(0, 7) == 0x8CC99D736FFA5304 >> 1
+    assert derived_seed(0, "base", 1) == 0xA872FC5C3705FFE

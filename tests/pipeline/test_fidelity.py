@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from data.errors import InputError
+from data.fingerprint import hashed_seed
 from data.root import FIDELITY, Root
 from pipeline.fidelity import ensure_fidelity
 from pipeline.fidelity.gate import gate_groups, load_recipes, psnr, reseeded
 from pipeline.noise import initial_noise
 from pipeline.plan import BuildPlan
-from pipeline.plan.seeds import hashed_seed
 from pipeline.prototypes import PROTOTYPES, ensure_prototypes
 from pipeline.root import create_root, plan_of
 

@@ -13,6 +13,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from data.errors import InputError
+from data.fingerprint import hashed_seed
 from data.images import decode_image
 from data.leases import TIME_TO_LIVE, living
 from data.root import Root
@@ -23,7 +24,6 @@ from pipeline.generators.schedulers import ddim_pair
 from pipeline.mixing import mix_groups
 from pipeline.noise import initial_noise, inversion_stability
 from pipeline.noise.source import noise_digest, noise_source
-from pipeline.plan.seeds import hashed_seed
 from pipeline.prototypes import ensure_prototypes
 from pipeline.regenerate import regenerate
 from pipeline.root import create_root, plan_of

@@ -1,10 +1,23 @@
+import itertools
+
 import pytest
+import torch
 
 from data.errors import InputError
 from data.settings import load_settings
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan, MixGroup, group_seed
+from pipeline.config import BuildConfig, MixingConfig
+from pipeline.plan import (
+    BuildPlan,
+    MixGroup,
+    alpha_grid,
+    class_sets,
+    combination,
+    group_seed,
+    mixture_points,
+    permuted,
+)
 
+NAMES = ("ant", "bee", "cat", "dog", "elk")
 SETTINGS = {
     "real": {"name": "digits"},
     "generator": {"model": "some/model"},
@@ -18,6 +31,10 @@ def plan(*overrides: str) -> BuildPlan:
     return BuildPlan(load_settings(BuildConfig, SETTINGS, overrides))
 
 
+def mixing(**settings) -> MixingConfig:
+    return MixingConfig.model_validate({"groups_per_pair": 1, **settings})
+
+
 def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
     first, again = plan(), plan()
     assert (first.num_groups, first.num_shards) == (135, 5)
@@ -25,7 +42,7 @@ def test_groups_are_a_pure_function_of_their_index_and_wrap_around():
         ::-1
     ]
     mixture = tuple((alpha / 7, 1 - alpha / 7) for alpha in range(8))
-    assert first.group(45) == MixGroup(45, (0, 1), group_seed(0, 45), mixture, round=1)
+    assert first.group(45) == MixGroup(45, (0, 1), group_seed(0, 45), mixture)
     assert first.group(44).second == 9
     assert len({first.group(i).seed for i in range(135)}) == 135
     assert group_seed(0, 1) != group_seed(1, 0)
@@ -100,4 +117,130 @@ def test_a_derived_shard_is_of_whole_batches(batch: int, size: int):
 
 def test_plans_made_with_the_old_size_keep_their_digest():
     old = plan("shards={groups_per_shard: 64}")
-    assert old.digest == "52ef1f19406ebbab8b74f27de9b4713fcfcc7c770caebdddb6a1f1f7f2bb8ac8"
+    assert old.digest == "ef3f20da05b6b1143c7a4248f52bac943560cef80904b0cb7b4c6f763aba75ed"
+
+
+@pytest.mark.parametrize(("classes", "size"), [(2, 2), (10, 2), (57, 2), (7, 3), (8, 5)])
+def test_all_sets_come_in_lexicographic_order(classes, size):
+    expected = list(itertools.combinations(range(classes), size))
+    assert [combination(rank, classes, size) for rank in range(len(expected))] == expected
+
+
+def test_pairs_of_a_thousand_classes_need_no_list():
+    assert combination(499_499, 1000, 2) == (998, 999)
+    assert combination(999, 1000, 2) == (1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 45, 1000])
+def test_the_permutation_hits_every_number_once(count):
+    assert sorted(permuted(i, count, 7) for i in range(count)) == list(range(count))
+
+
+def test_sampled_pairs_depend_on_the_seed_and_never_repeat():
+    chosen = [
+        class_sets(mixing(pairs={"kind": "sampled", "count": 6}, seed=s), NAMES) for s in (0, 1)
+    ]
+    first, second = ([sets[i] for i in range(6)] for sets in chosen)
+    assert len(set(first)) == 6
+    assert set(first) != set(second)
+    assert all(a < b for a, b in first)
+
+
+def test_sampled_pairs_are_uniform():
+    counts = torch.zeros(5)
+    for seed in range(400):
+        sets = class_sets(mixing(pairs={"kind": "sampled", "count": 2}, seed=seed), NAMES)
+        for rank in range(2):
+            counts[list(sets[rank])] += 1
+    # 320 expected for each class; the standard deviation is about 14
+    assert (counts - 320).abs().max() < 60
+
+
+def test_named_pairs_come_in_their_order_with_the_smaller_class_first():
+    sets = class_sets(
+        mixing(pairs={"kind": "named", "names": [["dog", "bee"], ["ant", "cat"]]}), NAMES
+    )
+    assert [sets[rank] for rank in range(len(sets))] == [(1, 3), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pairs": {"kind": "named", "names": [["cat", "fox"]]}}, "'fox' is no class of the data"),
+        ({"pairs": {"kind": "named", "names": [["cat", "cat"]]}}, "name 2 different classes"),
+        (
+            {"pairs": {"kind": "named", "names": [["cat", "dog"], ["dog", "cat"]]}},
+            "is named more than once; raise mixing.groups_per_pair",
+        ),
+        ({"pairs": {"kind": "sampled", "count": 11}}, r"count = 11: there are only 10"),
+        ({"classes": 6, "alphas": 8, "grid": "random"}, "mixing.classes = 6: the data has 5"),
+    ],
+)
+def test_sets_that_cannot_be_are_named(settings, message):
+    with pytest.raises(InputError, match=message):
+        class_sets(mixing(**settings), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pairs": {"kind": "sampled"}}, "`count` belongs to kind sampled or similar"),
+        ({"pairs": {"names": [["a", "b"]]}}, "`names` belongs to kind named"),
+        ({"alphas": [0, 1], "grid": "random"}, "wants a count of alphas"),
+        ({"classes": 3}, "wants a count of alphas and `grid: random`"),
+        ({"classes": 4, "alphas": 3, "grid": "random"}, "must be at least 4"),
+        (
+            {"classes": 3, "grid": "random", "interpolation": "spherical"},
+            "defined for 2 classes only",
+        ),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        mixing(**settings)
+
+
+def test_similar_pairs_without_prototypes_know_their_number_only():
+    sets = class_sets(mixing(pairs={"kind": "similar", "count": 4}), NAMES)
+    assert len(sets) == 4
+    with pytest.raises(ValueError, match="not measured yet"):
+        sets[0]
+
+
+def test_even_alphas():
+    assert alpha_grid(3) == (0.0, 0.5, 1.0)
+    assert mixture_points(mixing(alphas=3), 5) == ((0.0, 1.0), (0.5, 0.5), (1.0, 0.0))
+    assert mixture_points(mixing(alphas=(0.7, 0.2)), 5)[0] == (0.7, pytest.approx(0.3))
+
+
+def test_interior_alphas_keep_the_ends_and_crowd_the_middle():
+    even, dense = alpha_grid(8), alpha_grid(8, dense=True)
+    assert (dense[0], dense[-1]) == (0.0, 1.0)
+    assert list(dense) == sorted(dense)
+    assert all(abs(d - 0.5) <= abs(e - 0.5) for d, e in zip(dense, even, strict=True))
+    assert dense[3] == pytest.approx(0.5 - 0.5 * (1 / 7) ** 1.5)
+    assert alpha_grid(3, dense=True) == (0.0, 0.5, 1.0)
+
+
+def test_random_alphas_are_a_function_of_seed_and_group():
+    points = mixture_points(mixing(grid="random", alphas=6), 3)
+    alphas = [first for first, _ in points]
+    assert alphas == sorted(alphas)
+    assert (alphas[0], alphas[-1]) == (0.0, 1.0)
+    assert points == mixture_points(mixing(grid="random", alphas=6), 3)
+    assert points != mixture_points(mixing(grid="random", alphas=6), 4)
+    assert points != mixture_points(mixing(grid="random", alphas=6, seed=1), 3)
+
+
+def test_a_simplex_has_its_corners_first_then_uniform_points():
+    settings = mixing(classes=3, alphas=5, grid="random")
+    points = mixture_points(settings, 0)
+    assert points[:3] == ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    inside = [point for group in range(1000) for point in mixture_points(settings, group)[3:]]
+    assert all(sum(point) == pytest.approx(1) and min(point) > 0 for point in inside)
+    # Each coordinate of a uniform point of the triangle has mean 1/3 and variance 1/18.
+    for k in range(3):
+        values = [point[k] for point in inside]
+        mean = sum(values) / len(values)
+        assert mean == pytest.approx(1 / 3, abs=0.03)
+        assert sum((v - mean) ** 2 for v in values) / len(values) == pytest.approx(1 / 18, abs=0.01)

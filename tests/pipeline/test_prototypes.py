@@ -1,7 +1,9 @@
 """Prototypes measured in a stream: right, once, in little memory, whoever is killed."""
 
+import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -26,7 +28,14 @@ from pipeline.annotation.measurement import measured
 from pipeline.annotation.statistics import WeightVariance, coinciding
 from pipeline.clip import ClipEncoder
 from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes, measure, prepare, read_prototypes, unpack
+from pipeline.prototypes import (
+    ensure_prototypes,
+    measure,
+    prepare,
+    read_prototypes,
+    similar_pairs,
+    unpack,
+)
 from pipeline.provenance import annotation_identity
 from pipeline.root import create_root
 
@@ -489,3 +498,23 @@ def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
         ValueError, match=r"not a complete safetensors file|damaged: not of the SHA"
     ):
         read_prototypes(root)
+
+
+def test_similar_pairs_follow_the_cosine():
+    angles = torch.tensor([0.0, 0.1, 1.5, 1.6, 3.0])
+    prototypes = torch.stack([angles.cos(), angles.sin()], 1)
+    closest = similar_pairs(prototypes, 2, temperature=1e-3, seed=0)
+    assert closest == [(0, 1), (2, 3)]
+    anything = {tuple(similar_pairs(prototypes, 1, temperature=1e3, seed=s)) for s in range(60)}
+    assert len(anything) > 6  # of ten, nearly uniform
+    assert similar_pairs(prototypes, 10, temperature=0.1, seed=3) == list(
+        itertools.combinations(range(5), 2)
+    )
+
+
+def test_odds_of_similar_pairs_are_those_of_the_softmax():
+    prototypes = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])  # cosines 0.8, 0, 0.6
+    draws = [similar_pairs(prototypes, 1, temperature=0.5, seed=s)[0] for s in range(2000)]
+    odds = [math.exp(c / 0.5) for c in (0.8, 0.0, 0.6)]
+    for pair, weight in zip([(0, 1), (0, 2), (1, 2)], odds, strict=True):
+        assert draws.count(pair) / 2000 == pytest.approx(weight / sum(odds), abs=0.04)

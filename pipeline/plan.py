@@ -1,0 +1,295 @@
+"""What a build makes: class sets, mixing weights, series and shards as functions of an index."""
+
+import hashlib
+import math
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from data.errors import InputError
+from data.extension import Extension, layout
+from data.fingerprint import fingerprint, hashed_seed
+from data.real import class_names
+from data.root import spec_digest
+from pipeline.config import BuildConfig, MixingConfig
+
+FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
+# Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
+DENSITY = 1.5
+
+
+@dataclass(frozen=True)
+class MixGroup:
+    """One series: its classes and the seed of the one noise that all its images start from.
+
+    Attributes:
+        classes: class indices, ascending; two unless a simplex is mixed.
+        mixture: the weight of each class in each image, [A][k]; rows sum to 1.
+    """
+
+    index: int
+    classes: tuple[int, ...]
+    seed: int
+    mixture: tuple[tuple[float, ...], ...]
+
+    @property
+    def first(self) -> int:
+        """The class with weight alpha."""
+        return self.classes[0]
+
+    @property
+    def second(self) -> int:
+        """The class with weight 1 - alpha, in a pair."""
+        return self.classes[1]
+
+    @property
+    def alphas(self) -> list[float]:
+        """Weights of the first class, [A]."""
+        return [row[0] for row in self.mixture]
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """The groups `start` to `stop - 1`; `digest` binds them to the plan."""
+
+    index: int
+    start: int
+    stop: int
+    digest: str
+
+
+class BuildPlan:
+    """All groups of a build, computed from their index; memory does not grow with the plan.
+
+    Groups walk the sets of classes and start again after the last, as CSM enumerates its pairs,
+    so group i belongs to set i mod P. All pairs come in lexicographic order with c1 < c2.
+
+    Args:
+        names: class names, when they are known already (a root carries them).
+        similar: the pairs drawn by similarity, once the prototypes are measured; without them
+            such a plan knows its sizes but not its groups.
+        extensions: what was added behind the last group. It changes no group or shard that was
+            there, so the digest stays.
+    Raises:
+        InputError: named pairs that are not in the data, or more pairs than there are.
+    """
+
+    def __init__(
+        self,
+        config: BuildConfig,
+        names: tuple[str, ...] | None = None,
+        *,
+        similar: Sequence[tuple[int, int]] | None = None,
+        extensions: Sequence[Extension] = (),
+    ) -> None:
+        self.class_names = class_names(config.real) if names is None else names
+        self.sets: ClassSets = class_sets(config.mixing, self.class_names)
+        if similar is not None:
+            self.sets = Similar(len(similar), tuple(similar))
+        self.num_pairs = len(self.sets)
+        groups = self.num_pairs * config.mixing.groups_per_pair
+        # The size that follows from the plan is a part of it, as one that is set.
+        size = config.shards.size(groups)
+        shards = config.shards.model_copy(update={"groups_per_shard": size})
+        self.config = config = config.model_copy(update={"shards": shards})
+        self.layout = layout(groups, size, extensions)
+        self.num_groups, self.num_shards = self.layout.num_groups, self.layout.num_shards
+        self.images_per_group = config.mixing.images
+        self.digest = fingerprint([config.model_dump(mode="json"), list(self.class_names)])
+
+    @property
+    def num_images(self) -> int:
+        return self.num_groups * self.images_per_group
+
+    def group(self, index: int) -> MixGroup:
+        if not 0 <= index < self.num_groups:
+            raise IndexError(f"group {index}: the plan has {self.num_groups}")
+        mixing, classes = self.config.mixing, self.sets[index % self.num_pairs]
+        seed = group_seed(mixing.seed, index)
+        return MixGroup(index, classes, seed, mixture_points(mixing, index))
+
+    def shard(self, index: int) -> ShardSpec:
+        groups = self.layout.groups_of(index)
+        return ShardSpec(index, groups.start, groups.stop, spec_digest(self.digest, index))
+
+
+def group_seed(plan_seed: int, group: int) -> int:
+    """A seed of its own for each group, whatever the batch, worker or order."""
+    return hashed_seed(plan_seed, group)
+
+
+class ClassSets(Protocol):
+    """P sets of k classes each, ascending, by rank; without listing them where there are many."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rank: int, /) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class All:
+    """All sets in lexicographic order."""
+
+    classes: int
+    size: int
+
+    def __len__(self) -> int:
+        return math.comb(self.classes, self.size)
+
+    def __getitem__(self, rank: int) -> tuple[int, ...]:
+        return combination(rank, self.classes, self.size)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The first `count` sets of a seeded permutation of all: uniform, without repeats."""
+
+    count: int
+    population: All
+    seed: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, rank: int) -> tuple[int, ...]:
+        return self.population[permuted(rank, len(self.population), self.seed)]
+
+
+@dataclass(frozen=True)
+class Similar:
+    """Pairs drawn by similarity; `sets` is None until the prototypes are measured."""
+
+    count: int
+    sets: tuple[tuple[int, ...], ...] | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, rank: int) -> tuple[int, ...]:
+        if self.sets is None:
+            raise ValueError("similar pairs are drawn from prototypes, which are not measured yet")
+        return self.sets[rank]
+
+
+def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
+    """The sets that the config asks for.
+
+    Raises:
+        InputError: too few classes, a name that is no class, a set named twice, or more sets
+            than there are.
+    """
+    if len(names) < mixing.classes:
+        raise InputError("mixing.classes", mixing.classes, f"the data has {len(names)} classes")
+    everything = All(len(names), mixing.classes)
+    pairs = mixing.pairs
+    if pairs.kind == "named":
+        return _named(pairs.names, names, mixing.classes)
+    if pairs.count is None:
+        return everything
+    if pairs.count > len(everything):
+        raise InputError("mixing.pairs.count", pairs.count, f"there are only {len(everything)}")
+    if pairs.kind == "similar":
+        return Similar(pairs.count)
+    return Sampled(pairs.count, everything, mixing.seed)
+
+
+def _named(
+    wanted: Sequence[Sequence[str]], names: Sequence[str], size: int
+) -> tuple[tuple[int, ...], ...]:
+    index = {name: position for position, name in enumerate(names)}
+    sets = []
+    for members in wanted:
+        shown = ", ".join(members)
+        for name in members:
+            if name not in index:
+                remedy = f"{name!r} is no class of the data; known: {', '.join(names[:20])}"
+                raise InputError("mixing.pairs.names", shown, remedy)
+        if len(set(members)) != size or len(members) != size:
+            raise InputError("mixing.pairs.names", shown, f"name {size} different classes")
+        sets.append(tuple(sorted(index[name] for name in members)))
+    for found, times in Counter(sets).items():
+        if times > 1:
+            shown = ", ".join(names[k] for k in found)
+            remedy = "is named more than once; raise mixing.groups_per_pair instead"
+            raise InputError("mixing.pairs.names", shown, remedy)
+    return tuple(sets)
+
+
+def combination(rank: int, classes: int, size: int) -> tuple[int, ...]:
+    """The set at `rank` among all ascending sets in lexicographic order, without listing them.
+
+    Counted from the end and mirrored, the sets are those of the combinatorial number system:
+    the largest member m of a set of k adds comb(m, k) to its rank.
+    """
+    left = math.comb(classes, size) - 1 - rank
+    members = []
+    for k in range(size, 0, -1):
+        member = _largest(left, k, classes)
+        left -= math.comb(member, k)
+        members.append(classes - 1 - member)
+    return tuple(members)
+
+
+def _largest(rank: int, k: int, below: int) -> int:
+    """The largest m < `below` with comb(m, k) <= rank."""
+    return bisect_right(range(below), rank, key=lambda m: math.comb(m, k)) - 1
+
+
+def permuted(rank: int, count: int, seed: int) -> int:
+    """Where `rank` goes in a seeded permutation of range(count), in constant memory.
+
+    A Feistel network permutes the next even power of two; numbers outside the range are walked
+    on until they come back (Black and Rogaway 2002, cycle walking).
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = rank >> half, rank & mask
+        for turn in range(FEISTEL_ROUNDS):
+            digest = hashlib.sha256(f"{seed}/pairs/{turn}/{right}".encode()).digest()
+            left, right = right, left ^ (int.from_bytes(digest[:8], "big") & mask)
+        rank = left << half | right
+        if rank < count:
+            return rank
+
+
+def mixture_points(mixing: MixingConfig, group: int) -> tuple[tuple[float, ...], ...]:
+    """Weights of the classes in each image of a group, [A][k]; each row sums to 1.
+
+    Pairs come with alpha ascending, or in the order given. More classes come pure first, then
+    mixed at points drawn uniformly from the simplex.
+    """
+    if mixing.classes == 2:
+        return tuple((alpha, 1 - alpha) for alpha in _alphas(mixing, group))
+    pure = [tuple(float(k == j) for j in range(mixing.classes)) for k in range(mixing.classes)]
+    rng = random.Random(hashed_seed(mixing.seed, "points", group))
+    drawn = [_uniform_point(rng, mixing.classes) for _ in range(mixing.images - mixing.classes)]
+    return (*pure, *drawn)
+
+
+def _alphas(mixing: MixingConfig, group: int) -> tuple[float, ...]:
+    if not isinstance(mixing.alphas, int):
+        return mixing.alphas
+    if mixing.grid == "random":
+        rng = random.Random(hashed_seed(mixing.seed, "alphas", group))
+        return (0.0, *sorted(rng.random() for _ in range(mixing.alphas - 2)), 1.0)
+    return alpha_grid(mixing.alphas, dense=mixing.grid == "interior")
+
+
+def alpha_grid(count: int, *, dense: bool = False) -> tuple[float, ...]:
+    """0, 1/(A-1), ..., 1; or the same moved towards 1/2, where most of the change happens."""
+    even = tuple(position / (count - 1) for position in range(count))
+    if not dense:
+        return even
+    return tuple(
+        (1 + (1 if alpha > 0.5 else -1) * abs(2 * alpha - 1) ** DENSITY) / 2 for alpha in even
+    )
+
+
+def _uniform_point(rng: random.Random, classes: int) -> tuple[float, ...]:
+    """A point of the simplex: exponential variates over their sum, which is Dirichlet(1)."""
+    parts = [rng.expovariate(1) for _ in range(classes)]
+    return tuple(part / sum(parts) for part in parts)
