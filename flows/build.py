@@ -21,8 +21,7 @@ from flows.slots.settings import SlotSettings
 from flows.slots.workers_here import workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
-from pipeline.extension import described, extend_root
-from pipeline.root import MIXED, checked_plan, create_root, plan_of
+from pipeline.root import MIXED, checked_plan, create_root, extend_root, plan_of
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -138,7 +137,9 @@ def extend(
         BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
-    log.info("%s: added %s", root.url, described(root.extensions[-1]))
+    added = root.extensions[-1].stretch
+    groups, shards = (added.first_group, added.last_group), (added.first_shard, added.last_shard)
+    log.info("%s: added groups %d to %d, shards %d to %d", root.url, *groups, *shards)
     return resume(root, slots=slots)
 
 

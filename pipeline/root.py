@@ -1,9 +1,10 @@
-"""Start a mixed dataset's root, or open one that is there: plan.json."""
+"""Start a mixed dataset's root, open one that is there, or extend it: plan.json."""
 
 import json
 from typing import Any
 
 from data.errors import InputError
+from data.extension import next_extension, write_extension
 from data.real import load_real
 from data.root import PLAN, SCHEMA, Root
 from data.schemas import read_pairs
@@ -20,6 +21,7 @@ MIXED = "mixed dataset"  # in messages
 PAIRS = "pairs.json"
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
+MOST_GROUPS = 10**8  # keys in a shard have eight digits
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
@@ -76,6 +78,32 @@ def plan_of(root: Root) -> BuildPlan:
         remedy = "plan.json was changed, or another version of semix wrote it; use that version"
         raise InputError(f"{root.url}/{PLAN} digest", root.plan["digest"][:12], remedy)
     return plan
+
+
+def extend_root(root: Root, groups_per_pair: int) -> Root:
+    """Raise the series of each pair to `groups_per_pair`; returns the root as it is then.
+
+    Groups walk the pairs and start again after the last, so more rounds come behind all that
+    is there. plan.json stays as it is; `extensions/N.json` says what was added.
+
+    Raises:
+        InputError: not more than there is, too many for a root, or another extension came first.
+    """
+    plan = plan_of(root)
+    before = plan.num_groups // plan.num_pairs
+    if groups_per_pair <= before:
+        remedy = f"{root.url} has {before} already; extending only adds, so give more"
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
+    if groups_per_pair * plan.num_pairs > MOST_GROUPS:
+        remedy = f"a root has at most {MOST_GROUPS:,} series; start another with another seed"
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
+    extension = next_extension(plan.digest, plan.layout, groups_per_pair, plan.num_pairs)
+    number = len(root.extensions) + 1
+    if not write_extension(root.store, number, extension):
+        now = Root(root.url).extensions[-1].groups_per_pair
+        remedy = f"someone else extended {root.url} to {now} meanwhile; look at it and try again"
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
+    return Root(root.url)
 
 
 def _plan_record(plan: BuildPlan) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from data.label_sets import LabelSet
 from data.root import Root
 from data.shards import GroupSample, read_tar
 from pipeline.config import BuildConfig
-from pipeline.extension import extend_root
 from pipeline.relabel.bake import bake_shard
 from pipeline.relabel.baked_root import open_baked
 from pipeline.relabel.prototypes import ensure_set_prototypes
 from pipeline.relabel.sets import IMAGES, plan_set, relabelled_config
 from pipeline.relabel.stored import label_stored
-from pipeline.root import create_root, plan_of
+from pipeline.root import create_root, extend_root, plan_of
 from pipeline.worker import main as worker
 
 

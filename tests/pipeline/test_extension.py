@@ -5,9 +5,8 @@ from data.extension import next_extension, write_extension
 from data.root import Root
 from data.settings import load_settings
 from pipeline.config import BuildConfig
-from pipeline.extension import described, extend_root
 from pipeline.plan import BuildPlan
-from pipeline.root import create_root, plan_of
+from pipeline.root import create_root, extend_root, plan_of
 
 
 def with_series(config: BuildConfig, count: int, *overrides: str) -> BuildConfig:
@@ -34,7 +33,9 @@ def test_the_groups_that_come_are_those_of_a_larger_plan(root, hasty_config):
         g for i in range(plan.num_shards) for g in range(plan.shard(i).start, plan.shard(i).stop)
     ]
     assert covered == list(range(135))
-    assert described(again.extensions[0]) == "groups 45 to 134, shards 8 to 22"
+    added = again.extensions[0].stretch
+    assert (added.first_group, added.last_group) == (45, 134)
+    assert (added.first_shard, added.last_shard) == (8, 22)
 
 
 def test_extensions_follow_each_other(root):

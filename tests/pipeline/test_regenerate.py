@@ -8,10 +8,9 @@ from data.root import Root
 from data.series import read_series
 from data.settings import load_settings
 from pipeline.config import BuildConfig
-from pipeline.extension import extend_root
 from pipeline.prototypes import ensure_prototypes
 from pipeline.regenerate import batch_of, regenerate, same_pixels
-from pipeline.root import create_root, plan_of
+from pipeline.root import create_root, extend_root, plan_of
 from pipeline.worker import main as worker
 
 
