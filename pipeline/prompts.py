@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data.errors import InputError
-from pipeline.config.generator import PLACEHOLDER, GeneratorConfig
+from pipeline.config import PLACEHOLDER, GeneratorConfig
 
 FILLER = ","  # one token in every CLIP vocabulary, and says nothing
 

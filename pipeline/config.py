@@ -1,0 +1,424 @@
+"""All settings of a mixed dataset: everything that decides what it contains."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from data.real import RealDataConfig
+from data.settings import Settings
+
+MOST_OF_A_SMALL_PLAN = 16  # shards: enough to see progress, and to lose little by a kill
+MOST_DERIVED = 64  # groups in a shard of a large plan
+PLACEHOLDER = "{class}"
+CLIP_MODEL = (
+    "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
+)
+
+SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm"]
+
+
+class LoraConfig(Settings):
+    """Low-rank weights that are added to the model's own when it is loaded."""
+
+    path: str = Field(description="a safetensors file, a directory, or a hub id")
+    revision: str | None = Field(None, description="commit of a hub id")
+    weight_name: str | None = Field(None, description="file in a directory that holds several")
+    scale: float = Field(1.0, description="strength; 1 is full")
+
+
+class ApproximationConfig(Settings):
+    """Ways to the images that are faster and not exact; each passes the fidelity gate first."""
+
+    scheduler: SchedulerName | None = Field(
+        None, description="sampler instead of generator.scheduler"
+    )
+    steps: int | None = Field(None, ge=1, description="denoising steps instead of generator.steps")
+    guidance_interval: tuple[float, float] | None = Field(
+        None,
+        description="guide only in these shares of the steps, as [0, 0.6]; the other steps take "
+        "the conditional prediction alone (Kynkaanniemi et al. 2024)",
+    )
+    cache_steps: int = Field(
+        1, ge=1, description="compute the deep U-Net features every n-th step (DeepCache)"
+    )
+    cache_anchors: int | None = Field(
+        None,
+        ge=2,
+        description="alphas of a series whose deep U-Net features are computed; those of the "
+        "others are interpolated along alpha",
+    )
+    tiny_decoder: str | None = Field(
+        None, description="an AutoencoderTiny (TAESD) directory or hub id instead of the VAE"
+    )
+    tiny_decoder_revision: str | None = Field(None, description="commit of a hub id")
+    gate_groups: int = Field(
+        200, ge=20, description="series compared with the exact ones before anything is made"
+    )
+    accept_failure: bool = Field(
+        False, description="go on where the fidelity gate fails; its verdict stays in the root"
+    )
+
+    @field_validator("guidance_interval")
+    @classmethod
+    def _is_interval(cls, interval: tuple[float, float] | None) -> tuple[float, float] | None:
+        if interval is not None and not 0 <= interval[0] < interval[1] <= 1:
+            raise ValueError("give two shares of the steps, 0 <= from < to <= 1")
+        return interval
+
+    @property
+    def active(self) -> bool:
+        """Whether any of them is switched on."""
+        off = ApproximationConfig(gate_groups=self.gate_groups, accept_failure=self.accept_failure)
+        return self != off
+
+
+class GeneratorConfig(Settings):
+    """The generative model and how it samples."""
+
+    family: Literal["stable_diffusion", "sdxl", "dit"] = Field(
+        "stable_diffusion",
+        description="architecture: stable_diffusion (1.x, 2.x, SD-Turbo), sdxl (with SDXL-Turbo), "
+        "dit (class-conditional DiT)",
+    )
+    model: str = Field(description="a diffusers directory or a hub id")
+    revision: str | None = Field(
+        None, description="commit of a hub id, 40 hexadecimal digits; none for a directory"
+    )
+    variant: str | None = Field(None, description="which of several weight files, as fp16")
+    unet: str | None = Field(
+        None, description="a fine-tuned U-Net instead of the model's own: a directory or hub id"
+    )
+    unet_revision: str | None = Field(None, description="commit of a hub id")
+    lora: tuple[LoraConfig, ...] = Field((), description="low-rank weights, added in this order")
+    prompt: str | tuple[str, ...] = Field(
+        "a photo of a {class}",
+        description="template for all classes, {class} becomes the name; several are averaged",
+    )
+    names: dict[str, str] = Field(
+        {},
+        description="what to call a class instead of its own name, as crane: crane bird; "
+        "for dit the model's own label",
+    )
+    pad_names: bool = Field(
+        False, description="fill short names with commas, so that all prompts end at one token"
+    )
+    steps: int = Field(20, ge=1, description="denoising steps of the deterministic sampler")
+    guidance_scale: float = Field(
+        7.5, ge=0, description="w in uncond + w (cond - uncond); at most 1 switches guidance off"
+    )
+    scheduler: SchedulerName | None = Field(
+        None, description="deterministic sampler; none keeps the model's own"
+    )
+    timestep_spacing: Literal["leading", "linspace", "trailing"] | None = Field(
+        None, description="of the sampler's steps; none keeps the model's; trailing for few steps"
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="precision of the networks; latents stay float32"
+    )
+    compile: Literal["none", "regional", "full"] = Field(
+        "none",
+        description="torch.compile the denoiser: nothing; regional: its transformer blocks, all "
+        "of a DiT's work but half of a Stable Diffusion U-Net's; full: all, which takes longer",
+    )
+    decode_batch: int | None = Field(
+        None,
+        ge=1,
+        description="images in one VAE decode, which bounds its memory; none: as many as 8 GiB "
+        "hold, at most 16: 16 up to 512 x 512, 4 of 1024 x 1024",
+    )
+    approximate: ApproximationConfig = ApproximationConfig()
+
+    @field_validator("prompt")
+    @classmethod
+    def _names_the_class(cls, prompt: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not prompt:
+            raise ValueError("give a template")
+        for template in (prompt,) if isinstance(prompt, str) else prompt:
+            if template.count(PLACEHOLDER) != 1:
+                raise ValueError(f"{template!r} must contain {PLACEHOLDER} exactly once")
+        return prompt
+
+    @model_validator(mode="after")
+    def _caches_fit_the_network(self) -> Self:
+        approximate = self.approximate
+        cache = "cache_anchors" if approximate.cache_anchors is not None else "cache_steps"
+        if approximate.cache_anchors is None and approximate.cache_steps == 1:
+            return self
+        if self.family == "dit":
+            raise ValueError(
+                f"`approximate.{cache}` caches the features of a U-Net; family dit has none"
+            )
+        if self.compile == "full":
+            raise ValueError(
+                f"`approximate.{cache}` runs parts of the network; use `compile: regional` or none"
+            )
+        return self
+
+    @field_validator("unet", "lora")
+    @classmethod
+    def _suits_the_family(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("family") == "dit":
+            raise ValueError("family dit has no U-Net to change; leave it out")
+        return value
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+
+
+class PairsConfig(Settings):
+    """Which sets of classes (pairs, unless mixing.classes says more) are mixed."""
+
+    kind: Literal["all", "sampled", "named", "similar"] = Field(
+        "all",
+        description="all; sampled: `count` drawn uniformly; named: those in `names`; similar: "
+        "`count` drawn by the similarity of their CLIP prototypes",
+    )
+    count: int | None = Field(None, ge=1, description="how many, for sampled and similar")
+    names: tuple[tuple[str, ...], ...] = Field(
+        (), description="for named: lists of class names, as [[cat, dog], [cat, fox]]"
+    )
+    temperature: float = Field(
+        0.05,
+        gt=0,
+        description="for similar: pairs are drawn by exp(cosine / temperature), without repeats",
+    )
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Self:
+        if (self.count is not None) != (self.kind in ("sampled", "similar")):
+            raise ValueError("`count` belongs to kind sampled or similar, and only to them")
+        if bool(self.names) != (self.kind == "named"):
+            raise ValueError("`names` belongs to kind named, and only to it")
+        return self
+
+
+class MixingConfig(Settings):
+    """Which series are made."""
+
+    classes: int = Field(
+        2, ge=2, le=6, description="classes mixed in a series; 3 or more fill a simplex"
+    )
+    pairs: PairsConfig = PairsConfig()
+    alphas: int | tuple[float, ...] = Field(
+        8, description="images a series; or the weights of the first class themselves"
+    )
+    grid: Literal["even", "interior", "random"] = Field(
+        "even",
+        description="a count of alphas lies evenly from 0 to 1, denser in the middle, or at random "
+        "points of each series; all keep the end points",
+    )
+    groups_per_pair: int = Field(
+        ge=1, description="series of each unordered pair of classes, each from a noise of its own"
+    )
+    interpolation: Literal["linear", "spherical"] = Field(
+        "linear", description="path between the conditionings"
+    )
+    seed: int = Field(0, ge=0, description="seed of all initial noises")
+
+    @field_validator("alphas")
+    @classmethod
+    def _lie_in_range(cls, alphas: int | tuple[float, ...]) -> int | tuple[float, ...]:
+        if isinstance(alphas, int):
+            if not 2 <= alphas <= 100:
+                raise ValueError("give 2 to 100 images a series")
+            return alphas
+        if not 2 <= len(alphas) <= 100:
+            raise ValueError("give 2 to 100 alphas")
+        for alpha in alphas:
+            if not 0 <= alpha <= 1:
+                raise ValueError(f"{alpha} must lie in [0, 1]; 1 is the first class")
+        return alphas
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not isinstance(self.alphas, int) and self.grid != "even":
+            raise ValueError(f"`grid: {self.grid}` wants a count of alphas, not the alphas")
+        if self.classes == 2:
+            return self
+        if not isinstance(self.alphas, int) or self.grid != "random":
+            raise ValueError("mixing 3 or more classes wants a count of alphas and `grid: random`")
+        if self.alphas < self.classes:
+            raise ValueError(f"`alphas` must be at least {self.classes}: each class comes pure")
+        if self.interpolation != "linear" or self.pairs.kind == "similar":
+            raise ValueError("spherical paths and similar pairs are defined for 2 classes only")
+        return self
+
+    @property
+    def images(self) -> int:
+        """Images in a series."""
+        return self.alphas if isinstance(self.alphas, int) else len(self.alphas)
+
+
+class NoiseConfig(Settings):
+    """Chosen noise (Qi et al. 2024, arXiv 2407.14041): stable under sampling and inversion."""
+
+    strategy: Literal["random", "select", "optimise"] = Field(
+        "random",
+        description="random; select: the most stable of `candidates`; optimise: gradient descent "
+        "from the most stable one",
+    )
+    candidates: int = Field(8, ge=1, description="noises scored for each series")
+    steps: int = Field(
+        10, ge=1, description="steps of sampling and of inversion; never more than generator.steps"
+    )
+    guidance_scale: float = Field(
+        1.0, ge=0, description="of both passes; at most 1 scores without guidance"
+    )
+    alphas: tuple[float, ...] = Field(
+        (0.0, 0.5, 1.0), min_length=1, description="where on the series the score is taken"
+    )
+    reduce: Literal["mean", "min"] = Field("mean", description="of the scores over the alphas")
+    halving: bool = Field(
+        False,
+        description="score all candidates with 7/10 of the steps in the middle of the series, and "
+        "only the best quarter in full",
+    )
+    iterations: int = Field(100, ge=1, description="gradient steps of optimise")
+    learning_rate: float = Field(
+        100.0, gt=0, description="of optimise, scaled by the noise's norm / 256"
+    )
+    momentum: float = Field(0.5, ge=0, lt=1, description="of optimise")
+    detach_target: bool = Field(
+        False, description="optimise towards the inverted noise as a constant: cheaper"
+    )
+    max_cost: float = Field(
+        2.0, gt=0, description="refuse to spend more than this many times the cost of generating"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for alpha in self.alphas:
+            if not 0 <= alpha <= 1:
+                raise ValueError(f"`alphas`: {alpha} must lie in [0, 1]; 1 is the first class")
+        return self
+
+
+class EncoderConfig(Settings):
+    """One CLIP model."""
+
+    model: str = Field(description=CLIP_MODEL)
+    pretrained: str | None = Field(
+        None,
+        description="open_clip weights tag, or a safetensors file; none for local-dir: and hf-hub: "
+        "models",
+    )
+    revision: str | None = Field(
+        None, description="commit of a hf-hub: model, 40 hexadecimal digits; none for others"
+    )
+
+
+class AnnotationConfig(EncoderConfig):
+    """How an image gets its soft label."""
+
+    model: str = Field("ViT-B-32-quickgelu", description=CLIP_MODEL)
+    rule: Literal["projection", "simplex", "similarity", "mixing_ratio"] = Field(
+        "projection",
+        description="projection: of the CLIP feature on the line between two prototypes, then "
+        "sharpened; simplex: on the simplex of all prototypes of the series, as it is; "
+        "similarity: shares of the similarity to the prototypes of all classes of the data; "
+        "mixing_ratio: the conditioning weights, whatever CLIP sees (an ablation)",
+    )
+    scale: float | Literal["auto"] = Field(
+        "auto",
+        description="for projection: sharpening s of sigmoid(s (weight - 1/2)); CSM takes 4 for "
+        "CIFAR-10 and 2.3 for CIFAR-100; auto: inverse variance of the weight of real images, "
+        "within [1, 20]",
+    )
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        description="for similarity: shares of exp(cosine / temperature); none: of the cosine",
+    )
+    normalize: bool = Field(
+        False, description="features and prototypes of length 1; CSM leaves them as they are"
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="precision of the CLIP models; features are float32 and stored as float16",
+    )
+    second: EncoderConfig | None = Field(
+        None, description="another CLIP model, whose agreement with the first is stored"
+    )
+
+    @field_validator("scale")
+    @classmethod
+    def _is_positive(cls, scale: float | str) -> float | str:
+        if not isinstance(scale, str) and scale <= 0:
+            raise ValueError("must be positive, or auto")
+        return scale
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.temperature is not None and self.rule != "similarity":
+            raise ValueError("`temperature` belongs to rule similarity, and only to it")
+        if self.scale != "auto" and self.rule != "projection":
+            raise ValueError("`scale` belongs to rule projection, and only to it")
+        if self.second == self.first:
+            raise ValueError("`second` is the first model again; name another, or leave it out")
+        return self
+
+    @property
+    def first(self) -> EncoderConfig:
+        """The CLIP model whose features give the labels."""
+        return EncoderConfig(model=self.model, pretrained=self.pretrained, revision=self.revision)
+
+    @property
+    def encoders(self) -> list[tuple[str, EncoderConfig]]:
+        """One or two CLIP models, each with the path of its settings."""
+        second = [] if self.second is None else [("annotation.second", self.second)]
+        return [("annotation", self.first), *second]
+
+
+class ShardConfig(Settings):
+    """How groups are batched and stored."""
+
+    groups_per_shard: int | None = Field(
+        None,
+        ge=1,
+        description="groups in one tar; aim at 1 to 5 minutes of work, a kill loses one; none "
+        "gives 8 to 16 shards of whole batches, more from a thousand groups on",
+    )
+    groups_per_batch: int = Field(
+        8, ge=1, description="groups in one forward pass; part of the identity, it moves last bits"
+    )
+    image_format: Literal["webp", "png", "jpg"] = Field(
+        "webp", description="webp and png are lossless; jpg moves labels"
+    )
+    store_size: int | None = Field(
+        None, ge=8, description="side of the stored images, pixels; none keeps the model's"
+    )
+
+    def size(self, groups: int) -> int:
+        """Groups of a shard in a plan of so many groups: as set, or what follows from them."""
+        if self.groups_per_shard is not None:
+            return self.groups_per_shard
+        batch = self.groups_per_batch  # the last one of a shard is filled up: whole ones waste none
+        batches = min(-(-groups // (MOST_OF_A_SMALL_PLAN * batch)), MOST_DERIVED // batch)
+        return max(1, batches) * batch
+
+
+class BuildConfig(Settings):
+    """A mixed dataset. Two equal configs make equal shards on equal hardware and versions."""
+
+    real: RealDataConfig
+    generator: GeneratorConfig
+    mixing: MixingConfig
+    noise: NoiseConfig = NoiseConfig()
+    annotation: AnnotationConfig
+    shards: ShardConfig = ShardConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.mixing.classes > 2 and self.annotation.rule == "projection":
+            raise ValueError(
+                "`mixing.classes` above 2 wants `annotation.rule: simplex`, similarity or "
+                "mixing_ratio; projection knows two classes"
+            )
+        anchors = self.generator.approximate.cache_anchors
+        if anchors is not None and not (self.mixing.classes == 2 and anchors < self.mixing.images):
+            raise ValueError(
+                "`generator.approximate.cache_anchors` wants pairs of classes, and fewer anchors "
+                "than alphas"
+            )
+        return self
