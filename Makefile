@@ -38,7 +38,7 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu
 
-# What approximate options cost in quality; with real weights: --config CONFIG.
+# What faster recipes cost in quality; with real weights: --config CONFIG.
 bench-fidelity: setup
 	$(BIN)/python -m benchmarks.fidelity
 

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from calib.losses import build_loss, build_mixed_loss
     from calib.metrics import calibration_metrics, ood_metrics
     from calib.posthoc import fit_temperature
+    from data.dataset import MixedDataset
     from data.errors import InputError
     from data.labels import sharpen, soft_labels
-    from data.mixed import MixedDataset, MixedLoader, shard_urls
+    from data.pinned import shard_urls
     from data.root import Root
     from data.settings import load_settings
+    from data.stream import mixed_pipeline
     from flows.audit import audit
     from flows.build import build, extend, resume
     from flows.errors import RunFailed
@@ -35,7 +37,6 @@ __all__ = [
     "BuildPlan",
     "InputError",
     "MixedDataset",
-    "MixedLoader",
     "Root",
     "RunFailed",
     "TrainConfig",
@@ -51,6 +52,7 @@ __all__ = [
     "initial_noise",
     "interpolate",
     "load_settings",
+    "mixed_pipeline",
     "ood_metrics",
     "projection_weight",
     "relabel",
@@ -69,11 +71,13 @@ _HOMES = {
     "calib.losses": "build_loss build_mixed_loss",
     "calib.metrics": "calibration_metrics ood_metrics",
     "calib.posthoc": "fit_temperature",
+    "data.dataset": "MixedDataset",
     "data.errors": "InputError",
     "data.labels": "sharpen soft_labels",
-    "data.mixed": "MixedDataset MixedLoader shard_urls",
+    "data.pinned": "shard_urls",
     "data.root": "Root",
     "data.settings": "load_settings",
+    "data.stream": "mixed_pipeline",
     "flows.audit": "audit",
     "flows.build": "build extend resume",
     "flows.errors": "RunFailed",

@@ -12,11 +12,10 @@ from benchmarks.models import build_config, opened
 from data.store import Store
 from pipeline.annotate import build_annotator
 from pipeline.config import BuildConfig
-from pipeline.mixing import mix_groups
-from pipeline.models import Models
 from pipeline.plan import BuildPlan, MixGroup
 from pipeline.prototypes import measure
 from pipeline.provenance import annotation_identity
+from pipeline.shard import Models, mix_groups
 
 
 def run() -> Result:
@@ -48,7 +47,7 @@ def mixed(groups: list[MixGroup], plan: BuildPlan, models: Models) -> Tensor:
     for start in range(0, len(groups), size):
         part = groups[start : start + size]
         told: dict[str, Any] = {"embeddings": models.embeddings, "generator": models.generator}
-        made.append(mix_groups(part, models.noise(part)[0], batch_groups=size, **told))
+        made.append(mix_groups(part, models.noise(part)[0], batch_groups=size, **told)[0])
     return torch.cat(made)
 
 
@@ -62,10 +61,9 @@ def labelled(
         store = Store(folder)
         found = measure(annotation, config.real, device="cpu", identity=identity, store=store)
     annotator = build_annotator(annotation, found, device="cpu")
-    records = [
-        annotator.annotate(annotator.encode(series), classes=group.classes, mixture=group.mixture)
-        for group, series in zip(groups, images, strict=True)
-    ]
-    first = [[row[0][1] for row in record["labels"]] for record in records]
-    weights = [record["weights"] for record in records]
+    features = annotator.encode(images.flatten(0, 1))
+    told = {name: rows.unflatten(0, images.shape[:2]) for name, rows in features.items()}
+    series = annotator.annotate(told, groups)
+    first = [[row[0][1] for row in labels.labels] for labels in series]
+    weights = [labels.weights for labels in series]
     return {"weights": torch.tensor(weights), "labels": torch.tensor(first)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Result, interleaved, ratio, slope
-from data.mixed.draws import ClassIndex
+from data.dataset import ClassIndex
 
 CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # and the ratio to reach
 BATCH = 128

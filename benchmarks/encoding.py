@@ -13,9 +13,9 @@ from sklearn.datasets import load_sample_images
 
 from benchmarks.measure import Result, interleaved, ratio
 from data.images import decode_image, encode_image
-from pipeline.batch import encode_series
-from pipeline.shard_writer import ShardWriter
-from pipeline.stopwatch import Stopwatch
+from pipeline.shard import encode_series
+from pipeline.shard_writer import ShardWriter, Stopwatch
+from tests import handmade
 
 SERIES, ALPHAS, SIZE = 50, 8, 512
 
@@ -76,7 +76,7 @@ def ours(photographs: np.ndarray, folder: str) -> None:
         ShardWriter(file, extension="webp", clock=Stopwatch(), threads=2) as writer,
     ):
         for group, series in enumerate(photographs):
-            record = {"group": group, "alphas": [0.0] * ALPHAS}
+            record = handmade.series_of(handmade.record(group, ALPHAS))
             writer.add(record, lambda series=series: encode_series(series, "webp"))
 
 

@@ -1,75 +1,183 @@
-"""What approximate options do to the dataset and to a classifier trained on it, at equal count.
+"""What faster recipes do to images, labels, and a classifier trained on them, at equal count.
 
-    python -m benchmarks.fidelity [OPTION ...] [--seeds 5] [--groups-per-pair 3]
+    python -m benchmarks.fidelity [NAME ...] [--set generator.tiny_decoder=DIR] [--seeds 5]
 
-Runs on the stand-ins, or with real weights on `--config CONFIG`. For each option it builds the
-mixed dataset, reads the gate's verdict, trains the quickstart's CSM on it, and compares accuracy
-and ECE with the exact recipe's over the same seeds, and with the exact recipe from other noises.
+Runs on the stand-ins, or with real weights on `--config CONFIG`; `--set` adds one recipe of your
+own. Each makes some series fast, exactly, and exactly from other noises, which says how far fast
+images may be from exact ones (`benchmarks.criteria`). Then it builds the mixed dataset, trains the
+quickstart's CSM on it, and compares accuracy and ECE with the exact recipe's over the same seeds.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "unipc 10 steps": ("approximate.scheduler=unipc", "approximate.steps=10"),
-    "dpmpp_2m 10 steps": ("approximate.scheduler=dpmpp_2m", "approximate.steps=10"),
-    "guidance in the first 60 %": ("approximate.guidance_interval=[0, 0.6]",),
-    "deep features every 2nd step": ("approximate.cache_steps=2",),
-    "4 anchors of 8 alphas": ("approximate.cache_anchors=4",),
+import torch
+from torch import Tensor
+
+from benchmarks.criteria import feature_criterion, weight_criteria
+from benchmarks.measure import Result, write
+from benchmarks.models import build_config
+from data.files import read_json
+from data.fingerprint import hashed_seed
+from data.settings import load_settings
+from flows.build import build
+from flows.server.run_server import prefect_server
+from flows.train import train
+from pipeline.annotate import FEATURES
+from pipeline.config import BuildConfig
+from pipeline.generators.latent_diffusion import LatentDiffusion
+from pipeline.noise.source import random_noise
+from pipeline.plan import BuildPlan, MixGroup
+from pipeline.prototypes import ensure_prototypes
+from pipeline.root import create_root, plan_of
+from pipeline.shard import Models, load_models, make_batch
+from pipeline.shard_writer import Stopwatch
+
+EXACT, OTHER, OWN = "exact", "exact, other noises", "as set"
+FAST: dict[str, tuple[str, ...]] = {
+    "unipc 10 steps": ("generator.scheduler=unipc", "generator.steps=10"),
+    "dpmpp_2m 10 steps": ("generator.scheduler=dpmpp_2m", "generator.steps=10"),
+    "guidance in the first 60 %": ("generator.guidance_interval=[0, 0.6]",),
 }
-RECIPES = {"exact": (), "exact, other noises": (), **OPTIONS}
 TRAINING = Path(__file__).parents[1] / "configs" / "quickstart" / "csm-chosen-noise.yaml"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity")
-    parser.add_argument("options", nargs="*", help=f"of {', '.join(OPTIONS)}; all by default")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--groups-per-pair", type=int, default=3)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(FAST)}; all by default")
+    parser.add_argument("--set", action="append", default=[], help="a setting of your own recipe")
     parser.add_argument("--config", type=Path, help="a BuildConfig; the stand-ins by default")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--series", type=int, default=200, help="that are compared, at most")
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each; 0: none")
+    parser.add_argument("--groups-per-pair", type=int, default=3)
     options = parser.parse_args()
-    wanted = options.options or list(OPTIONS)
-    unknown = set(wanted) - set(OPTIONS)
-    if unknown:
-        parser.error(f"no such option: {', '.join(sorted(unknown))}")
-    from benchmarks.measure import Result, write
-    from flows.server.run_server import prefect_server
+    if unknown := set(options.names) - set(FAST):
+        parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
+    wanted = {name: FAST[name] for name in options.names or ([] if options.set else FAST)}
+    wanted |= {OWN: tuple(options.set)} if options.set else {}
 
-    result = Result("fidelity", "approximate options: the gate, and a classifier trained on each")
-    with prefect_server(), tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
-        for name in ["exact", "exact, other noises", *wanted]:
-            place = Path(folder) / name.replace(" ", "-").replace(",", "")
-            found = measure(name, place, options)
-            result.figures[name] = found
-            print(f"{name}: {json.dumps(found)}", flush=True)
-    exact = result.figures["exact"]
-    for name in wanted:
-        for measure_name in ("accuracy", "ece"):
-            gap = abs(result.figures[name][measure_name]["mean"] - exact[measure_name]["mean"])
-            spread = exact[measure_name]["sd"]
-            result.at_most(f"{name}: {measure_name} gap over the seeds' sd", gap / spread, 1.0)
+    result = Result("fidelity", "faster recipes: images, weights, and a classifier trained on each")
+    with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
+        result.figures |= compared(wanted, options, Path(folder))
+        if options.seeds:
+            with prefect_server():
+                trained(result, wanted, options, Path(folder))
     config = {"seeds": options.seeds, "groups_per_pair": options.groups_per_pair}
-    print(write([result], kind="fidelity", device="cpu", config=config))
+    print(write([result], kind="fidelity", device=options.device, config=config))
 
 
-def measure(name: str, place: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Build, train, evaluate one recipe."""
-    from data.files import read_json
-    from flows.build import build
-    from flows.train import train
+def configured(options: argparse.Namespace, *changes: str) -> BuildConfig:
+    changes = (f"mixing.groups_per_pair={options.groups_per_pair}", *changes)
+    if options.config is not None:
+        return load_settings(BuildConfig, options.config, changes)
+    return build_config("generator.steps=20", "annotation.scale=2.3", *changes)
 
-    config = recipe(name, options)
+
+@dataclass(frozen=True)
+class Sampled:
+    """G series of A images made in one way.
+
+    Attributes:
+        features: [G A, D]; weights: [G, A, k] along alpha, k = 1 for pairs.
+        seconds: of generating, the median batch: the first of a recipe may compile.
+    """
+
+    features: Tensor
+    weights: Tensor
+    seconds: float
+
+
+def compared(
+    wanted: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """The criteria of each recipe.
+
+    Noise is each group's own, whatever a build would choose: the sampler is judged. Labels are
+    measured on the images as they are, so what counts is the distribution of images and weights.
+    """
+    root = create_root(configured(options), str(folder / "compared"))
+    ensure_prototypes(root, device=options.device)
+    plan = plan_of(root)
+    models = load_models(root, plan, device=options.device)
+    models = replace(models, noise=random_noise(models.generator.latent_shape))
+    seed = plan.config.mixing.seed
+    rng = random.Random(hashed_seed(seed, "fidelity"))
+    chosen = sorted(rng.sample(range(plan.num_groups), min(options.series, plan.num_groups)))
+    groups = [plan.group(index) for index in chosen]
+    others = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
+    exact, other = sampled(groups, plan, models), sampled(others, plan, models)
+    found = {}
+    for name, changes in wanted.items():
+        generator = configured(options, *changes).generator
+        fast = replace(models, generator=LatentDiffusion(models.generator.denoiser, generator))
+        found[name] = judged(exact, sampled(groups, plan, fast), other, seed=seed)
+        print(f"{name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def sampled(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sampled:
+    features, weights, seconds = [], [], []
+    size = plan.config.shards.groups_per_batch
+    for start in range(0, len(groups), size):
+        clock = Stopwatch()
+        batch = make_batch(list(groups[start : start + size]), plan, models=models, clock=clock)
+        features.append(batch.features[FEATURES].flatten(0, 1))
+        seconds.append(clock.seconds["generate"])
+        for group, labels in zip(batch.groups, batch.labels(models.annotator), strict=True):
+            # Of two coordinates the second says nothing new.
+            kept = labels.coordinates or [[weight] for weight in labels.weights]
+            weights.append(torch.tensor(kept)[torch.tensor(group.alphas).argsort(stable=True)])
+    return Sampled(torch.cat(features), torch.stack(weights), statistics.median(seconds))
+
+
+def judged(exact: Sampled, fast: Sampled, other: Sampled, *, seed: int) -> dict[str, Any]:
+    criteria = [
+        *weight_criteria(exact.weights, fast.weights, other.weights, seed=seed),
+        feature_criterion(exact.features, fast.features, other.features),
+    ]
+    change = (fast.weights - exact.weights).abs().flatten().double()
+    return {
+        "passed": all(criterion["passed"] for criterion in criteria),
+        "criteria": criteria,
+        "weight_change_median": float(change.median()),
+        "series": len(exact.weights),
+        "speedup": exact.seconds / fast.seconds,
+    }
+
+
+def trained(
+    result: Result, wanted: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
+) -> None:
+    """Build, train, evaluate each recipe, and the gaps to the exact one."""
+    recipes = {EXACT: (), OTHER: ("mixing.seed=1",), **wanted}
+    for place, (name, changes) in enumerate(recipes.items()):
+        config = configured(options, *changes)
+        found = classifier(config, folder / str(place), seeds=options.seeds)
+        result.figures[name] = result.figures.get(name, {}) | found
+        print(f"{name}: {json.dumps(found)}", flush=True)
+    exact = result.figures[EXACT]
+    for name in wanted:
+        for measure in ("accuracy", "ece"):
+            gap = abs(result.figures[name][measure]["mean"] - exact[measure]["mean"])
+            spread = exact[measure]["sd"]
+            result.at_most(f"{name}: {measure} gap over the seeds' sd", gap / spread, 1.0)
+
+
+def classifier(config: BuildConfig, place: Path, *, seeds: int) -> dict[str, Any]:
     root = build(config, str(place / "mixed"))
-    seeds = list(range(options.seeds))
-    overrides = [f"mixed.url={root.url}", f"seeds={seeds}", "name=CSM"]
+    overrides = [f"mixed.url={root.url}", f"seeds={list(range(seeds))}", "name=CSM"]
     run = train(TRAINING, place / "run", overrides=overrides)
     rows = read_json(run / "evaluation.json")["rows"]
     progress = root.progress()
@@ -77,25 +185,7 @@ def measure(name: str, place: Path, options: argparse.Namespace) -> dict[str, An
     for key in ("accuracy", "ece", "nll"):
         values = [row["plain"][key] for row in rows]
         found[key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
-    if root.store.exists("fidelity.json"):
-        found["gate"] = json.loads(root.store.get("fidelity.json"))
     return found
-
-
-def recipe(name: str, options: argparse.Namespace) -> Any:
-    from benchmarks.models import build_config
-    from data.settings import load_settings
-    from pipeline.config import BuildConfig
-
-    changes = [f"generator.{change}" for change in RECIPES[name]]
-    if changes:
-        changes.append("generator.approximate.accept_failure=true")
-    if name == "exact, other noises":
-        changes.append("mixing.seed=1")
-    changes.append(f"mixing.groups_per_pair={options.groups_per_pair}")
-    if options.config is not None:
-        return load_settings(BuildConfig, options.config, changes)
-    return build_config("generator.steps=20", "annotation.scale=2.3", *changes)
 
 
 if __name__ == "__main__":

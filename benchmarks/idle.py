@@ -10,7 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from data.root import PLAN, PROTOTYPES, Root
+from data.formats import PLAN, PROTOTYPES
+from data.root import Root
 
 T = TypeVar("T")
 

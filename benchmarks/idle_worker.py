@@ -12,17 +12,16 @@ from typing import Any
 from benchmarks.idle import SECONDS
 from benchmarks.pictures import blending_models
 from data.root import Root
-from pipeline import build, worker
-from pipeline.models import Models
+from pipeline import shard, worker
 from pipeline.plan import BuildPlan
 
 SIZE = 8  # of an image, pixels
 
 
-def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> Models:
+def load_nothing(root: Root, plan: BuildPlan, **_: Any) -> shard.Models:
     return blending_models(root, plan, size=SIZE, seconds=float(os.environ.get(SECONDS, "0")))
 
 
 if __name__ == "__main__":
-    build.load_models = load_nothing
+    shard.load_models = load_nothing
     sys.exit(worker.main())

@@ -44,7 +44,7 @@ class Watch:
 
     def growth(self) -> dict[str, dict[str, float]]:
         """Of each process, once warm and until the last shard: its own MB, a line through them."""
-        found, last = {}, self.root.plan["num_shards"]
+        found, last = {}, self.root.plan.num_shards
         for name, rows in self.memory.items():
             warm = np.array([row for row in rows if WARM * last <= row[0] < last])
             if len(warm) > 2:

@@ -22,7 +22,7 @@ def run() -> Result:
 def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shards and after all, and the highest ever."""
     from benchmarks.models import build_config, opened
-    from pipeline.build import generate_shard
+    from pipeline.shard import generate_shard
     from pipeline.work import finish
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")

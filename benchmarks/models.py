@@ -5,14 +5,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data.real import RealDataConfig, load_real
+from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
+from data.splits import RealDataConfig
 from pipeline.config import BuildConfig
-from pipeline.models import Models, load_models
 from pipeline.plan import BuildPlan
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.shard import Models, load_models
 from pipeline.standins import StandIns, train_standins
 
 KEPT = Path(__file__).parents[1] / "build" / "standins"

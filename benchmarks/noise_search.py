@@ -110,6 +110,5 @@ class Search:
                 scorer=self.scorer,
                 shape=self.generator.latent_shape,
                 rungs=schedule,
-                names=[str(pair) for pair, _ in part],
             )
         return found, self.rows, time.process_time() - start

@@ -18,14 +18,13 @@ from data.images import encode_image
 from data.leases import claim, release
 from data.root import Root
 from data.store import Store
-from pipeline.batch import encode_series, make_batch
-from pipeline.build import generate_shard
 from pipeline.config import BuildConfig
-from pipeline.shard_writer import ShardWriter
+from pipeline.shard import encode_series, generate_shard, make_batch
+from pipeline.shard_writer import ShardWriter, Stopwatch
 from pipeline.standins import StandIns
-from pipeline.stopwatch import Stopwatch
 from pipeline.work import Building, Making, finish
 from pipeline.worker import Worker
+from tests import handmade
 
 BATCHES = 6
 SHARDS, LATENCY_S = 8, 0.3  # of each request that writes, as of a busy bucket
@@ -75,7 +74,7 @@ def encoded(result: Result, folder: Path, models: StandIns) -> None:
             ShardWriter(file, extension="png", clock=Stopwatch(), threads=1) as writer,
         ):
             for index, series in enumerate(image for batch in kept for image in batch):
-                record = {"group": index, "alphas": [0.0] * 8}
+                record = handmade.series_of(handmade.record(index, 8))
                 writer.add(record, lambda series=series: encode_series(series, "png"))
 
     def overlapped() -> None:

@@ -10,14 +10,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from data.root import PROTOTYPES, Root
+from data.formats import PROTOTYPES
+from data.root import Root
 from pipeline.annotate import FEATURES, build_annotator
-from pipeline.build import generate_shard
 from pipeline.conditioning import Conditioning
-from pipeline.models import Models
 from pipeline.noise.source import random_noise
 from pipeline.plan import BuildPlan
 from pipeline.root import plan_of
+from pipeline.shard import Models, generate_shard
 from pipeline.work import finish
 
 
@@ -41,9 +41,7 @@ class Blends:
         """Each class as its digit: [K, 1, 64]."""
         return Conditioning(self._digits[: len(names)].reshape(len(names), 1, 64))
 
-    def sample(
-        self, noise: Tensor, condition: Conditioning, alphas: Tensor | None = None
-    ) -> Tensor:
+    def sample(self, noise: Tensor, condition: Conditioning) -> Tensor:
         time.sleep(self._seconds)
         return condition.tokens.reshape(-1, *self.latent_shape) + 0.1 * noise
 
@@ -74,7 +72,7 @@ def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 
     blends = Blends(size, seconds=seconds)
     prototypes = root.store.get(PROTOTYPES)
     annotator = build_annotator(plan.config.annotation, prototypes, device="cpu")
-    width = annotator.spaces[FEATURES].prototypes.shape[1]
+    width = annotator.measurements[FEATURES].prototypes.shape[1]
     guessing: Any = replace(annotator, encoders=Guesses(width))
     embeddings = blends.encode(plan.class_names)
     return Models(blends, guessing, embeddings, random_noise(blends.latent_shape))

@@ -12,9 +12,9 @@ from typing import Any
 import webdataset as wds
 
 from benchmarks.measure import Result, Sides, interleaved, ratio
-from data.root import Root, spec_digest
+from data.formats import shard_stem, spec_digest
+from data.root import Root
 from data.settings import load_settings
-from data.shards import shard_name
 from data.store import Store
 from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
@@ -157,10 +157,10 @@ def write_root(folder: Path) -> Root:
 
 def write_shard(folder: Path, shard: int, template: dict[str, Any]) -> None:
     """Another record like the first, and another name for each of its files."""
-    stem, features = shard_name(shard), template["features"]
+    stem, features = shard_stem(shard), template["features"]
     names = {template["tar"]: "", features["name"]: ""}
     for name in names:
-        names[name] = name.replace(shard_name(0), stem)
+        names[name] = name.replace(shard_stem(0), stem)
         if shard:
             (folder / stem).parent.mkdir(exist_ok=True)
             (folder / names[name]).hardlink_to(folder / name)

@@ -15,19 +15,23 @@ from benchmarks.models import KEPT, standins
 from benchmarks.pictures import fill
 from data.images import decode_image
 from data.label_sets import LabelSet
-from data.real import RealDataConfig, load_real
+from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
-from data.shards import read_shard
+from data.splits import RealDataConfig
+from data.tar import read_shard
 from pipeline.annotate import FEATURES, Annotator
-from pipeline.annotation.prototype_file import PrototypeFile
 from pipeline.config import BuildConfig
+from pipeline.measurement import PrototypeFile
 from pipeline.prototypes import ensure_prototypes
-from pipeline.relabel.prototypes import ensure_set_prototypes
-from pipeline.relabel.relabelling import Relabelling
-from pipeline.relabel.sets import plan_set, prototypes_name, relabelled_config
-from pipeline.relabel.shard import label_shard
-from pipeline.relabel.stored import label_stored
+from pipeline.relabel import (
+    Relabelling,
+    ensure_set_prototypes,
+    label_shard,
+    label_stored,
+    plan_set,
+    relabelled_config,
+)
 from pipeline.root import create_root
 from pipeline.standins import Recipe, Stage, train_standins
 from pipeline.work import finish
@@ -45,7 +49,7 @@ def run() -> Result:
     largest = roots[IMAGES[-1]]
     pixels, annotator = all_pixels(largest), works[IMAGES[-1]].annotator
     sides: dict[str, Any] = {str(n): lambda work=work: relabel(work) for n, work in works.items()}
-    sides["bare"] = lambda: encode(pixels, annotator, works[IMAGES[-1]].labels.plan["batch"])
+    sides["bare"] = lambda: encode(pixels, annotator, works[IMAGES[-1]].labels.record.batch)
     seconds = interleaved(sides, repeats=3)
     with tempfile.TemporaryDirectory() as folder:
         names = export(largest, Path(folder, "pictures"))
@@ -119,15 +123,15 @@ def started(root: Root, clip: Path) -> Relabelling:
 
 def relabel(work: Relabelling) -> None:
     """All shards from their images, on this thread."""
+    assert work.annotator is not None
     for shard, record in work.labels.root.committed().items():
         if work.store.exists(work.labels.name(shard)):
             work.store.delete(work.labels.name(shard))
-        assert work.annotator is not None
         finish(label_shard(record, labels=work.labels, plan=work.plan, annotator=work.annotator))
 
 
 def all_pixels(root: Root) -> Tensor:
-    samples = (s for r in root.committed().values() for s in read_shard(root.store, r))
+    samples = (s for entry in root.entries() for s in read_shard(root.store, entry))
     images = [decode_image(image) for sample in samples for image in sample.images]
     return torch.from_numpy(np.stack(images))
 
@@ -141,11 +145,11 @@ def encode(pixels: Tensor, annotator: Annotator | None, batch: int) -> None:
 def export(root: Root, folder: Path) -> list[str]:
     """The pictures as the official code keeps them: SEED_FIRST_SECOND_POSITION.png."""
     folder.mkdir()
-    for record in root.committed().values():
-        for sample in read_shard(root.store, record):
-            first, second = sample.record["classes"]
+    for entry in root.entries():
+        for sample in read_shard(root.store, entry):
+            first, second = sample.record.classes
             for position, image in enumerate(sample.images):
-                name = f"{sample.record['group']}_{first}_{second}_{position}.png"
+                name = f"{sample.record.group}_{first}_{second}_{position}.png"
                 Image.fromarray(decode_image(image)).save(folder / name)
     return sorted(path.name for path in folder.iterdir())
 
@@ -163,7 +167,7 @@ def peer(
     """
     labels, annotator = work.labels, work.annotator
     assert annotator is not None
-    parts = PrototypeFile.unpack(labels.store.get(prototypes_name(labels))).parts
+    parts = PrototypeFile.unpack(labels.store.get(labels.prototypes)).parts
     prototypes = parts[FEATURES].measurement.prototypes
     weights: dict[str, float] = {}
     start = time.process_time()
@@ -187,9 +191,9 @@ def difference(found: dict[tuple[int, int], float], labels: LabelSet) -> float:
     """The largest one between the peer's weights and ours."""
     ours = {
         (group, position): weight
-        for shard in labels.committed()
-        for group, parts in labels.labels(shard).items()
-        for position, weight in enumerate(parts["weights"])
+        for shard in labels.done()
+        for group, series in labels.labels(shard).items()
+        for position, weight in enumerate(series.weights)
     }
     assert ours.keys() == found.keys()
     return max(abs(ours[place] - weight) for place, weight in found.items())

@@ -7,9 +7,8 @@ from torch import nn
 
 from benchmarks.measure import Result
 from benchmarks.models import build_config, opened
-from pipeline.batch import make_batch
-from pipeline.models import class_embeddings
-from pipeline.stopwatch import Stopwatch
+from pipeline.shard import class_embeddings, make_batch
+from pipeline.shard_writer import Stopwatch
 
 GROUPS, ALPHAS, STEPS, CLASSES = 8, 8, 10, 10
 
@@ -17,10 +16,10 @@ GROUPS, ALPHAS, STEPS, CLASSES = 8, 8, 10, 10
 def run() -> Result:
     result = Result("C2", f"{GROUPS} series of {ALPHAS} alphas, {STEPS} steps, guidance")
     _, plan, models = opened(build_config("generator.decode_batch=64"))
-    denoiser = models.generator.denoiser  # type: ignore[attr-defined]
+    denoiser = models.generator.denoiser
     counts: Counter[str] = Counter()
     watch(denoiser.network, counts, "unet")
-    watch(models.generator.vae.decoder, counts, "vae")  # type: ignore[attr-defined]
+    watch(models.generator.vae.decoder, counts, "vae")
     watch(denoiser.pipeline.text_encoder, counts, "text")
     make_batch([plan.group(i) for i in range(GROUPS)], plan, models=models, clock=Stopwatch())
     result.equal("U-Net rows a series", counts["unet rows"] / GROUPS, float(2 * STEPS * ALPHAS))

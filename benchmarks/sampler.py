@@ -6,8 +6,8 @@ from diffusers import StableDiffusionPipeline
 from benchmarks.measure import Result, interleaved, ratio
 from benchmarks.models import build_config, opened
 from pipeline.conditioning import Conditioning
-from pipeline.mixing import conditions, mix_groups
 from pipeline.noise import initial_noise
+from pipeline.shard import conditions, mix_groups
 
 GROUPS = 8
 
@@ -23,9 +23,10 @@ def run() -> Result:
     peer = peer_pipeline(config.generator.model)
 
     def ours() -> torch.Tensor:
-        return mix_groups(
+        images, _ = mix_groups(
             groups, noise, embeddings=models.embeddings, generator=generator, batch_groups=GROUPS
-        ).flatten(0, 1)
+        )
+        return images.flatten(0, 1)
 
     def one_by_one() -> torch.Tensor:
         return peer_images(peer, noise.repeat_interleave(8, 0), condition, config, size=1)

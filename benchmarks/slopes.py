@@ -7,10 +7,10 @@ import torch
 from benchmarks.measure import Result, interleaved, line, slope
 from benchmarks.models import build_config, opened
 from data.settings import load_settings
-from pipeline.batch import make_batch
 from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
-from pipeline.stopwatch import Stopwatch
+from pipeline.shard import make_batch
+from pipeline.shard_writer import Stopwatch
 
 
 def run() -> Result:

@@ -17,9 +17,10 @@ from calib.batches import Batch
 from calib.config import TrainConfig
 from calib.training_data import open_data
 from data.images import encode_image
-from data.real import RealDataConfig, load_real
+from data.real import load_real
 from data.settings import load_settings
-from data.shards import GroupSample
+from data.splits import RealDataConfig
+from data.tar import GroupSample
 from tests import handmade
 
 SIZE, BATCH, STEPS, REPEATS = 32, 32, 8, 9
@@ -92,9 +93,10 @@ def blends(folder: Path) -> str:
     samples = []
     for group, (first, second) in enumerate(itertools.combinations(range(10), 2)):
         series = [a * pictures[first] + (1 - a) * pictures[second] for a in ALPHAS]
-        labels = [[[first, a], [second, 1 - a]] for a in ALPHAS]
-        record = handmade.record(group, classes=[first, second], alphas=ALPHAS, weights=ALPHAS)
+        told = {"classes": [first, second], "alphas": ALPHAS, "weights": ALPHAS}
+        told["labels"] = [[[first, a], [second, 1 - a]] for a in ALPHAS]
+        record = handmade.series_of(handmade.record(group, **told))
         images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
-        samples.append(GroupSample({**record, "labels": labels}, images, "webp"))
+        samples.append(GroupSample(record, images, "webp"))
     url: str = handmade.root_of(folder, samples, real.class_names).url
     return url

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from calib.config import AugmentConfig
 from calib.config.checks import LEAST
+from data.dataset import MixedDataset
 from data.errors import InputError
-from data.mixed import MixedDataset
 from data.threads import one_ahead
 
 

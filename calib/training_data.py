@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from calib.config import MixedConfig, TrainConfig
-from data.duplicates import shared_images
+from data.dataset import MixedDataset
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
-from data.mixed import MixedDataset
-from data.real import SPLITS, ImageSplit, RealDataset, load_real
+from data.real import load_real
+from data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images of one split
 AT_ONCE = 1024  # images that are decoded to be compared
@@ -124,7 +124,10 @@ def _open_mixed(config: MixedConfig, real: RealDataset, pinned: str | None) -> M
         remedy = f"its classes are {theirs}; the real data's are {ours}"
         raise InputError("mixed.url", config.url, remedy)
     if config.class_matched:
-        mixed.refuse_missing(torch.from_numpy(real.train.targets))
+        try:
+            mixed.refuse_missing(torch.from_numpy(real.train.targets))
+        except InputError as error:
+            raise _as_setting(error) from None
     return mixed
 
 
@@ -140,7 +143,13 @@ def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedData
             memory_limit=int(config.memory_gib * 2**30),
             cache_limit=int(config.cache_gib * 2**30),
         )
-    except InputError:
-        raise
+    except InputError as error:
+        raise _as_setting(error) from None
     except ValueError as error:  # a shard or its labels are damaged; names it
         raise InputError("mixed.url", config.url, str(error)) from None
+
+
+def _as_setting(error: InputError) -> InputError:
+    """The same, of an argument of the mixed dataset, under the name of the setting."""
+    known = error.field.partition(".")[0] in MixedConfig.model_fields
+    return InputError(f"mixed.{error.field}" if known else error.field, error.value, error.remedy)

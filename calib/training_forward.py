@@ -6,8 +6,8 @@ import shutil
 import torch
 from torch import Tensor, nn
 
-from data.cache_folder import keep_compiled_to_ourselves
 from data.errors import InputError
+from data.machine import keep_compiled_to_ourselves
 
 
 class TrainingForward(nn.Module):

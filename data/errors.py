@@ -3,7 +3,7 @@
 MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
 
 
-class InputError(ValueError):
+class InputError(Exception):
     """Something the user gave cannot be used.
 
     The text reads `field = value: remedy`, so that one line says what is wrong, where, and what

@@ -1,21 +1,19 @@
 """Exclusion: which series a reader leaves out, by rule; nothing is ever deleted."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from data.errors import InputError
 from data.flags import flagged_groups, newest_flags
-from data.indices import open_index
-from data.root import Root
+from data.formats import SeriesRecord, ShardEntry
+from data.pinned import Pinned
 from data.settings import Settings
 
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
-
-Record = Mapping[str, Any]
 
 log = logging.getLogger("semix.data")
 
@@ -56,33 +54,97 @@ class Exclusion(Settings):
         return {name: value for name, value in self.model_dump().items() if value != off[name]}
 
 
-def kept(exclusion: Exclusion, records: Sequence[Record], *, root: Root, index: str) -> list[bool]:
-    """Which of these series to read.
+class SeriesFilter:
+    """An exclusion at work on one index, shard by shard.
 
-    Logs once how many each rule leaves out.
-
-    Args:
-        records: `KEY.json` of each series, with the labels that are in use.
-        index: name of the index that the records come from.
-    Returns:
-        One entry a record, in their order.
     Raises:
-        InputError: a rule that does not apply to these series, or no series left.
-        ValueError: stored features or flags that cannot be read.
+        InputError: flags are asked for, and the index was not audited.
+        ValueError: the flags are damaged; named.
     """
-    rules = exclusion.rules()
-    if not rules or not records:
-        return [True] * len(records)
-    left_out = {
-        name: RULES[name](records, value, root=root, index=index) for name, value in rules.items()
-    }
-    keep = [not any(row) for row in zip(*left_out.values(), strict=True)]
-    counts = {name: sum(row) for name, row in left_out.items()}
-    log.info("%s", describe(counts, left=sum(keep), series=len(keep)))
-    if not any(keep):
-        given = ", ".join(f"{name} {value}" for name, value in rules.items())
-        raise InputError("exclude", given, f"leaves none of {len(keep)} series; ease a rule")
-    return keep
+
+    def __init__(self, exclusion: Exclusion, source: Pinned) -> None:
+        self.rules = exclusion.rules()
+        self._source = source
+        self._flagged = _flagged(exclusion.flagged, source) if exclusion.flagged else frozenset()
+        self._features: tuple[int, Tensor] | None = None  # of the shard that was asked for last
+        self._counts = dict.fromkeys(self.rules, 0)
+        self._series = self._kept = 0
+
+    def keep(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
+        """Which series of a shard to read, in their order.
+
+        Args:
+            shard: its entry in the index.
+            records: `KEY.json` of all of its series, or of some, with the labels in use.
+        Raises:
+            InputError: a rule that does not apply to these series.
+            ValueError: stored features that cannot be read.
+        """
+        keep = [True] * len(records)
+        for rule, value in self.rules.items() if records else ():
+            left_out = self._left_out(rule, value, shard, records)
+            self._counts[rule] += sum(left_out)
+            keep = [kept and not left for kept, left in zip(keep, left_out, strict=True)]
+        self._series, self._kept = self._series + len(keep), self._kept + sum(keep)
+        return keep
+
+    def conclude(self) -> None:
+        """After the last shard: log how many series each rule left out.
+
+        Raises:
+            InputError: none is left.
+        """
+        if not self.rules:
+            return
+        log.info("%s", describe(self._counts, left=self._kept, series=self._series))
+        if not self._kept:
+            given = ", ".join(f"{name} {value}" for name, value in self.rules.items())
+            raise InputError("exclude", given, f"leaves none of {self._series} series; ease a rule")
+
+    def _left_out(
+        self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]
+    ) -> list[bool]:
+        """Of each series whether one rule leaves it out."""
+        match rule:
+            case "min_correlation" | "monotone":
+                return _out_of_order(rule, value, records)
+            case "end_points":
+                return self._strayed(shard, records)
+            case "max_disagreement":
+                differences = [r.agreement.difference for r in records if r.agreement]
+                if len(differences) < len(records):
+                    remedy = "has no weights of a second encoder; `semix relabel` can add them"
+                    raise InputError(f"exclude.{rule}", value, f"{self._source.root.url} {remedy}")
+                return [max(difference) > value for difference in differences]
+            case "min_stability":
+                scores = [r.stability for r in records if r.stability is not None]
+                if unknown := len(records) - len(scores):
+                    noises = f"the noise of {unknown:,} of {len(records):,} series"
+                    raise InputError(
+                        f"exclude.{rule}", value, f"{noises} in {shard.tar} has no score"
+                    )
+                return [score < value for score in scores]
+            case "flagged":
+                return [record.group in self._flagged for record in records]
+        raise AssertionError(rule)
+
+    def _strayed(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
+        from data.quality import read_end_points
+
+        # Read once for a shard, also where its series come one by one.
+        if self._features is None or self._features[0] != shard.shard:
+            self._features = shard.shard, self._source.features(shard)
+        features, strayed = self._features[1], []
+        rows = {group: row for row, group in enumerate(shard.group_numbers)}
+        for record in records:
+            found = read_end_points(
+                record.mixtures,
+                record.classes,
+                features[rows[record.group]],
+                self._source.prototypes,
+            )
+            strayed.append(bool((found.intended != found.nearest).any()))
+        return strayed
 
 
 def describe(counts: Mapping[str, int], *, left: int, series: int) -> str:
@@ -91,72 +153,31 @@ def describe(counts: Mapping[str, int], *, left: int, series: int) -> str:
     return f"exclusion keeps {left:,} of {series:,} series; left out: {each}"
 
 
-def _uncorrelated(records: Sequence[Record], least: float, *, root: Root, index: str) -> list[bool]:
-    from data.quality import spearman
-
-    return (spearman(*_alphas_and_weights("min_correlation", least, records)) < least).tolist()
-
-
-def _falling(records: Sequence[Record], wanted: bool, *, root: Root, index: str) -> list[bool]:
-    from data.quality import falls
-
-    return falls(*_alphas_and_weights("monotone", wanted, records)).tolist()
-
-
-def _alphas_and_weights(
-    rule: str, value: object, records: Sequence[Record]
-) -> "tuple[Tensor, Tensor]":
+def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> list[bool]:
+    """Pairs whose weights do not follow alpha."""
     import torch
 
-    classes = max(len(record["classes"]) for record in records)
+    from data.quality import falls, spearman
+
+    classes = max(len(record.classes) for record in records)
     if classes > 2:
         raise InputError(f"exclude.{rule}", value, f"is for pairs; these mix {classes} classes")
-    rows = ([record[key] for record in records] for key in ("alphas", "weights"))
-    alphas, weights = (torch.tensor(row, dtype=torch.float32) for row in rows)
-    return alphas, weights
+    alphas, weights = (
+        torch.tensor(rows, dtype=torch.float32)
+        for rows in ([r.alphas for r in records], [r.weights for r in records])
+    )
+    if rule == "monotone":
+        return falls(alphas, weights).tolist()
+    return (spearman(alphas, weights) < value).tolist()
 
 
-def _unlike_their_class(
-    records: Sequence[Record], wanted: bool, *, root: Root, index: str
-) -> list[bool]:
-    from data.end_points import strayed_groups
-
-    strayed = strayed_groups(root, list(open_index(root.store, index).shards()), records)
-    return [record["group"] in strayed for record in records]
-
-
-def _disagreeing(records: Sequence[Record], most: float, *, root: Root, index: str) -> list[bool]:
-    if any("agreement" not in record for record in records):
-        remedy = "has no weights of a second encoder; `semix relabel` can add them"
-        raise InputError("exclude.max_disagreement", most, f"{root.url} {remedy}")
-    return [max(record["agreement"]["difference"]) > most for record in records]
-
-
-def _unstable(records: Sequence[Record], least: float, *, root: Root, index: str) -> list[bool]:
-    scores = [record["noise"].get("stability") for record in records]
-    unknown = scores.count(None)
-    if unknown:
-        remedy = f"the noise of {unknown:,} of {len(scores):,} series in {root.url} has no score"
-        raise InputError("exclude.min_stability", least, remedy)
-    return [score < least for score in scores]
-
-
-def _flagged(
-    records: Sequence[Record], wanted: Sequence[Any], *, root: Root, index: str
-) -> list[bool]:
-    flags = newest_flags(root, index)
-    if flags is None or flags.digest != open_index(root.store, index).digest:
-        remedy = f"{index} was not audited; run `semix audit {root.url} --index {index}`"
+def _flagged(wanted: Sequence[Any], source: Pinned) -> frozenset[int]:
+    flags = newest_flags(source.root, source.index)
+    if flags is None or flags.digest != source.digest:
+        url, index = source.root.url, source.index
+        remedy = f"{index} was not audited; run `semix audit {url} --index {index}`"
         raise InputError("exclude.flagged", ", ".join(wanted), remedy)
-    groups = flagged_groups(flags, wanted)
-    return [record["group"] in groups for record in records]
-
-
-RULES: dict[str, Callable[..., list[bool]]] = {
-    "min_correlation": _uncorrelated,
-    "monotone": _falling,
-    "end_points": _unlike_their_class,
-    "max_disagreement": _disagreeing,
-    "min_stability": _unstable,
-    "flagged": _flagged,
-}
+    if unknown := [flag for flag in wanted if flag not in flags.flags]:
+        remedy = "the last audit did not look for it; run `semix audit` again"
+        raise InputError("exclude.flagged", ", ".join(unknown), remedy)
+    return flagged_groups(flags, wanted)

@@ -1,33 +1,50 @@
-"""Local files that appear whole or not at all."""
+"""Local files and folders that appear whole or not at all."""
 
 import json
 import os
-import tempfile
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-READABLE_BY_ALL = 0o644  # temporary files are private, published ones are not
+
+@contextmanager
+def published(target: Path) -> Iterator[Path]:
+    """A path beside `target` to write to, as file or folder; it becomes `target` at the end.
+
+    A crash at any moment leaves what was there or what is new; after an exception nothing is
+    left. A folder that another process published meanwhile stays.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+    try:
+        yield partial
+        # The bytes of all files reach the disk before their names do.
+        for path in (partial, *partial.rglob("*")):
+            sync_folder(path)
+        try:
+            partial.replace(target)
+        except OSError:  # a rename replaces no folder with files in it
+            if not (partial.is_dir() and target.is_dir()):
+                raise
+        sync_folder(target.parent)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Give `path` this content; a crash at any moment leaves the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).chmod(READABLE_BY_ALL)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    """Give `path` this content."""
+    with published(path) as partial:
+        partial.write_bytes(content)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut."""
+    """Make renames inside `folder`, or what was written to a file, survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,9 +4,12 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
+
+if TYPE_CHECKING:  # torch costs seconds
+    import torch
 
 
 def canonical_json(value: Any) -> str:
@@ -35,6 +38,13 @@ def hashed_seed(*parts: object) -> int:
     """A seed for making images, as `hashed_seed(plan_seed, group)`; a non-negative int64."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1  # torch wants a non-negative int64
+
+
+def generator_for(*parts: int | str) -> "torch.Generator":
+    """Random numbers for one purpose, on the CPU: those of one step say nothing of the next."""
+    import torch
+
+    return torch.Generator().manual_seed(derived_seed(*parts))
 
 
 def file_digest(path: Path) -> str:

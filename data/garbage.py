@@ -4,19 +4,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from data.commit_records import SHARDS
-from data.failures import FOLDER as FAILED_FOLDER
-from data.indices import PARTS, index_names, open_index, part_name, part_problem
+from data.formats import FAILED, INDICES, PROTOTYPES, SHARDS
+from data.index import index_names, open_index
+from data.label_sets import LabelSet, label_sets
 from data.leases import claim, forgotten, lease_name, living, release
-from data.root import PROTOTYPES, Root
-from data.schemas import PER_FOLDER
+from data.records import FILES, numbered_folders
+from data.root import Root
 from data.store import Fact
-from data.tombstones import numbered_folders
-from data.verification.references import OURS
 
 HOUR = 3600.0
-PART = re.compile(rf"{PARTS}/\d{{4}}-[0-9a-f]{{8}}\.json")
-FAILED = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
+ATTEMPT = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
 FEATURES = re.compile(r"\d{4}/(\d{7})-[0-9a-f]{8}\.features\.safetensors")
 MEASURED = re.compile(r"prototypes/[0-9a-f]{64}/\d{7}\.safetensors")
 UNFINISHED = "was never finished"
@@ -57,7 +54,6 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
     Each shard's files go while this process holds its lease, and only if they are garbage still.
     """
     found = list(found)
-    newest = root.store.now() - older_than_s
     root.store.sweep(older_than_s=older_than_s)
     partial = root.store.partials()
     gone = [item for item in found if item.why == UNFINISHED and item.name not in partial]
@@ -67,7 +63,7 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
         if item.lease is not None and not claim(root.store, item.lease):
             continue
         try:
-            if _still(root, item, newest) and root.store.exists(item.name):
+            if _still(root, item) and root.store.exists(item.name):
                 root.store.delete(item.name)
                 gone.append(item)
         finally:
@@ -78,37 +74,33 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
 
 def _candidates(root: Root) -> Iterator[tuple[Garbage, Fact]]:
     # Files are listed before what refers to them: what was published since is not looked at.
-    failed = root.store.facts(FAILED_FOLDER)
+    failed = root.store.facts(FAILED)
     for name, fact in root.store.partials().items():
         yield Garbage(name, fact.bytes, UNFINISHED), fact
     for name, fact in forgotten(root.store).items():
         yield Garbage(name, fact.bytes, "its process is gone"), fact
     yield from _unreferred(root)
-    done = root.done()
+    done = set(root.done())
     for name, fact in failed.items():
-        if (match := FAILED.fullmatch(name)) and int(match[1]) in done:
+        if (match := ATTEMPT.fullmatch(name)) and int(match[1]) in done:
             yield Garbage(name, fact.bytes, "the shard was made since", int(match[1])), fact
     yield from _unreferred_labels(root)
     yield from _measured(root)
 
 
 def _unreferred(root: Root) -> Iterator[tuple[Garbage, Fact]]:
-    """Damaged indices, or else files of shards and parts that no record and no index names."""
-    parts = root.store.scan(PARTS)[0]
+    """Damaged indices, or else files of shards that no record and no index names."""
     stray = dict(_unrecorded(root))
-    indices = root.store.scan("index", suffix=".json")[0]
-    pins, damaged = _pins(root, parts, stray)
+    pins, damaged = _pins(root, stray)
+    facts = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
     for name, reason in damaged.items():
-        if name in indices:
-            yield Garbage(name, indices[name].bytes, reason), indices[name]
+        if name in facts:
+            yield Garbage(name, facts[name].bytes, reason), facts[name]
     if damaged:
         return  # what such an index pinned is not known
     for name, (shard, fact) in stray.items():
         if name not in pins:
             yield Garbage(name, fact.bytes, "no record names it", shard, shard), fact
-    for name, fact in parts.items():
-        if PART.fullmatch(name) and name not in pins:
-            yield Garbage(name, fact.bytes, "no index names it"), fact
 
 
 def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, Fact]]]:
@@ -116,60 +108,44 @@ def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, Fact]]]:
     for number in sorted(numbered_folders(root.store, SHARDS)):
         files = root.store.scan(f"{SHARDS}/{number:04d}")[0]
         entries = root.folder(number).values()
-        named = {name for e in entries for name in (e["tar"], e["features"]["name"])}
+        named = {name for entry in entries for name in (entry.tar, entry.features.name)}
         for name, fact in files.items():
-            if name not in named and (match := OURS.fullmatch(name)):
+            if name not in named and (match := FILES.fullmatch(name)):
                 yield name, (int(match[1]), fact)
 
 
-def _pins(
-    root: Root, parts: Mapping[str, Fact], stray: Mapping[str, tuple[int, Fact]]
-) -> tuple[set[str], dict[str, str]]:
-    """Which of these files and parts some index names, and why indices cannot be read."""
+def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
+    """Which of these files some index names, and why indices cannot be read."""
     pinned: set[str] = set()
-    read: set[str] = set()
     damaged = {}
-    folders = {shard // PER_FOLDER for shard, _ in stray.values()}
     for name in index_names(root.store):
         try:
-            index = open_index(root.store, name, plan_digest=root.plan["digest"])
-            named = {part_name(part): number for number, part in index.parts.items()}
-            for part, number in named.items():
-                if not index.inline and part not in parts and not root.store.exists(part):
-                    raise ValueError(part_problem(name, part, "is missing"))
-                if number in folders and part not in read:
-                    entries = index.folder(number)
-                    pinned |= {e["tar"] for e in entries} & stray.keys()
-                    pinned |= {e["features"]["name"] for e in entries} & stray.keys()
-                    read.add(part)
+            index = open_index(root.store, name, plan_digest=root.plan.digest)
         except ValueError as error:
             damaged[name] = str(error)
             continue
-        pinned |= named.keys()
+        for entry in index.rows if stray else ():
+            pinned |= {entry.tar, entry.features.name} & stray.keys()
     return pinned, damaged
 
 
 def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, Fact]]:
     """Features of label sets that no labels name, and failures that are past."""
-    from data.label_sets import LabelSet, label_sets
-
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
-        failed = root.store.facts(f"{labels.folder}/{FAILED_FOLDER}")
-        done = labels.done()
+        failed = root.store.facts(f"{labels.folder}/{FAILED}")
+        heads = labels.heads()
+        named = {head.features.name for head in heads.values() if head.features}
         for number in sorted(numbered_folders(root.store, labels.folder)):
-            files = root.store.scan(f"{labels.folder}/{number:04d}")[0]
-            heads = labels.heads(number).values()
-            named = {head["features"]["name"] for head in heads if head.get("features")}
-            for name, fact in files.items():
+            for name, fact in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():
                 match = FEATURES.fullmatch(name.removeprefix(f"{labels.folder}/"))
                 if match and name not in named:
                     shard = int(match[1])
                     lease = f"labels-{digest[:12]}-{shard:07d}"
                     yield Garbage(name, fact.bytes, "no labels name it", shard, lease), fact
         for name, fact in failed.items():
-            match = FAILED.fullmatch(name.removeprefix(f"{labels.folder}/"))
-            if match and int(match[1]) in done:
+            match = ATTEMPT.fullmatch(name.removeprefix(f"{labels.folder}/"))
+            if match and int(match[1]) in heads:
                 yield Garbage(name, fact.bytes, "the labels were made since", int(match[1])), fact
 
 
@@ -183,19 +159,8 @@ def _measured(root: Root) -> Iterator[tuple[Garbage, Fact]]:
             yield Garbage(name, fact.bytes, "its measurement is over"), Fact(fact.bytes, newest)
 
 
-def _is_old_and_unnamed(root: Root, part: str, newest: float) -> bool:
-    """A part that an index is about to name was written a moment ago, again if it was there."""
-    fact = root.store.scan(PARTS)[0].get(part)
-    if fact is None or fact.modified > newest:
-        return False
-    indices = (open_index(root.store, name) for name in index_names(root.store))
-    return not any(part == part_name(named) for i in indices for named in i.parts.values())
-
-
-def _still(root: Root, item: Garbage, newest: float) -> bool:
+def _still(root: Root, item: Garbage) -> bool:
     """Whether a file is garbage, now that no one else works on what might name it."""
-    if PART.fullmatch(item.name):
-        return _is_old_and_unnamed(root, item.name, newest)
     if item.lease is None:
         return True
     record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)

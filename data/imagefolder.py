@@ -1,7 +1,6 @@
 """Your own pictures: one folder a class, split by us or already split into train/ and test/."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ import numpy as np
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
 from data.images import load_square
-from data.real import SPLITS, ImageSplit, RealDataConfig, RealDataset
-from data.splits import stratified_split
+from data.machine import cores
+from data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
 from data.threads import mapped
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp"}
@@ -109,7 +108,7 @@ def survey(config: RealDataConfig, listener: Listener = lambda done, total: None
     folders = _split_folders(root)
     places = [folders[split] for split in SPLITS if split in folders] or [root]
     paths = [path for place in places for path in _list(place, names)[0]]
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(MOST_THREADS, cores())
     bad = {}
     reasons = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
     for done, (path, reason) in enumerate(zip(paths, reasons, strict=True), start=1):

@@ -1,189 +1,240 @@
 """Further labels over a root's images: which shards a set covers, and what it says of them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from data.errors import InputError
-from data.failures import FailedShards, Failures
-from data.label_files import SETS, LabelFiles
-from data.label_records import Record, read_set_record, write_record
-from data.labelled_folder import LabelledFolder
-from data.progress import Progress
-from data.root import Root
-from data.shard_numbers import ShardNumbers
-from data.store import Store
-from data.tombstones import numbered_folders
+from data.formats import (
+    FAILED,
+    PROTOTYPES,
+    SETS,
+    Failure,
+    File,
+    LabelSetRecord,
+    SeriesLabels,
+    ShardLabels,
+    record_name,
+    shard_stem,
+    spec_digest,
+)
+from data.records import Attempts, numbered_folders, record_facts
+from data.root import Progress, Root
+from data.store import Fact
 
 SHORTEST = 6  # digits that may stand for a digest
+AT_ONCE = 64  # label files that are read at once; a shard's are some ten kilobytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the labels of a shard say but the labels.
+
+    Attributes:
+        images: sha256 of the tar that they belong to; groups: how many series.
+    """
+
+    images: str
+    groups: int
+    features: File | None
+
+
+class NotLabelled(ValueError):
+    """A shard has no labels of a set, or those of other images."""
 
 
 class LabelSet:
     """One label set of a root, read from the store alone.
 
     A shard counts as labelled if its labels name the sha256 of the tar that is committed now;
-    where images were made again, their labels are missing again.
+    where images were made again, their labels are missing again. Labels that are damaged, or that
+    lie where another's belong, count as missing.
+
+    Attributes:
+        record: what set.json says.
 
     Args:
         digest: of the set, or at least its first 6 digits.
     Raises:
-        InputError: no such set, or more than one.
-        ValueError: set.json is damaged.
+        InputError: no such set, or more than one; of a newer version of semix.
+        ValueError: set.json is damaged, or of another root.
     """
 
     def __init__(self, root: Root, digest: str) -> None:
-        self.root = root
-        self.store = root.store
+        self.root, self.store = root, root.store
         self.digest = _resolved(root, digest)
-        self._files = LabelFiles(self.store, self.digest)
-        self.folder = self._files.folder
-        self.plan: Record = _read_plan(root, self.digest)
-        self._seen: dict[int, LabelledFolder] = {}
-        self._failures = Failures(Store(f"{root.url}/{self.folder}"))
+        self.folder = f"{SETS}/{self.digest}"
+        self.record = _read_set(root, self.digest)
+        self.prototypes = f"{self.folder}/{PROTOTYPES}"
+        self._heads: dict[int, tuple[Fact, Head | None]] = {}
+        self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
 
-    def images(self) -> dict[int, Record]:
-        """Commit records of the images, by shard: what there is to label."""
-        return self.root.committed()
-
-    def folders(self) -> Iterator[tuple[dict[int, Record], dict[int, Record]]]:
-        """A thousand shards at a time: commit records of the images, and heads of labels that
-        are of just these."""
-        for images in self.root.folders():
-            yield images, self._files.heads_of(images)
-
-    def heads(self, number: int) -> dict[int, Record]:
-        """As in `committed`, of the shards from 1000 x `number` on."""
-        return self._files.heads_of(self.root.folder(number))
-
-    def committed(self) -> dict[int, Record]:
-        """By shard what its labels say but the labels: images, number of groups, features.
-
-        Takes a kilobyte a shard.
-        """
-        return {s: head for _, heads in self.folders() for s, head in heads.items()}
-
-    def done(self) -> ShardNumbers:
-        """Shards whose images are committed and labelled."""
+    def heads(self) -> dict[int, Head]:
+        """Of labels that are of just the images that are committed now, by shard ascending."""
         self._look()
-        return ShardNumbers.joined(self._seen[number].numbers() for number in sorted(self._seen))
+        images = self.root.images()
+        known = ((shard, head) for shard, (_, head) in sorted(self._heads.items()) if head)
+        return {shard: head for shard, head in known if images.get(shard) == head.images}
 
-    def missing(self) -> ShardNumbers:
+    def done(self) -> list[int]:
+        """Shards whose images are committed and labelled."""
+        return list(self.heads())
+
+    def missing(self) -> list[int]:
         """Shards whose images are committed and have no labels of this set."""
-        done = self.done()
-        return self.root.done() - done
+        done = self.heads()
+        return [shard for shard in self.root.images() if shard not in done]
+
+    def head(self, shard: int) -> Head | None:
+        """Of the labels that are there now, whatever images they are of."""
+        return dict(self._read([shard])).get(shard)
 
     def is_committed(self, shard: int, images: str) -> bool:
         """Whether the tar with this sha256 is labelled."""
         head = self.head(shard)
-        return head is not None and head["images"] == images
+        return head is not None and head.images == images
 
-    def head(self, shard: int) -> Record | None:
-        """As in `committed`, of one shard and read now, whatever images it is of."""
-        return self._files.head(shard)
+    def labels(self, shard: int, *, images: str | None = None) -> dict[int, SeriesLabels]:
+        """What the set says of each series, by group number.
 
-    def labels(self, shard: int) -> dict[int, Record]:
-        """weights, labels and what else the rule gives, by group number.
-
+        Args:
+            images: sha256 of the tar that they must be of; the committed one by default.
         Raises:
-            ValueError: the shard is not labelled, its labels are damaged, or of other images.
+            NotLabelled: there are none, or of other images.
+            ValueError: they are damaged.
         """
-        record = self._files.read(shard, images=self.root.record(shard))
-        return {series.pop("group"): series for series in record["groups"]}
+        name = self.name(shard)
+        if images is None:
+            record = self.root.record(shard)
+            images = record.sha256 if record else ""
+        try:
+            found = self._checked(self.store.get(name), shard)
+        except FileNotFoundError:
+            raise NotLabelled(f"{name}: shard {shard} has no labels of this set") from None
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if found.images != images:
+            raise NotLabelled(f"{name}: these labels are of other images; run `semix relabel`")
+        return {series.group: series for series in found.groups}
 
     def commit(
-        self, shard: int, *, images: str, groups: list[Record], features: Record | None = None
+        self,
+        shard: int,
+        *,
+        images: str,
+        groups: Sequence[SeriesLabels],
+        features: File | None = None,
     ) -> bool:
-        """Publish a shard's labels in one object; False if they are there already.
+        """Publish a shard's labels in one object; False if it has labels of these images.
 
         Args:
             images: sha256 of the tar that they belong to.
-            groups: `group` and the parts of `PARTS`, one a series.
-            features: name, sha256 and bytes of the file stored beside them.
-        Raises:
-            ValueError: they would not be read back, as a label that is not a number.
+            features: stored beside them.
         """
-        labels: Record = {"images": images, "groups": groups}
-        return self._files.write(shard, labels | ({"features": features} if features else {}))
+        record = ShardLabels(
+            spec=spec_digest(self.digest, shard),
+            shard=shard,
+            images=images,
+            groups=list(groups),
+            features=features,
+        )
+        content = record.written()
+        if self.store.create(self.name(shard), content):
+            return True
+        if self.is_committed(shard, images):
+            return False
+        self.store.put(self.name(shard), content)  # what stood there was damaged, or outdated
+        return True
 
-    def record_failure(self, shard: int, error: Record) -> None:
+    def name(self, shard: int) -> str:
+        """Where a shard's labels are."""
+        return record_name(shard, self.folder)
+
+    def stem(self, shard: int) -> str:
+        """The same without its ending, for what is stored beside them."""
+        return shard_stem(shard, self.folder)
+
+    def record_failure(self, failure: Failure) -> None:
         """Write `failed/...N.json` of this set for the next free attempt number N."""
-        self._failures.add(shard, error)
+        self._attempts.add(failure)
 
-    def failures(self) -> FailedShards:
+    def failed_attempts(self, missing: Sequence[int]) -> dict[int, int]:
+        """How many attempts failed at each of these shards, of those that any did; none is read."""
+        return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
+
+    def failures(self) -> dict[int, list[Failure]]:
         """Attempts that failed, of shards that are still not labelled."""
-        return self._failures.of_missing(self._unlabelled())
+        return self._attempts.read(self._failed())
 
     def progress(self) -> Progress:
         """How many of the shards that have images are labelled."""
-        failed = self._failures.of_missing(self._unlabelled())
-        images, series = self.root.sums(), self.root.plan["images_per_group"]
-        groups, groups_done = images.groups, sum(seen.groups for seen in self._seen.values())
+        images, heads = self.root.progress(), self.heads()
+        groups, series = sum(h.groups for h in heads.values()), self.root.plan.images_per_group
         return Progress(
-            shards=images.shards,
-            done=sum(seen.shards for seen in self._seen.values()),
-            failed=len(failed),
-            groups=groups,
-            groups_done=groups_done,
-            images=groups * series,
-            images_done=groups_done * series,
+            shards=images.done,
+            done=len(heads),
+            failed=len(self._failed()),
+            groups=images.groups_done,
+            groups_done=groups,
+            images=images.images_done,
+            images_done=groups * series,
+            left_out=0,
             seconds=0.0,
             stages={},
             tflop=None,
         )
 
-    def status(self) -> Record:
+    def status(self) -> dict[str, Any]:
         """One line about the set, as plain values."""
-        annotation, progress = self.plan["annotation"], self.progress()
+        annotation, progress = self.record.annotation, self.progress()
         return {
             "digest": self.digest,
             "rule": annotation.get("rule"),
             "scale": annotation.get("scale"),
             "encoder": annotation.get("model"),
-            "features": self.plan["features"],
+            "features": self.record.features,
             "shards": progress.shards,
             "done": progress.done,
             "failed": progress.failed,
         }
 
-    def name(self, shard: int) -> str:
-        """Where a shard's labels are."""
-        return self._files.name(shard)
-
-    def stem(self, shard: int) -> str:
-        """The same without its ending, for what is stored beside them."""
-        return self._files.stem(shard)
-
-    def _unlabelled(self) -> ShardNumbers:
-        return ShardNumbers.spans([(0, self.root.plan["num_shards"])]) - self.done()
+    def _failed(self) -> Mapping[int, Sequence[int]]:
+        done = set(self.done())
+        planned = range(self.root.plan.num_shards)
+        return self._attempts.numbers(shard for shard in planned if shard not in done)
 
     def _look(self) -> None:
-        """Bring what is remembered up to date: folders with images or labels that are new."""
-        images = self.root.seen()
-        for number in self._seen.keys() - images.keys():
-            del self._seen[number]
-        there = numbered_folders(self.store, self.folder)
-        for number, (digest, count) in images.items():
-            digest = f"{digest} {count}"
-            seen = self._seen.get(number)
-            if number not in there:
-                self._seen.pop(number, None)
-            elif seen is None or not seen.is_complete(digest):
-                self._update(number, digest, count)
+        """Read the heads of labels that are new, or not as they were."""
+        listed: dict[int, Fact] = {}
+        for number in sorted(numbered_folders(self.store, self.folder)):
+            facts = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
+            listed |= record_facts(facts, self.folder)
             self.root.beat()
+        known = self._heads
+        self._heads = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
+        unread = [shard for shard in listed if shard not in self._heads]
+        self._heads |= {shard: (listed[shard], None) for shard in unread}
+        for shard, head in self._read(unread):
+            self._heads[shard] = listed[shard], head
 
-    def _update(self, number: int, digest: str, count: int) -> None:
-        """Read labels of one folder that are new, or not of the images that are there now."""
-        seen = self._seen.setdefault(number, LabelledFolder(number))
-        listed = self._files.listed(number)
-        if seen.is_as_before(digest, listed):
-            return
-        unsettled = seen.reopen(digest, listed)
-        images = {s: e["sha256"] for s, e in self.root.folder(number, only=unsettled).items()}
-        unread = [shard for shard in images if not seen.knows(shard, images[shard])]
-        for shard, head in self._files.heads(unread):
-            seen.learn(shard, head["images"], head["groups"])
-        labelled = [shard for shard in images if seen.knows(shard, images[shard])]
-        seen.settle(digest, listed, labelled, of=count)
+    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, Head]]:
+        """Heads of those that can be read."""
+        names = {self.name(shard): shard for shard in shards}
+        for start in range(0, len(names), AT_ONCE):
+            some = list(names)[start : start + AT_ONCE]
+            for name, content in self.store.get_many(some).items():
+                try:
+                    found = self._checked(content, names[name])
+                except ValueError:
+                    continue
+                yield names[name], Head(found.images, len(found.groups), found.features)
+
+    def _checked(self, content: bytes, shard: int) -> ShardLabels:
+        found = ShardLabels.read(content, where=f"{self.store.url}/{self.name(shard)}")
+        if (found.shard, found.spec) != (shard, spec_digest(self.digest, shard)):
+            raise ValueError("these labels are of another set or shard")
+        return found
 
 
 def label_sets(root: Root) -> list[str]:
@@ -192,11 +243,10 @@ def label_sets(root: Root) -> list[str]:
     return sorted(m[1] for m in found if m and root.store.exists(f"{m[0]}/set.json"))
 
 
-def create_set(root: Root, record: Record) -> LabelSet:
+def create_set(root: Root, record: LabelSetRecord) -> LabelSet:
     """Open the set of this set.json, writing it where it is new."""
-    read_set_record(write_record(record))
-    root.store.create(f"{SETS}/{record['digest']}/set.json", write_record(record))
-    return LabelSet(root, record["digest"])
+    root.store.create(f"{SETS}/{record.digest}/set.json", record.written())
+    return LabelSet(root, record.digest)
 
 
 def _resolved(root: Root, digest: str) -> str:
@@ -211,12 +261,12 @@ def _resolved(root: Root, digest: str) -> str:
     raise InputError("labels", digest, f"{problem}; {root.url} has: {there}")
 
 
-def _read_plan(root: Root, digest: str) -> Any:
+def _read_set(root: Root, digest: str) -> LabelSetRecord:
     name = f"{SETS}/{digest}/set.json"
     try:
-        record = read_set_record(root.store.get(name))
+        record = LabelSetRecord.read(root.store.get(name), where=f"{root.url}/{name}")
+        if (record.digest, record.plan) != (digest, root.plan.digest):
+            raise ValueError("belongs to another root or set")
     except ValueError as error:
         raise ValueError(f"{name}: {error}; remove it and run `semix relabel` again") from None
-    if (record["digest"], record["plan"]) != (digest, root.plan["digest"]):
-        raise InputError("labels", digest[:12], f"{name} belongs to another root or set")
     return record

@@ -1,7 +1,14 @@
-"""Soft labels of an image between two classes."""
+"""Soft labels: of an image between two classes, and of a whole dataset, kept sparse."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+SparseLabel = Sequence[Sequence[float]]  # [class, probability], ...
 
 
 def sharpen(weight: Tensor, scale: float) -> Tensor:
@@ -31,3 +38,87 @@ def soft_labels(weight: Tensor, first: Tensor, second: Tensor, num_classes: int)
     labels[rows, first] = weight
     labels[rows, second] = 1 - weight
     return labels
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """Labels of G groups of A images over K classes, m of which an image can have.
+
+    Of a thousand classes an image is of two, so that dense ones would fill the memory.
+
+    Attributes:
+        probabilities: float32 [G, A, m].
+        classes: int32 [G, A, m]; where images share them, in memory only once. Entries that
+            fill up a shorter label have probability 0.
+    """
+
+    probabilities: Tensor
+    classes: Tensor
+    num_classes: int
+
+    def of_class(self, groups: Tensor, target: Tensor) -> Tensor:
+        """Probability of one class in all images of a group.
+
+        Args:
+            groups, target: int64 [B].
+        Returns:
+            [B, A].
+        """
+        theirs = self.classes[groups] == target[:, None, None]  # [B, A, m]
+        return torch.where(theirs, self.probabilities[groups], 0.0).sum(-1)
+
+    def dense(self, groups: Tensor, positions: Tensor) -> Tensor:
+        """Labels of single images, float32 [..., K]; the indices broadcast together."""
+        probabilities = self.probabilities[groups, positions]  # [..., m]
+        labels = probabilities.new_zeros(*probabilities.shape[:-1], self.num_classes)
+        return labels.scatter_add_(-1, self.classes[groups, positions].long(), probabilities)
+
+
+def sparse_arrays(series: Sequence[Sequence[SparseLabel]]) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of some groups, as records hold them, as arrays.
+
+    Args:
+        series: for each group and image its label.
+    Returns:
+        probabilities float32 and classes int32, [g, A, m].
+    """
+    longest = max(len(label) for images in series for label in images)
+    filled: Any = [
+        [[*label, *[(0, 0.0)] * (longest - len(label))] for label in images] for images in series
+    ]
+    pairs = np.array(filled, dtype=np.float64)  # exact for class indices
+    return pairs[..., 1].astype(np.float32), pairs[..., 0].astype(np.int32)
+
+
+def joined(parts: Sequence[tuple[np.ndarray, np.ndarray]], *, num_classes: int) -> SoftLabels:
+    """The labels of all groups, from those of some at a time."""
+    longest = max(probabilities.shape[2] for probabilities, _ in parts)
+    probabilities, classes = (
+        torch.from_numpy(np.concatenate([_widened(part[which], longest) for part in parts]))
+        for which in (0, 1)
+    )
+    return SoftLabels(probabilities, shared(classes), num_classes)
+
+
+def sharpened(weights: Tensor, classes: Tensor, scale: float, *, num_classes: int) -> SoftLabels:
+    """Labels between two classes, from raw weights.
+
+    Args:
+        weights: of the first class, float32 [G, A]; classes: int64 [G, 2].
+        scale: of `sharpen`.
+    """
+    first = sharpen(weights.flatten(), scale).view_as(weights)
+    each = classes.int()[:, None].expand(-1, first.shape[1], -1)
+    return SoftLabels(torch.stack([first, 1 - first], dim=-1), each, num_classes)
+
+
+def shared(classes: Tensor) -> Tensor:
+    """The same [G, A, m], with what all groups or all images of a group share kept once."""
+    for once in (classes[:1, :1], classes[:, :1]):
+        if bool((classes == once).all()):
+            return once.clone().expand_as(classes)
+    return classes
+
+
+def _widened(values: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(values, ((0, 0), (0, 0), (0, width - values.shape[2])))

@@ -1,6 +1,5 @@
 """Who is making what: short-lived notes that save double work, never correctness."""
 
-import json
 import os
 import re
 import time
@@ -9,16 +8,15 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 
 from data.errors import InputError
+from data.formats import Lease
 from data.machine import machine
 from data.store import Fact, Store, process_alive
-from data.strict_json import read_object
 
 FOLDER = "leases"
 # On a shard, a flow's run, a shard of a label set, the prototypes: `claim` is given no others.
 NAME = re.compile(
     rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|prototypes)\.json"
 )
-MOST_LEASE = 4096  # bytes
 # Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
 # minute, and a worker that is silent for so long is ended by whoever supervises it.
 TIME_TO_LIVE = 900.0
@@ -117,7 +115,7 @@ def lease_name(work: int | str) -> str:
 
 def _note() -> bytes:
     host, pid = _us()
-    return json.dumps({"host": host, "pid": pid}).encode()
+    return Lease(host=host, pid=pid).written()
 
 
 def _is_ours(store: Store, name: str) -> bool:
@@ -150,7 +148,7 @@ def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
 def _holder(store: Store, name: str) -> Holder | None:
     """Machine and process; None where no lease is, or none that can be read."""
     try:
-        note = read_object(store.get(name), what=name, most=MOST_LEASE)
-        return str(note["host"]), int(note["pid"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        note = Lease.read(store.get(name), where=f"{store.url}/{name}")
+    except (FileNotFoundError, ValueError):
         return None
+    return note.host, note.pid

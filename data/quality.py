@@ -1,7 +1,8 @@
 """How good a mixed dataset is: do weights follow alpha, and do end points show their class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -137,6 +138,46 @@ def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
         [M, K]: |p|^2 - 2 f.p, that is |f - p|^2 without |f|^2.
     """
     return prototypes.square().sum(-1) - 2 * features @ prototypes.T
+
+
+class EndPoints(NamedTuple):
+    """For each image of a series the class; -1 where the image mixes several.
+
+    Nearest is also -1 where the features are no numbers.
+
+    Attributes:
+        intended: that it was made for.
+        nearest: whose prototype is nearest, of all classes.
+        of_series: whose prototype is nearest, of the classes of the series.
+    """
+
+    intended: Tensor  # int64 [A], as the others
+    nearest: Tensor
+    of_series: Tensor
+
+
+def read_end_points(
+    mixture: Sequence[Sequence[float]],
+    classes: Sequence[int],
+    features: Tensor,
+    prototypes: Tensor,
+) -> EndPoints:
+    """Compare the unmixed images of one series with the prototypes.
+
+    Args:
+        mixture: conditioning weights of the series' classes in each image, [A][k].
+        features: CLIP's of the images, [A, D]; prototypes: [K, D].
+    """
+    mixtures, own = torch.tensor(mixture)[None], torch.tensor(classes)
+    _, position, made_for = end_points(mixtures, own[None])
+    distances = prototype_distances(features[position], prototypes)  # [M, K]
+    found = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
+    found.intended[position] = made_for
+    known = distances.isfinite().all(-1)
+    found.nearest[position] = torch.where(known, distances.argmin(-1), -1)
+    of_series = own[distances[:, own].argmin(-1)]
+    found.of_series[position] = torch.where(known, of_series, -1)
+    return found
 
 
 def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:

@@ -1,21 +1,17 @@
-"""Lists of shard numbers as a person types them."""
+"""Shard numbers as a person types them: lists such as `3,7-9`, and parts such as `1/4`."""
 
+import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from data.errors import InputError
-
-if TYPE_CHECKING:  # numpy costs a tenth of a second that a command's help need not wait for
-    from data.shard_numbers import ShardNumbers
 
 MOST = 10**7  # numbers in one list; no root has more shards
 LAST = 2**31 - 1
 
 
-def parse_ranges(text: str) -> "ShardNumbers":
-    """`3,7-9` -> 3, 7, 8, 9. Raises InputError for anything else."""
-    from data.shard_numbers import ShardNumbers
-
+def parse_ranges(text: str) -> list[int]:
+    """`3,7-9` -> 3, 7, 8, 9, ascending. Raises InputError for anything else."""
     spans = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -25,12 +21,47 @@ def parse_ranges(text: str) -> "ShardNumbers":
         spans.append((int(numbers[0]), int(numbers[1]) + 1))
     if sum(end - start for start, end in spans) > MOST or max(end for _, end in spans) > LAST:
         raise InputError("shards", text, f"names too many, or too large ones; at most {MOST:,}")
-    return ShardNumbers.spans(spans)
+    return sorted({number for span in spans for number in range(*span)})
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
     """[3, 7, 8, 9] -> `3,7-9`."""
-    from data.shard_numbers import ShardNumbers
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
-    found = numbers if isinstance(numbers, ShardNumbers) else ShardNumbers(numbers)
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found.runs())
+
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `of`; counted from 0."""
+
+    index: int
+    of: int
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """First number and the one behind the last; parts differ by at most one in size."""
+        return self.index * total // self.of, (self.index + 1) * total // self.of
+
+    def others(self) -> list["Part"]:
+        """The other parts, beginning with the next one: each part begins elsewhere."""
+        return [Part((self.index + step) % self.of, self.of) for step in range(1, self.of)]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+
+WHOLE = Part(0, 1)
+
+
+def parse_part(text: str) -> Part:
+    """`1/4` is the second of four; empty is the whole. Raises InputError for anything else."""
+    if not text:
+        return WHOLE
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    if not found or int(found[1]) >= int(found[2]):
+        raise InputError("range", text, "write i/n with i from 0 to n - 1, such as 0/4 ... 3/4")
+    return Part(int(found[1]), int(found[2]))

@@ -1,25 +1,58 @@
-"""Commit records: found by listing folder by folder, read once; indices stand for them."""
+"""What is done of a plan: commit records, failed attempts and tombstones, listed and read once."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from data.commit_records import SHARDS, Record, kept, read_record, record_facts, record_name
-from data.indices import PinnedIndex, newest_index
-from data.schemas import MOST_RECORD, PER_FOLDER
-from data.seen import Listing, Seen
-from data.shard_numbers import ShardNumbers
-from data.store import Store
-from data.sums import Sums
+from data.formats import (
+    DISCARDED,
+    FAILED,
+    PER_FOLDER,
+    SHARDS,
+    CommitRecord,
+    Failure,
+    ShardEntry,
+    Tombstone,
+    attempt_name,
+    record_name,
+    spec_digest,
+)
+from data.index import ROW, Index, ShardRows, newest_index
+from data.store import Fact, Store
 from data.threads import mapped
-from data.tombstones import FOLDER as TOMBSTONES
-from data.tombstones import discards, discards_of, numbered_folders
 
-READERS = 4  # folders on their way or being parsed at a time
+MOST_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
+
+RECORD = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})\.json")
+FILES = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})-[0-9a-f]{{8}}\.(tar|features\.safetensors)")
 
 log = logging.getLogger("semix.root")
+
+
+@dataclass
+class Folder:
+    """What is known of a thousand shards.
+
+    Attributes:
+        rows: of the shards that count, ascending.
+        refused: why other records do not count, and what the store said of their files.
+        gone: how often shards were discarded, of those that ever were.
+        whole: whether all shards count that the plan has here; then it is not listed again
+            unless one is discarded.
+    """
+
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
+    refused: dict[int, tuple[Fact, str]] = field(default_factory=dict)
+    gone: dict[int, int] = field(default_factory=dict)
+    whole: bool = False
+
+    def entries(self) -> list[ShardEntry]:
+        return list(ShardRows(self.rows))
 
 
 class Records:
@@ -29,12 +62,9 @@ class Records:
     the last time its shard was discarded. That is told by numbers, not by a clock: a shard's
     tombstones are numbered, and a record says how many there were.
 
-    What is remembered between looks are numbers and sums, some bytes a shard: a folder of which
-    all shards count is not listed again unless one of them is discarded.
-
     Args:
         shards: how many the plan has.
-        compact: take from the newest index what it knows; else every record is read.
+        trusting: take from the newest index what it knows; else every record is read.
         beat: called after each folder of a look, which takes long where no index helps.
     """
 
@@ -44,193 +74,238 @@ class Records:
         plan_digest: str,
         *,
         shards: int,
-        compact: bool = True,
+        trusting: bool = True,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._index: PinnedIndex | None = None
-        self._store = store
-        self._plan = plan_digest
-        self._shards = shards
-        self._seen: dict[int, Seen] = {}
-        self._compact = compact
-        self._beat = beat
+        self._store, self._plan, self._shards, self._beat = store, plan_digest, shards, beat
+        self._folders: dict[int, Folder] = {}
+        self._trusting = trusting
+        self._index: Index | None = None
 
     def look(self, start: int = 0, stop: int | None = None) -> None:
-        """Bring what is remembered of these shards up to date; all of the plan by default."""
+        """Bring what is known of these shards up to date; all of the plan by default."""
         stop = self._shards if stop is None else min(stop, self._shards)
-        buried = numbered_folders(self._store, TOMBSTONES)
-        open_: set[int] = set()
-        closed: set[int] = set()
-        for number in range(start // PER_FOLDER, -(-stop // PER_FOLDER)):
-            seen = self._seen.get(number)
-            (closed if seen and seen.complete else open_).add(number)
-        there = numbered_folders(self._store, SHARDS) if open_ else set()
-        for number in open_ - there:
-            self._seen.pop(number, None)
-        wanted = sorted(closed & buried | open_ & there)
-        changed = partial(self._list_changed, buried=buried)
-        for listing in mapped(changed, wanted, threads=self._store.parallel):
-            if listing is not None:
-                self._update(listing)
+        wanted = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
+        buried = numbered_folders(self._store, DISCARDED) & wanted
+        there = numbered_folders(self._store, SHARDS) & wanted
+        for number in wanted - there:
+            self._folders.pop(number, None)
+        wanted = {n for n in there if n in buried or not self._folder(n).whole}
+        if wanted and self._trusting and not self._folders.keys() & wanted:
+            self._index = newest_index(self._store, self._plan)
+        update = partial(self._updated, buried=buried)
+        for number, found in zip(
+            sorted(wanted),
+            mapped(update, sorted(wanted), threads=self._store.parallel),
+            strict=True,
+        ):
+            self._folders[number] = found
             self._beat()
-        if self._index and self._index.inline:
-            self._index = None  # it is large, and what it said is remembered
+        self._index = None  # it is large, and what it said is known
 
-    def done(self) -> ShardNumbers:
-        """Shards of the plan that count, as of the last look."""
-        return ShardNumbers.joined(self._seen[number].numbers() for number in sorted(self._seen))
+    def rows(self) -> ShardRows:
+        """All shards of the plan that count, as of the last look."""
+        parts = [self._folders[number].rows for number in sorted(self._folders)]
+        return ShardRows(np.concatenate([np.empty(0, ROW), *parts])).between(0, self._shards)
 
-    def missing(self, start: int = 0, stop: int | None = None) -> ShardNumbers:
-        """Shards of the plan that do not count, as of the last look."""
+    def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Shards of the plan that do not count, as of the last look, ascending."""
         stop = self._shards if stop is None else min(stop, self._shards)
-        numbers = range(start // PER_FOLDER, -(-stop // PER_FOLDER))
-        found = ShardNumbers.joined(self._lacking(number) for number in numbers)
-        return found.between(start, stop)
-
-    def sums(self) -> Sums:
-        """Over all shards that count, as of the last look."""
-        found = Sums()
-        for number in sorted(self._seen):
-            found += self._seen[number].sums
+        lacking = np.ones(max(0, stop - start), bool)
+        lacking[self.rows().between(start, stop).numbers - start] = False
+        found: list[int] = (start + np.flatnonzero(lacking)).tolist()
         return found
 
-    def seen(self) -> dict[int, tuple[str, int]]:
-        """By folder the digest of what was listed there last, and how many shards count."""
-        found = ((n, seen.digest, seen.sums.shards) for n, seen in sorted(self._seen.items()))
-        return {number: (digest, shards) for number, digest, shards in found if shards}
+    def folders(self) -> dict[int, Folder]:
+        """What is known, by number; shards behind the last of the plan too."""
+        return dict(sorted(self._folders.items()))
 
-    @property
-    def index(self) -> PinnedIndex | None:
-        """The newest that can be read, as of the first time it was asked for."""
-        if self._index is None and self._compact:
-            self._index = newest_index(self._store, self._plan)
-            self._compact = self._index is not None
-        return self._index
+    def find(self, shard: int) -> CommitRecord | None:
+        """The whole record of one shard, read now; None if it does not count.
 
-    def folders(self) -> Iterator[tuple[int, dict[int, Record]]]:
-        """What is kept of each record that counts, by shard, ascending: a folder at a time."""
-        _ = self.index  # opened once, before threads ask for it
-        buried = numbered_folders(self._store, TOMBSTONES)
-        numbers = sorted(numbered_folders(self._store, SHARDS))
-        read = mapped(partial(self.read_folder, buried=buried), numbers, threads=READERS)
-        for number, (entries, _) in zip(numbers, read, strict=True):
-            yield number, entries
-
-    def find(self, shard: int) -> Record | None:
-        """The whole record of one shard, read now; None if it does not count."""
+        Raises:
+            InputError: a newer version of semix wrote it.
+        """
         name = record_name(shard)
         try:
-            record = read_record(self._store.get(name), name, plan_digest=self._plan)
+            record = self._checked(self._store.get(name), shard)
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return None
-        return record if record.get("discards", 0) == discards_of(self._store, shard) else None
+        return record if record.discards == discards_of(self._store, shard) else None
 
-    def read_folder(
-        self,
-        number: int,
-        *,
-        only: Iterable[int] | None = None,
-        buried: Iterable[int] | None = None,
-    ) -> tuple[dict[int, Record], dict[int, str]]:
-        """What is kept of the records of one folder, and why others do not count.
+    def _folder(self, number: int) -> Folder:
+        return self._folders.get(number) or Folder()
 
-        Args:
-            only: of these shards.
-            buried: folders in which shards were discarded, where that was listed already.
-        """
-        buried = numbered_folders(self._store, TOMBSTONES) if buried is None else buried
-        listing = self.list_folder(number, buried=buried)
-        if only is not None:
-            facts = {shard: listing.facts[shard] for shard in only if shard in listing.facts}
-            listing = Listing(number, facts, listing.gone)
-        return self.entries(listing)
-
-    def entries(self, listing: Listing) -> tuple[dict[int, Record], dict[int, str]]:
-        """As `read_folder`, of what was listed before."""
-        known = {entry["shard"]: entry for entry in self._indexed(listing.number)}
-        fits = {s: known[s] for s in listing.facts if s in known and _fits(known[s], listing)}
-        found, refused = self._read(listing, [s for s in listing.facts if s not in fits])
-        return dict(sorted((fits | found).items())), refused
-
-    def list_folder(self, number: int, *, buried: Iterable[int]) -> Listing:
+    def _updated(self, number: int, *, buried: Iterable[int]) -> Folder:
+        before = self._folder(number)
         # Tombstones first: what is discarded between the two listings is discarded later.
         gone = discards(self._store, number) if number in buried else {}
-        facts = self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0]
-        return Listing(number, record_facts(facts), gone)
-
-    def _lacking(self, number: int) -> np.ndarray:
-        if number in self._seen:
-            return self._seen[number].lacking()
-        start = number * PER_FOLDER
-        return np.arange(start, min(start + PER_FOLDER, self._shards), dtype=np.int32)
-
-    def _list_changed(self, number: int, *, buried: Iterable[int]) -> Listing | None:
-        """None for a complete folder of which nothing was discarded since."""
-        seen = self._seen.get(number)
-        if seen and seen.complete and seen.gone == discards(self._store, number):
-            return None
-        return self.list_folder(number, buried=buried)
-
-    def _update(self, listing: Listing) -> None:
-        seen = self._seen.get(listing.number)
-        news = seen.news(listing) if seen else None
-        if seen is None or news is None:
-            self._seen[listing.number] = self._first_look(listing)
-        elif news:
-            entries, refused = self._read(listing, news)
-            entries = self._of_plan(entries)
-            sums = Sums.over(entries.values())
-            seen.add(listing, known=[*entries, *refused], counting=entries, sums=sums)
-
-    def _first_look(self, listing: Listing) -> Seen:
-        planned = min(PER_FOLDER, self._shards - listing.number * PER_FOLDER)
-        index = self.index
-        part = index.parts.get(listing.number) if index else None
-        if part and part["records"] == listing.digest:
-            facts = listing.facts
-            sums = Sums.of_part(part)
-            return Seen(listing, known=facts, counting=facts, sums=sums, planned=planned)
-        entries, refused = self.entries(listing)
-        counting = self._of_plan(entries)
-        known, sums = [*entries, *refused], Sums.over(counting.values())
-        return Seen(listing, known=known, counting=counting, sums=sums, planned=planned)
-
-    def _of_plan(self, entries: Mapping[int, Record]) -> dict[int, Record]:
-        return {shard: entry for shard, entry in entries.items() if shard < self._shards}
+        if before.whole and gone == before.gone:
+            return before
+        facts = record_facts(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
+        known = {int(row["shard"]): row for row in self._indexed(number)}
+        known |= {int(row["shard"]): row for row in before.rows}
+        kept = {s: known[s] for s in facts if s in known and _fits(known[s], facts[s], gone)}
+        refused = {s: r for s, r in before.refused.items() if r[0] == facts.get(s)}
+        if gone != before.gone:
+            refused = {}
+        unread = [s for s in facts if s not in kept and s not in refused]
+        read, also_refused = self._read(unread, facts, gone)
+        rows = _noted([*kept.values(), *read.array], facts)
+        planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
+        whole = int((rows["shard"] < self._shards).sum()) == planned
+        return Folder(rows, refused | also_refused, gone, whole)
 
     def _read(
-        self, listing: Listing, shards: Iterable[int]
-    ) -> tuple[dict[int, Record], dict[int, str]]:
-        """What is kept of records that count, and why others do not; those gone are in neither."""
-        sizes = {shard: listing.facts[shard].bytes for shard in shards}
-        small = {record_name(s): s for s, size in sizes.items() if size <= MOST_RECORD}
-        found: dict[int, Record] = {}
-        refused = {
-            s: f"has {size} bytes, far too many" for s, size in sizes.items() if size > MOST_RECORD
-        }
-        for name, content in self._store.get_many(small).items():
+        self, shards: Sequence[int], facts: Mapping[int, Fact], gone: Mapping[int, int]
+    ) -> tuple[ShardRows, dict[int, tuple[Fact, str]]]:
+        """Records that count, and why others do not; those gone meanwhile are in neither."""
+        most, found, refused = CommitRecord.MOST, [], {}
+        for shard in shards:
+            if facts[shard].bytes > most:
+                refused[shard] = facts[shard], f"has {facts[shard].bytes} bytes, far too many"
+        names = {record_name(shard): shard for shard in shards if shard not in refused}
+        for name, content in self._store.get_many(names).items():
+            shard = names[name]
             try:
-                entry = kept(read_record(content, name, plan_digest=self._plan), len(content))
+                record = self._checked(content, shard)
+                if record.discards != gone.get(shard, 0):
+                    raise ValueError("was discarded and is still there")
             except ValueError as error:
-                refused[small[name]] = str(error)
+                refused[shard] = facts[shard], str(error)
                 continue
-            if entry["discards"] == listing.gone.get(small[name], 0):
-                found[small[name]] = entry
-            else:
-                refused[small[name]] = "was discarded and is still there"
-        return found, refused
+            found.append(record.entry(len(content)))
+        return ShardRows.of(found), refused
 
-    def _indexed(self, number: int) -> list[Record]:
-        try:
-            index = self.index
-            return index.folder(number) if index else []
-        except ValueError as error:
-            log.warning("%s; the records are read instead", error)
-            return []
+    def _checked(self, content: bytes, shard: int) -> CommitRecord:
+        record = CommitRecord.read(content, where=f"{self._store.url}/{record_name(shard)}")
+        if record.shard != shard:
+            raise ValueError(f"is the record of shard {record.shard}")
+        if record.spec != spec_digest(self._plan, shard):
+            raise ValueError("belongs to another plan")
+        return record
+
+    def _indexed(self, number: int) -> np.ndarray:
+        if self._index is None:
+            return np.empty(0, ROW)
+        start = number * PER_FOLDER
+        return self._index.rows.between(start, start + PER_FOLDER).array
 
 
-def _fits(entry: Record, listing: Listing) -> bool:
-    """Whether what an index knows of a shard is what is listed now."""
-    shard = entry["shard"]
-    size, count = listing.facts[shard].bytes, listing.gone.get(shard, 0)
-    return (entry["record_bytes"], entry["discards"]) == (size, count)
+class Attempts:
+    """Attempts that failed, of a root's shards or of a label set's: one file each."""
+
+    def __init__(self, store: Store, folder: str = FAILED) -> None:
+        self._store, self._folder = store, folder
+        self._name = re.compile(rf"{re.escape(folder)}/\d{{4}}/(\d{{7}})\.(\d{{1,9}})\.json")
+
+    def numbers(self, missing: Iterable[int]) -> dict[int, list[int]]:
+        """Of the attempts at these shards, by shard ascending; nothing is read."""
+        wanted = set(missing)
+        there = numbered_folders(self._store, self._folder)
+        folders = sorted({shard // PER_FOLDER for shard in wanted} & there)
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for listed in mapped(self._listed, folders, threads=self._store.parallel):
+            for shard, number in listed:
+                if shard in wanted:
+                    found[shard].append(number)
+        return {shard: sorted(found[shard]) for shard in sorted(found)}
+
+    def last(self, shard: int) -> int:
+        """The number of the last attempt at a shard; 0 if none failed."""
+        listed = self._listed(shard // PER_FOLDER)
+        return max((number for found, number in listed if found == shard), default=0)
+
+    def read(self, numbers: Mapping[int, Sequence[int]]) -> dict[int, list[Failure]]:
+        """The records of attempts; of a shard that has none that can be read, why that is so."""
+        names = {attempt_name(s, n, self._folder): (s, n) for s in numbers for n in numbers[s]}
+        contents = self._store.get_many(names)
+        found: dict[int, list[Failure]] = {shard: [] for shard in numbers}
+        problems: dict[int, Failure] = {}
+        for name, (shard, number) in names.items():
+            try:
+                if name not in contents:
+                    raise ValueError("its record is gone")
+                found[shard].append(Failure.read(contents[name], where=name))
+            except ValueError as error:
+                log.warning("%s: %s", name, error)
+                message = f"{name}: {error}"
+                problems[shard] = Failure(
+                    shard=shard, attempt=number, error="unknown", message=message, time=0.0
+                )
+        return {shard: records or [problems[shard]] for shard, records in found.items()}
+
+    def add(self, failure: Failure) -> None:
+        """Write down the next attempt, whatever its number says; two at once take two numbers."""
+        number = 1 + self.last(failure.shard)
+        told = failure.model_copy(update={"message": failure.message[:MOST_MESSAGE]})
+        while not self._store.create(
+            attempt_name(failure.shard, number, self._folder),
+            told.model_copy(update={"attempt": number}).written(indent=1),
+        ):
+            number += 1
+
+    def _listed(self, folder: int) -> list[tuple[int, int]]:
+        """Shard and number of each."""
+        names = self._store.scan(f"{self._folder}/{folder:04d}", suffix=".json")[0]
+        found = (self._name.fullmatch(name) for name in names)
+        pairs = ((int(match[1]), int(match[2])) for match in found if match)
+        return [pair for pair in pairs if pair[0] // PER_FOLDER == folder]
+
+
+def record_facts(facts: Mapping[str, Fact], folder: str = SHARDS) -> dict[int, Fact]:
+    """Of the commit records, or labels, among these files that lie in their place, by shard."""
+    stems = ((name, name[-12:-5]) for name in facts)
+    found = ((name, int(stem)) for name, stem in stems if stem.isascii() and stem.isdigit())
+    return {shard: facts[name] for name, shard in found if name == record_name(shard, folder)}
+
+
+def discards(store: Store, folder: int) -> dict[int, int]:
+    """Of the shards of one folder that ever were discarded: the number of the last tombstone."""
+    found: dict[int, int] = {}
+    for shard, number in Attempts(store, DISCARDED)._listed(folder):
+        found[shard] = max(found.get(shard, 0), number)
+    return found
+
+
+def discards_of(store: Store, shard: int) -> int:
+    return discards(store, shard // PER_FOLDER).get(shard, 0)
+
+
+def bury(store: Store, shard: int, *, why: str) -> None:
+    """Remove a commit record, so that the shard counts as missing and is made again.
+
+    A tombstone says why, and what the record said. It comes first: from then on neither the
+    record nor an index that knows it counts.
+    """
+    name = record_name(shard)
+    try:
+        said = store.get(name).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    content = Tombstone(shard=shard, why=why, record=said).written(indent=1)
+    number = 1 + discards_of(store, shard)
+    while not store.create(attempt_name(shard, number, DISCARDED), content):
+        number += 1
+    store.delete(name)
+
+
+def numbered_folders(store: Store, parent: str) -> set[int]:
+    """The folders of a thousand shards that are below this one."""
+    found = (re.fullmatch(rf"{parent}/(\d{{4}})", name) for name in store.scan(parent)[1])
+    return {int(match[1]) for match in found if match}
+
+
+def _fits(row: np.void, fact: Fact, gone: Mapping[int, int]) -> bool:
+    """Whether what is known of a shard is what is listed now; an index does not know when."""
+    same_time = row["modified"] in (0.0, fact.modified)
+    same_count = row["discards"] == gone.get(int(row["shard"]), 0)
+    return bool(same_time and same_count and row["record_bytes"] == fact.bytes)
+
+
+def _noted(rows: Sequence[np.void], facts: Mapping[int, Fact]) -> np.ndarray:
+    """These rows, ascending, with when their records got their content."""
+    found = np.array(list(rows), ROW)
+    found = found[np.argsort(found["shard"])]
+    found["modified"] = [facts[shard].modified for shard in found["shard"].tolist()]
+    return found

@@ -1,33 +1,58 @@
-"""A mixed dataset's root: its plan, commit records, failures and index; what is done."""
+"""A mixed dataset's root: its plan and what was added to it, what is done, and how far it is."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
+from typing import Any, Literal
 
-from data import verification
-from data.commit_records import Record, record_name, spec_digest
+import numpy as np
+
 from data.errors import InputError
-from data.extension import Extension, Layout, layout_of, read_extensions
-from data.failures import FailedShards, Failures
-from data.index_writer import write_index
-from data.indices import index_names
-from data.progress import Progress, progress_of
-from data.records import Records
-from data.schemas import SCHEMA, read_plan
-from data.shard_numbers import ShardNumbers
-from data.shards import shard_name
+from data.formats import (
+    PAIRS,
+    PER_FOLDER,
+    PLAN,
+    PROTOTYPES,
+    STAGES,
+    CommitRecord,
+    Extension,
+    Failure,
+    Plan,
+    ShardEntry,
+    record_name,
+)
+from data.index import index_names, write_index
+from data.layout import Layout, layout_of, read_extensions
+from data.records import Attempts, Records, bury, discards_of
 from data.store import Store
-from data.sums import Sums
-from data.tombstones import discards_of
-from data.verification import Problem
-from data.verification.prototypes import PROTOTYPES
 
-__all__ = ["FIDELITY", "PLAN", "PROTOTYPES", "SCHEMA", "Problem", "Record", "Root", "spec_digest"]
+Made = Literal["prototypes", "pairs"]  # files that shards are made with
 
-PLAN = "plan.json"
-FIDELITY = "fidelity.json"  # only where the images are approximate
+
+@dataclass(frozen=True)
+class Progress:
+    """Counts over a root.
+
+    Attributes:
+        left_out: series of committed shards that came out flat or as no numbers.
+        seconds: worker time, summed over the committed shards.
+        stages: where it went; stages overlap, so they may add up to more.
+        tflop: computed for the committed shards; None if one of them does not say.
+    """
+
+    shards: int
+    done: int
+    failed: int
+    groups: int
+    groups_done: int
+    images: int
+    images_done: int
+    left_out: int
+    seconds: float
+    stages: dict[str, float]
+    tflop: float | None
 
 
 class Root:
@@ -36,6 +61,9 @@ class Root:
     Attributes:
         plan: what plan.json holds; its numbers of groups and shards are those of today, with
             what `extensions` added.
+        layout: which groups are in which shard.
+        overrides: settings that are otherwise here than plan.json says, and decide no byte, such as
+            where models lie on this machine.
         beat: called after each folder that is looked at, for whoever watches that work goes on.
     Raises:
         InputError: there is no plan.json, it is damaged, or another version of semix wrote it.
@@ -43,51 +71,69 @@ class Root:
 
     def __init__(self, url: str, *, beat: Callable[[], None] = lambda: None) -> None:
         self.beat = beat
+        self.overrides: Sequence[str] = ()
         self.store = Store(url)
         self.url = self.store.url
-        self.plan: Record = _read_plan(self.store)
-        self.extensions: list[Extension] = read_extensions(self.store, self.plan)
-        self._written = dict(self.plan)
-        if self.extensions:
-            self.plan["num_groups"] = self.layout.num_groups
-            self.plan["num_shards"] = self.layout.num_shards
-        digest, shards = self.plan["digest"], self.plan["num_shards"]
-        self._records = Records(self.store, digest, shards=shards, beat=beat)
-        self._failures = Failures(self.store)
+        self.written = _read_plan(self.store)
+        self.extensions: list[Extension] = read_extensions(self.store, self.written)
+        self._records = Records(
+            self.store, self.plan.digest, shards=self.plan.num_shards, beat=beat
+        )
+        self._attempts = Attempts(self.store)
+        self._hashes: dict[str, str] = {}
+
+    @cached_property
+    def plan(self) -> Plan:
+        if not self.extensions:
+            return self.written
+        sizes = {"num_groups": self.layout.num_groups, "num_shards": self.layout.num_shards}
+        return self.written.model_copy(update=sizes)
 
     @cached_property
     def layout(self) -> Layout:
-        """Which groups are in which shard."""
-        return layout_of(self._written, self.extensions)
+        return layout_of(self.written, self.extensions)
 
-    def folders(self) -> Iterator[dict[int, Record]]:
-        """What is kept of this plan's commit records, by shard: a thousand shards at a time."""
-        last = self.plan["num_shards"]
-        for _, found in self._records.folders():
-            yield {shard: record for shard, record in found.items() if shard < last}
+    @property
+    def num_classes(self) -> int:
+        return len(self.plan.class_names)
 
-    def committed(self) -> dict[int, Record]:
-        """All of `folders` at once, which takes kilobytes a shard; all else counts as missing."""
-        return {shard: record for found in self.folders() for shard, record in found.items()}
+    def committed(self) -> dict[int, ShardEntry]:
+        """What is kept of each commit record, by shard ascending; all else counts as missing."""
+        return {entry.shard: entry for entry in self.entries()}
 
-    def folder(self, number: int, *, only: Iterable[int] | None = None) -> dict[int, Record]:
-        """Of `folders` the one with shards from 1000 x `number` on, read now; or `only` some."""
-        found = self._records.read_folder(number, only=only)[0]
-        return {s: record for s, record in found.items() if s < self.plan["num_shards"]}
+    def entries(self) -> Iterator[ShardEntry]:
+        """As `committed`, one after the other, which takes less memory."""
+        self._records.look()
+        return iter(self._records.rows())
 
-    def is_committed(self, shard: int) -> bool:
-        return self._records.find(shard) is not None
+    def images(self) -> dict[int, str]:
+        """SHA-256 of the tar of each committed shard, ascending."""
+        self._records.look()
+        rows = self._records.rows()
+        hashes = (digest.decode() for digest in rows.array["sha256"].tolist())
+        return dict(zip(rows.numbers.tolist(), hashes, strict=True))
 
-    def record(self, shard: int) -> Record | None:
-        """The whole commit record of a shard; None if it is missing."""
+    def folder(self, number: int) -> dict[int, ShardEntry]:
+        """As `committed`, of the thousand shards from 1000 x `number` on."""
+        start = number * PER_FOLDER
+        self._records.look(start, start + PER_FOLDER)
+        rows = self._records.rows().between(start, start + PER_FOLDER)
+        return {entry.shard: entry for entry in rows}
+
+    def record(self, shard: int) -> CommitRecord | None:
+        """The whole commit record of a shard, read now; None if it is missing."""
         return self._records.find(shard)
 
-    def done(self) -> ShardNumbers:
-        """Shards that are committed; all others are missing."""
-        self._records.look()
-        return self._records.done()
+    def is_committed(self, shard: int) -> bool:
+        return self.record(shard) is not None
 
-    def missing(self, start: int = 0, stop: int | None = None) -> ShardNumbers:
+    def done(self) -> list[int]:
+        """Shards that are committed, ascending; all others are missing."""
+        self._records.look()
+        numbers: list[int] = self._records.rows().numbers.tolist()
+        return numbers
+
+    def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Shards that are not committed, ascending; from `start` up to, not including, `stop`.
 
         Only the folders that these are in are looked at.
@@ -95,104 +141,110 @@ class Root:
         self._records.look(start, stop)
         return self._records.missing(start, stop)
 
-    def failures(self) -> FailedShards:
-        """Attempts that failed, of shards that are still missing; read when they are asked for."""
-        return self._failures.of_missing(self.missing())
+    def failed_attempts(self, missing: Sequence[int] | None = None) -> dict[int, int]:
+        """How many attempts failed at each of these shards, by default of all that are missing.
 
-    def sums(self) -> Sums:
-        """Over the committed shards."""
-        self._records.look()
-        return self._records.sums()
+        No record of an attempt is read.
+        """
+        missing = self.missing() if missing is None else missing
+        return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
 
-    def seen(self) -> dict[int, tuple[str, int]]:
-        """By folder a digest of what is listed, which says when to read it again, and how many
-        shards are committed there."""
-        self._records.look()
-        return self._records.seen()
+    def failures(self) -> dict[int, list[Failure]]:
+        """Attempts that failed, of shards that are still missing."""
+        return self._attempts.read(self._attempts.numbers(self.missing()))
 
     def attempts(self, shard: int) -> int:
         """How many attempts at a shard failed."""
-        return self._failures.attempts(shard)
+        return self._attempts.last(shard)
 
-    def progress(self) -> Progress:
-        sums = self.sums()
-        failed = self._failures.of_missing(self._records.missing())
-        return progress_of(self.plan, sums, failed=len(failed))
+    def record_failure(self, failure: Failure) -> None:
+        """Write `failed/...N.json` for the next free attempt number N."""
+        self._attempts.add(failure)
 
-    def commit(self, record: Record) -> bool:
-        """Publish a commit record, last; False if the shard is committed already."""
-        shard = record["shard"]
-        name, count = record_name(shard), discards_of(self.store, shard)
-        if count:
-            record = {**record, "discards": count}
-        content = json.dumps(record, indent=1, sort_keys=True).encode()
+    def commit(self, record: CommitRecord) -> bool:
+        """Publish a commit record, last; False if the shard is committed already.
+
+        Raises:
+            InputError: what stands there was written by a newer version of semix.
+        """
+        name, count = record_name(record.shard), discards_of(self.store, record.shard)
+        content = record.model_copy(update={"discards": count}).written(indent=1)
         if self.store.create(name, content):
             return True
-        if self.is_committed(shard):
+        if self.is_committed(record.shard):
             return False
         self.store.put(name, content)  # what stood there was damaged or of another plan
         return True
 
-    def record_failure(self, shard: int, error: Record) -> None:
-        """Write `failed/...N.json` for the next free attempt number N."""
-        self._failures.add(shard, error)
-
     def discard(self, shard: int, *, why: str = "") -> None:
-        """Remove a commit record, so that the shard counts as missing and is made again.
+        """Bury a commit record, so that the shard counts as missing and is made again."""
+        bury(self.store, shard, why=why)
 
-        A tombstone says why, and what the record said. It comes first: from then on neither the
-        record nor an index that knows it counts.
-        """
-        name = record_name(shard)
-        try:
-            content = self.store.get(name)
-        except FileNotFoundError:
-            return
-        said = content.decode("utf-8", errors="replace")
-        note = {"shard": shard, "why": why, "record": said}
-        stem, number = shard_name(shard).replace("shards", "discarded", 1), 1
-        number += discards_of(self.store, shard)
-        while not self.store.create(f"{stem}.{number}.json", json.dumps(note, indent=1).encode()):
-            number += 1
-        self.store.delete(name)
+    def progress(self) -> Progress:
+        failed = len(self.failed_attempts())
+        rows, plan = self._records.rows().array, self.plan
+        groups, images = int(rows["groups"].sum()), plan.images_per_group
+        tflop = float(rows["tflop"].sum())
+        return Progress(
+            shards=plan.num_shards,
+            done=len(rows),
+            failed=failed,
+            groups=plan.num_groups,
+            groups_done=groups,
+            images=plan.num_groups * images,
+            images_done=groups * images,
+            left_out=sum(map(len, rows["left_out"])),
+            seconds=float(rows["wall_seconds"].sum()),
+            stages=_named(rows["seconds"].sum(0)),
+            tflop=None if np.isnan(tflop) else tflop,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What `semix status` shows, as plain values."""
+        return {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
+
+    def made_with(self, file: Made) -> Counter[str]:
+        """How many shards name which `prototypes` or `pairs`, by SHA-256; "" where they do not."""
+        self._records.look()
+        names = self._records.rows().array[file].tolist()
+        return Counter(name.decode() for name in names)
 
     def write_index(self) -> str:
         """Pin the committed shards as `index/N.json`; the newest one if nothing changed."""
-        digest, shards = self.plan["digest"], self.plan["num_shards"]
-        return write_index(self.store, self._records, plan=digest, shards=shards)
+        self._records.look()
+        return write_index(self.store, self._records.rows(), plan=self.plan.digest)
 
     def indices(self) -> list[str]:
         """Names of the indices, oldest first."""
         return index_names(self.store)
 
-    def verify(self, *, full: bool = False) -> list[Problem]:
-        """All that is damaged, of all of it; see `data.verification`."""
-        return [problem for problem in verification.verify(self, full=full) if problem.damage]
+    def made_from(self) -> dict[Made, str]:
+        """SHA-256 of the prototypes and pairs that shards are made with, as their records say."""
+        files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
+        return {kind: found for kind, name in files.items() if (found := self._hash(name))}
 
-    def status(self) -> Record:
-        """What `semix status` shows, as plain values."""
-        return {"url": self.url, "plan": self.plan["digest"], **asdict(self.progress())}
+    def _hash(self, name: str) -> str | None:
+        """Of a file that never changes once it is there."""
+        if name not in self._hashes:
+            try:
+                self._hashes[name] = sha256(self.store.get(name)).hexdigest()
+            except FileNotFoundError:
+                return None
+        return self._hashes[name]
 
-    @cached_property
-    def prototypes_sha256(self) -> str:
-        """Of the prototypes that shards are labelled with; a commit record names it."""
-        return sha256(self.store.get(PROTOTYPES)).hexdigest()
+
+def _named(seconds: Sequence[float]) -> dict[str, float]:
+    found = zip(STAGES, map(float, seconds), strict=True)
+    return {stage: value for stage, value in found if value}
 
 
-def _read_plan(store: Store) -> Record:
+def _read_plan(store: Store) -> Plan:
     place = f"{store.url}/{PLAN}"
     try:
-        plan = read_plan(store.get(PLAN))
+        return Plan.read(store.get(PLAN), where=place)
     except FileNotFoundError:
         remedy = "holds no plan.json; start it with `semix build`"
         raise InputError("url", store.url, remedy) from None
     except (IsADirectoryError, ValueError) as error:
         remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
         raise InputError(place, "damaged", remedy) from None
-    if plan["schema"] != SCHEMA:
-        raise InputError(
-            f"{place} schema",
-            plan["schema"],
-            f"another version of semix wrote it, this one reads {SCHEMA}; use that version",
-        )
-    return plan

@@ -1,6 +1,122 @@
-"""Stratified splits that depend on a seed and the targets alone."""
+"""Labelled images in three splits, and which of them a config asks for."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
+from pydantic import Field, field_validator
+
+from data.errors import InputError
+from data.fingerprint import fingerprint
+from data.settings import Settings
+
+Indices = Sequence[int] | np.ndarray
+SPLITS = ("train", "validation", "test")
+Place = tuple[str, int]  # split, and index in it
+
+
+class RealDataConfig(Settings):
+    """Which labelled pictures are the real data, and how they are split."""
+
+    name: Literal["digits", "imagefolder"] = Field(
+        description="digits: handwriting bundled with scikit-learn; imagefolder: your pictures"
+    )
+    path: str | None = Field(
+        None,
+        description="imagefolder only: the folder of CLASS/, or of train/CLASS/ and test/CLASS/",
+    )
+    image_size: int = Field(32, ge=8, description="side of the square images, pixels")
+    train_per_class: int | None = Field(
+        None, ge=1, description="training images a class; none: 30 for digits, all for imagefolder"
+    )
+    validation_per_class: int | None = Field(
+        None, ge=1, description="validation images a class; none: 30 for digits, else one in ten"
+    )
+    test_per_class: int | None = Field(
+        None, ge=1, description="test images a class, the same whenever asked for; none: all"
+    )
+    split_seed: int = Field(0, ge=0, description="seed of the stratified splits")
+    allow_overlap: int = Field(
+        0, ge=0, description="validation and test images that an earlier split may have as well"
+    )
+
+    skip_bad: int | float = Field(
+        0,
+        ge=0,
+        description="imagefolder only: how many images may be left out because they cannot be "
+        "decoded, a count or a share below 1",
+    )
+
+    @field_validator("skip_bad")
+    @classmethod
+    def _is_count_or_share(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and value >= 1:
+            raise ValueError("give a whole number, or a share below 1")
+        return value
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """Labelled square RGB images.
+
+    Attributes:
+        targets: class indices, int64 [N].
+        name: what an image is called in messages, by its index.
+    """
+
+    targets: np.ndarray
+    load: Callable[[np.ndarray], np.ndarray] = field(repr=False)
+    content: Callable[[], str] = field(repr=False)
+    name: Callable[[int], str] = field(default="image {}".format, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def images(self, indices: Indices | None = None) -> np.ndarray:
+        """uint8 [B, S, S, 3]; all N images without `indices`."""
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        return self.load(chosen)
+
+    def part(self, indices: np.ndarray) -> "ImageSplit":
+        """Some of the images, int64 [n], as a split."""
+        return ImageSplit(
+            self.targets[indices],
+            load=lambda chosen: self.load(indices[chosen]),
+            content=lambda: fingerprint([self.content(), indices.tolist()]),
+            name=lambda index: self.name(int(indices[index])),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of images and targets."""
+        return fingerprint([self.content(), self.targets.tolist()])
+
+
+@dataclass(frozen=True)
+class RealDataset:
+    """The splits of one dataset; class k of every split is `class_names[k]`.
+
+    Raises:
+        InputError: a target that is no class.
+    """
+
+    class_names: tuple[str, ...]
+    train: ImageSplit
+    validation: ImageSplit
+    test: ImageSplit
+
+    def __post_init__(self) -> None:
+        count = len(self.class_names)
+        for name in SPLITS:
+            split: ImageSplit = getattr(self, name)
+            outside = np.flatnonzero((split.targets < 0) | (split.targets >= count))
+            if outside.size:
+                first = int(outside[0])
+                remedy = f"of {split.name(first)}; the {count} classes are 0 to {count - 1}"
+                raise InputError(f"{name} target", int(split.targets[first]), remedy)
 
 
 def stratified_split(
@@ -29,3 +145,25 @@ def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
     train = max(1, count * 8 // 10) if sizes[0] is None else sizes[0]
     validation = max(1, count // 10) if sizes[1] is None else sizes[1]
     return train, validation
+
+
+def shared_images(splits: Mapping[str, Iterable[np.ndarray]]) -> list[tuple[Place, Place]]:
+    """Where images of later splits are, and where the same one is in an earlier split.
+
+    A digest of 16 bytes is kept for each image, so a split may come in parts.
+
+    Args:
+        splits: parts of each split by its name, uint8 [n, S, S, 3], in their order.
+    """
+    found: list[tuple[Place, Place]] = []
+    seen: dict[bytes, Place] = {}
+    for split, parts in splits.items():
+        own: dict[bytes, Place] = {}
+        images = (image for part in parts for image in part)
+        for index, image in enumerate(images):
+            digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+            if digest in seen:
+                found.append(((split, index), seen[digest]))
+            own.setdefault(digest, (split, index))
+        seen = own | seen
+    return found

@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, RootModel, ValidationError
 
 
 class Strict(BaseModel):
@@ -14,16 +14,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class AnyObject(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
+class AnyObject(RootModel[dict[str, JsonValue]]):
+    """Any JSON object."""
 
 
 PLAIN = re.compile(r"\w{1,60}", re.ASCII)
 S = TypeVar("S", bound=BaseModel)
 
 
-def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> dict[str, Any]:
-    """The object that `content` spells, as plain values, once `model` accepts it.
+def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
+    """What `content` spells, once `model` accepts it.
 
     Args:
         what: its name in messages.
@@ -36,31 +36,27 @@ def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> di
         raise ValueError(f"{what}: {len(content)} bytes, at most {most} are read")
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
-        model.model_validate_json(content)
-        value: dict[str, Any] = json.loads(
-            content, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite
-        )
+        found = model.model_validate_json(content)
+        json.loads(content, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
         raise ValueError(f"{what}: {_path(problem['loc'])}{message}") from None
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    return value
+    return found
 
 
 def read_object(content: bytes, *, what: str, most: int) -> dict[str, Any]:
     """Any JSON object; bounded, finite and no key twice, as in `read_strictly`."""
-    return read_strictly(AnyObject, content, what=what, most=most)
+    return read_strictly(AnyObject, content, what=what, most=most).root
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"key {_shown(twice)} stands twice")
-    return found
 
 
 def _finite(text: str) -> float:

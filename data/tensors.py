@@ -1,15 +1,21 @@
-"""safetensors bytes to tensors, whatever the bytes are."""
+"""safetensors bytes to tensors and back, whatever the bytes are; sealed ones know their hash."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field
 
+from data.fingerprint import canonical_json
 from data.strict_json import Strict, read_strictly
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
-    from numpy import ndarray
     from torch import Tensor
+
+Facts = dict[str, str]
+SEAL = "semix"  # the one entry of the metadata: safetensors writes several in any order
 
 LENGTH = 8  # bytes, little endian, of the JSON header that follows
 MOST_HEADER = 16 * 2**20
@@ -20,6 +26,13 @@ class Entry(Strict):
     dtype: str
     shape: list[int] = Field(max_length=MOST_DIMENSIONS)
     data_offsets: list[int] = Field(min_length=2, max_length=2)
+
+
+class Note(Strict):
+    """What a sealed file says beside its numbers: facts for a reader, and the hash of it all."""
+
+    facts: Facts
+    sha256: str
 
 
 class Header(BaseModel):
@@ -45,11 +58,39 @@ def read_tensors(content: bytes, *, where: str) -> tuple[dict[str, "Tensor"], di
     return _read(load, content, where)
 
 
-def read_arrays(content: bytes, *, where: str) -> tuple[dict[str, "ndarray"], dict[str, str]]:
+def read_arrays(content: bytes, *, where: str) -> tuple[dict[str, ndarray], dict[str, str]]:
     """`read_tensors` without torch; numpy has no bfloat16."""
     from safetensors.numpy import load
 
     return _read(load, content, where)
+
+
+def seal(tensors: "Mapping[str, Tensor | ndarray]", facts: Mapping[str, str]) -> bytes:
+    """The bytes of a safetensors file, the same for the same content."""
+    from safetensors.numpy import save
+
+    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    note = Note(facts=dict(facts), sha256=_hash(whole, facts))
+    return save(whole, {SEAL: canonical_json(note.model_dump())})
+
+
+def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Facts]:
+    """Tensors and facts. Raises ValueError for anything but what `seal` gave."""
+    tensors, metadata = read_arrays(content, where=where)
+    if SEAL not in metadata:
+        raise ValueError(f"{where}: not written by semix")
+    note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
+    if note.sha256 != _hash(tensors, note.facts):
+        raise ValueError(f"{where}: damaged: not of the SHA-256 that is noted beside them")
+    return tensors, note.facts
+
+
+def _hash(tensors: Mapping[str, ndarray], facts: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(canonical_json(dict(facts)).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} torch.{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()
 
 
 def _read(
@@ -59,7 +100,7 @@ def _read(
     if length > len(content) - LENGTH:
         raise ValueError(f"{where}: not a complete safetensors file: too short for its header")
     header = content[LENGTH : LENGTH + length]
-    metadata = read_strictly(Header, header, what=where, most=MOST_HEADER).get("__metadata__", {})
+    metadata = read_strictly(Header, header, what=where, most=MOST_HEADER).metadata
     try:
         return load(content), metadata
     # SafetensorError, and whatever the library raises for a type or a shape it does not know.

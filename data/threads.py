@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import repeat
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -10,17 +12,30 @@ Result = TypeVar("Result")
 
 
 def mapped(
-    work: Callable[[Item], Result], items: Iterable[Item], *, threads: int
-) -> Iterator[Result]:
-    """As `map`, on threads; memory does not grow with the number of items."""
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Result]] = deque()
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    threads: int,
+    ahead: int | None = None,
+) -> Generator[Result, None, None]:
+    """As `map`, on threads; memory does not grow with the number of items.
+
+    Closed early, and after an error, nothing more is begun, and no thread is left.
+
+    Args:
+        ahead: results that are begun while the last one is in use; two a thread by default.
+    """
+    ahead = 2 * threads if ahead is None else ahead
+    pool, begun = ThreadPoolExecutor(threads), deque[Future[Result]]()
+    try:
         for item in items:
-            ahead.append(pool.submit(work, item))
-            if len(ahead) > 2 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            begun.append(pool.submit(work, item))
+            if len(begun) > ahead:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
@@ -28,8 +43,9 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
     No item beyond that one is asked for. The thread ends with the items, and when this is closed.
     """
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
+    made = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
+    with closing(made):
+        for item in made:
+            if item is None:
+                return
             yield item

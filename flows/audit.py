@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from data.files import write_atomically
 from data.flags import store_flags
+from data.pinned import Pinned
 from data.root import Root
 from data.store import Store
 from flows.errors import RunFailed
 from flows.terminal import print_findings
 
 if TYPE_CHECKING:  # torch costs seconds, which a mistyped URL need not take
-    from pipeline.audit.audit import Audit
+    from pipeline.audit import Audit
 
 LINE_EVERY_S = 15.0
 
@@ -40,7 +41,7 @@ def audit(
     root = Root(url)
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
-    from pipeline.audit.audit import as_json
+    from pipeline.audit import as_json
     from pipeline.audit.page import write_page
 
     found = _read(root, index=index, labels=labels, run=judge)
@@ -51,12 +52,11 @@ def audit(
 
 
 def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None) -> "Audit":
-    from pipeline.audit.audit import audit as measure
-    from pipeline.audit.source import Source
-    from pipeline.audit.stream import Unreadable
+    from pipeline.audit import audit as measure
+    from pipeline.audit.read import Unreadable
 
-    source = Source(root, index=index, labels=labels)
-    beat = _lines(sum(shard["groups"] for shard in source.shards))
+    source = Pinned(root, index=index, labels=labels)
+    beat = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
             return measure(source, beat=beat)

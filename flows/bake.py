@@ -3,18 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from data.label_sets import LabelSet
-from data.progress import Progress
-from data.root import Root
+from data.root import Progress, Root
 from data.threads import mapped
 from flows.progress import now_and_then, shown
 from flows.relabel_end import RelabelFailed
 from flows.shard_words import few_ranges
+from pipeline.bake import bake_shard, open_baked
 from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
-from pipeline.relabel.bake import bake_shard
-from pipeline.relabel.baked_root import open_baked
 from pipeline.root import plan_of
-from pipeline.work import failure_note
+from pipeline.work import failure_of
 
 THREADS = 4  # shards at a time; each holds one series in memory
 
@@ -74,6 +72,6 @@ def _bake_one(
     try:
         bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
     except ValueError as error:
-        target.record_failure(shard, failure_note(error))
+        target.record_failure(failure_of(shard, error))
         return f"shard {shard}: {error}"
     return ""

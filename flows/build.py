@@ -6,13 +6,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from data.config_file import whole_path
+from data.formats import PLAN
+from data.layout import stretch_of
 from data.ranges import format_ranges
-from data.root import PLAN, Root
-from data.settings import load_settings
+from data.root import Root
+from data.settings import load_settings, whole_path
 from data.store import Store
 from flows.build_end import BuildFailed, refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, put_damage_aside, say_notes, survey_images
+from flows.build_start import (
+    ALL,
+    check_work,
+    put_damage_aside,
+    restore,
+    say_notes,
+    survey_images,
+)
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
 from flows.selection import Selection
@@ -21,7 +29,7 @@ from flows.slots.settings import SlotSettings
 from flows.slots.workers_here import workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
-from pipeline.root import MIXED, checked_plan, create_root, extend_root, plan_of
+from pipeline.root import MIXED, checked_plan, create_root, extend_root, open_root, plan_of
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -70,6 +78,7 @@ def build(
 def resume(
     root: Root | str,
     *,
+    overrides: Sequence[str] = (),
     slots: SlotSettings | int | None = None,
     selection: Selection = ALL,
     full: bool = False,
@@ -78,9 +87,13 @@ def resume(
 
     What is damaged is put aside and made again: committed shards whose files are missing or cut,
     prototypes that cannot be read.
+
+    Args:
+        overrides: where things lie here that the root at a place was begun with, as
+            `generator.model=PLACE`.
     """
-    root = Root(root) if isinstance(root, str) else root
-    return _made(root, "", [], slots=slots, selection=selection, full=full)
+    root = open_root(root, overrides) if isinstance(root, str) else root
+    return _made(root, "", root.overrides, slots=slots, selection=selection, full=full)
 
 
 def _made(
@@ -97,14 +110,14 @@ def _made(
     if not (full or selection.wanted(root)):
         put_damage_aside(root)
         if not selection.wanted(root):
+            restore(root, settings.flow_device)
             say_complete(root, selection)
             refuse_gaps(root, selection)
             root.write_index()
             return root
     check_work(root, settings)
     # Workers and server start beside the imports.
-    family = plan_of(root).config.generator.family
-    with workers_ahead(settings, family=family, url=root.url), prefect_server(wait=False):
+    with workers_ahead(settings, url=root.url), prefect_server(wait=False):
         from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
         from flows.calling import call_flow
 
@@ -137,7 +150,7 @@ def extend(
         BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
-    added = root.extensions[-1].stretch
+    added = stretch_of(root.extensions[-1])
     groups, shards = (added.first_group, added.last_group), (added.first_shard, added.last_shard)
     log.info("%s: added groups %d to %d, shards %d to %d", root.url, *groups, *shards)
     return resume(root, slots=slots)
@@ -150,7 +163,7 @@ def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None
         InputError, BuildFailed: as of `extend`.
     """
     root, wanted = Root(out), config.mixing.groups_per_pair
-    planned = root.plan["config"]["mixing"]["groups_per_pair"]
+    planned = root.plan.config["mixing"]["groups_per_pair"]
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
     create_root(config.model_copy(update={"mixing": mixing}), out)
     return extend(root, wanted, slots=slots)

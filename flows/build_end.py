@@ -24,12 +24,12 @@ def refuse_gaps(root: Root, selection: Selection, last_words: Iterable[str] = ()
     """
     lacking, left_out = gaps(root, selection.shards, allowed=selection.allowed(root))
     if selection.retry_failed:  # what never failed was not asked for
-        lacking = lacking & root.failures().shards
+        lacking = sorted(root.failed_attempts(lacking))
     if lacking:
         raise BuildFailed(failure_message(root, lacking, last_words))
     if left_out:
         text = "%s: %d of %d shards failed and are left out: %s; the index is without them"
-        total = root.plan["num_shards"]
+        total = root.plan.num_shards
         log.warning(text, root.url, len(left_out), total, few_ranges(left_out))
 
 
@@ -45,7 +45,7 @@ def say_complete(root: Root, selection: Selection) -> None:
 
 def failure_message(root: Root, lacking: Collection[int], last_words: Iterable[str]) -> str:
     """Which shards are not made, why, and how to go on."""
-    total = root.plan["num_shards"]
+    total = root.plan.num_shards
     text = [f"{len(lacking)} of {total} shards not made: {few_ranges(lacking)}"]
     if why := reasons(root.failures(), lacking):
         text += [*why, f"all reasons: semix failures {root.url}"]

@@ -11,23 +11,20 @@ from typing import Any
 
 from prefect import flow, task
 
-from data.progress import Progress
 from data.ranges import format_ranges, parse_ranges
-from data.repair import refuse_other_prototypes
-from data.root import PROTOTYPES, Root
+from data.root import Progress, Root
+from data.verify import refuse_others
 from flows import parameters as p
 from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from flows.build_end import refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, opened, put_damage_aside, say_notes
+from flows.build_start import ALL, check_work, opened, put_damage_aside, restore, say_notes
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
 from flows.selection import Selection
 from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
-from pipeline.fidelity import ensure_fidelity
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import plan_of
+from pipeline.root import config_of
 
 log = logging.getLogger("semix.build")
 
@@ -44,7 +41,7 @@ def run_name(given: Mapping[str, Any]) -> str:
 def build_flow(
     out: p.Out,
     config: p.BuildConfigFile = "",
-    overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
+    overrides: p.BuildOverrides = [],  # noqa: B006 - Prefect copies it
     slots: p.Slots = 0,
     runner: p.Runner = "local",
     cluster: p.Cluster = "",
@@ -66,11 +63,12 @@ def build_flow(
         root = opened(out, config, overrides)
         plan(root, selection, full=full)
         lacking, errors = selection.wanted(root), []
+        settings = SlotSettings(slots, runner, cluster, range, device)
         if lacking:
-            settings = SlotSettings(slots, runner, cluster, range, device)
             check_work(root, settings)
             errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
         else:
+            restore(root, settings.flow_device)
             say_complete(root, selection)
         refuse_gaps(root, selection, errors)
         return {"index": index(root), **root.status()}
@@ -80,24 +78,14 @@ def build_flow(
 def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
     """Put damage aside, and count what is missing."""
     put_damage_aside(root, full=full)
-    return {"plan": root.plan["digest"], "lacking": len(selection.wanted(root))}
+    return {"plan": root.plan.digest, "lacking": len(selection.wanted(root))}
 
 
-def check_before_shards(root: Root, *, device: str) -> None:
+def check_before_shards(root: Root) -> None:
     """What may be refused before any shard is made; prototypes the workers measure."""
-    config = plan_of(root).config
-    say_notes(config)
-    if root.store.exists(PROTOTYPES):
-        refuse_other_prototypes(root, root.prototypes_sha256)
-    if config.generator.approximate.active:
-        fidelity(root, device)
-
-
-@task(task_run_name="fidelity", **RECORD)
-def fidelity(root: Root, device: str) -> None:
-    log.info("comparing approximate images with exact ones before any shard is made")
-    ensure_prototypes(root, device=device)
-    ensure_fidelity(root, device=device)
+    say_notes(config_of(root))
+    for kind, ours in root.made_from().items():
+        refuse_others(root, kind, ours)
 
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
@@ -111,10 +99,10 @@ def making(
     root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
     """Slots work while the block does; what it yields waits for their end, as `make` does."""
-    key = artifact_key("build", root.url, root.plan["digest"])
+    key = artifact_key("build", root.url, root.plan.digest)
     began, start = root.progress(), time.monotonic()
-    check_before_shards(root, device=settings.flow_device)
-    with slots_running(root.url, settings, shards=shards) as futures:
+    check_before_shards(root)
+    with slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures:
 
         def end() -> list[str]:
             with shown("generate") as show, progress_artifact(key) as publish:

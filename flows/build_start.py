@@ -4,17 +4,19 @@ import logging
 from collections.abc import Sequence
 
 from data.errors import InputError
+from data.formats import PAIRS, PROTOTYPES
 from data.imagefolder import Survey, survey
-from data.real import RealDataConfig
-from data.repair import put_aside
-from data.root import Root
+from data.root import Made, Root
+from data.splits import RealDataConfig
+from data.verify import damage, put_aside
 from flows.configs import load_config
 from flows.progress import counting
 from flows.selection import Selection
 from flows.slots.settings import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
-from pipeline.root import create_root, plan_of
+from pipeline.prototypes import prepare
+from pipeline.root import config_of, create_root, open_root
 
 ALL = Selection()
 
@@ -29,19 +31,30 @@ def opened(out: str, config: str, overrides: Sequence[str]) -> Root:
     """
     if config:
         return create_root(load_config(BuildConfig, config, overrides), out)
-    if overrides:
-        remedy = "a root keeps the settings it was begun with; leave these out, or give its config"
-        raise InputError("overrides", ", ".join(overrides), remedy)
-    return Root(out)
+    return open_root(out, overrides)
 
 
 def put_damage_aside(root: Root, *, full: bool = False) -> None:
     """Make damaged parts missing. `full` reads every file; else sizes are compared."""
-    damage = root.verify(full=full)
-    for problem in damage:
+    found = damage(root, full=full)
+    for problem in found:
         log.warning("%s", problem)
-    if count := put_aside(root, damage):
+    if count := put_aside(root, found):
         log.warning("put %d damaged parts aside; making them again", count)
+
+
+def restore(root: Root, device: str) -> None:
+    """Measure and draw again what committed shards were made with, where it is gone.
+
+    Workers do so before they make a shard; this is for a root that lacks none.
+
+    Raises:
+        InputError: it cannot be measured here, or comes out otherwise than the shards say.
+    """
+    files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
+    named = [name for kind, name in files.items() if any(root.made_with(kind))]
+    if not all(map(root.store.exists, named)):
+        prepare(root, device=device)
 
 
 def check_work(root: Root, slots: SlotSettings) -> None:
@@ -49,7 +62,12 @@ def check_work(root: Root, slots: SlotSettings) -> None:
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
-    check_models(plan_of(root).config)
+    try:
+        check_models(config_of(root))
+    except InputError as error:
+        moved = f"semix resume {root.url} --set {error.field}=PLACE"
+        remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
+        raise InputError(error.field, error.value, remedy) from None
 
 
 def survey_images(config: RealDataConfig) -> Survey:

@@ -1,9 +1,10 @@
 """Limits of this process's control groups, as of a container or a job: memory left, cores."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from data.machine import cores
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers, our group in it
@@ -35,9 +36,8 @@ def memory_limit(root: Path = ROOT, own: Path = OWN) -> MemoryLimit | None:
 
 def usable_cores(root: Path = ROOT, own: Path = OWN) -> int:
     """Cores that this process may run on, at most as many as its groups may keep busy."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [quota for folder in _groups(root, own, "cpu") if (quota := _cpu_quota(folder))]
-    return max(1, int(min([cores or 1, *quotas])))
+    return max(1, int(min([cores(), *quotas])))
 
 
 def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.config_file import read_config_file
 from data.errors import InputError
-from data.settings import Settings, load_settings
-from data.store.urls import shown
+from data.settings import Settings, load_settings, read_config_file
+from data.store.places import shown
 
 S = TypeVar("S", bound=Settings)
 Schema = Mapping[str, Any]

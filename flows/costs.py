@@ -1,4 +1,4 @@
-"""What a build will cost on the machine that it is checked on."""
+"""What a build will cost on the machine that it is checked on, in numbers and in words."""
 
 import shutil
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
-from flows.cost_words import amount
+from flows.progress import by_stage, duration
 
 if TYPE_CHECKING:  # the command line starts without these
     from data.store import Store
@@ -18,6 +18,7 @@ SHARE = 0.45
 # A place with less than this share of the estimate is too small whatever the images look like:
 # they differ by 10 to 30 % from those it was measured on, and the rest is exact.
 SURE = 0.5
+NOT_KNOWN = "not known"
 
 
 def costs(
@@ -41,8 +42,8 @@ def costs(
         InputError: no such device, too little space, a model that cannot be used.
     """
     from data.device import resolve_device
-    from pipeline.costs.estimate import estimate, hours
-    from pipeline.costs.gemm import device_rate
+    from pipeline.estimate import estimate, hours
+    from pipeline.rehearsal import device_rate
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     found = estimate(plan)
@@ -50,8 +51,7 @@ def costs(
     if found.bytes is not None and free is not None:
         refuse_small_place(store, found.bytes * missing / plan.num_shards, free)
     reached = device_rate(device, dtype) if rate is None else rate
-    tflop = None if found.tflop is None else found.tflop + (found.gate_tflop or 0.0)
-    needed = None if tflop is None else hours(tflop, rate=reached, share=share)
+    needed = None if found.tflop is None else hours(found.tflop, rate=reached, share=share)
     return {
         **asdict(found),
         "missing": missing,
@@ -92,7 +92,7 @@ def refuse_small_place(store: "Store", needed: float, free: int) -> None:
 
 def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
     """One warm batch: its speed, and hours of the whole build at that speed on one device."""
-    from pipeline.costs.rehearsal import rehearse
+    from pipeline.rehearsal import rehearse
 
     batch = rehearse(plan, device=device, noise_ratio=noise_ratio)
     achieved = None if batch.tflop is None else batch.tflop / batch.seconds
@@ -105,3 +105,67 @@ def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) ->
         "share": None if achieved is None else achieved / rate,
         "hours": batch.build_seconds / 3600,
     }
+
+
+def readable(facts: dict[str, Any]) -> dict[str, str]:
+    """The facts of `semix build --check` in words, a line each."""
+    shown = {"out": facts["out"]}
+    shown |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
+    shown["missing"] = f"{facts['missing']:,} shards"
+    shown["bytes"] = _space(facts)
+    rows = facts["network_rows"]
+    shown["network calls"] = NOT_KNOWN if rows is None else f"{rows:,} rows"
+    shown["noise selection"] = _noise(facts)
+    shown["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
+    shown["hours"] = _hours(facts)
+    if facts["timed"] is not None:
+        shown |= _timed(facts["timed"])
+    if facts["unknown"] is not None:
+        shown["not known"] = facts["unknown"]
+    return shown
+
+
+def amount(count: float) -> str:
+    """`1.3 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"
+
+
+def _space(facts: dict[str, Any]) -> str:
+    needed = NOT_KNOWN if facts["bytes"] is None else amount(facts["bytes"])
+    return (
+        needed if facts["free_bytes"] is None else f"{needed}, {amount(facts['free_bytes'])} free"
+    )
+
+
+def _noise(facts: dict[str, Any]) -> str:
+    if not facts["noise_rows"]:
+        return "adds nothing"
+    times = f"{facts['noise_ratio']:.3g} times the cost of generating"
+    return f"adds {times} ({facts['noise_rows']:,} rows)"
+
+
+def _hours(facts: dict[str, Any]) -> str:
+    source = "measured" if facts["device_tflops_measured"] else "as given"
+    rate = f"{facts['device_tflops']:.3g} TFLOP/s ({facts['device']}, {facts['dtype']}, {source})"
+    found = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
+    return f"{found}, at {facts['share']:.0%} of {rate}"
+
+
+def _timed(timed: dict[str, Any]) -> dict[str, str]:
+    speed = f"{timed['images']} images in {timed['seconds']:.3g} s ({by_stage(timed['stages'])})"
+    speed += f", {timed['images_per_second']:.3g} images/s"
+    if timed["tflops"] is not None:
+        speed += f", {timed['tflops']:.3g} TFLOP/s, {timed['share']:.0%} of the device's rate"
+    return {
+        "one warm batch": speed,
+        "hours at its speed": _on_one_device(timed["hours"]),
+    }
+
+
+def _on_one_device(hours: float) -> str:
+    short = f" ({duration(3600 * hours)})" if hours < 1.5 else ""
+    return f"{hours:,.3g}{short} on one device"

@@ -55,6 +55,13 @@ Overrides = Annotated[
     list[Override],
     described("Settings put over those of the file, each as section.key=value: mixing.seed=7."),
 ]
+BuildOverrides = Annotated[
+    list[Override],
+    described(
+        "Settings put over those of the file, each as section.key=value: mixing.seed=7. Without a "
+        "file only where things lie on the flow's machine: generator.model=PLACE."
+    ),
+]
 AnnotationOverrides = Annotated[
     list[Override],
     described("What the labels differ in from the root's own, as annotation.scale=4."),

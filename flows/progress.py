@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from data.progress import Progress
+from data.root import Progress
 from flows.terminal import console
 
 LINE_EVERY_S = 15.0
@@ -51,16 +51,23 @@ def counted(progress: Progress) -> str:
     return f"{progress.images_done:,} of {progress.images:,} images"
 
 
+def to_come(progress: Progress) -> int:
+    """Images that are still to be made: those of series left out are not."""
+    series = progress.images // max(1, progress.groups)
+    return progress.images - progress.images_done - progress.left_out * series
+
+
 def describe(progress: Progress, rate: float | None) -> str:
-    """`45.1 images/s, about 2 min left`; what is not known yet is left out."""
+    """`45.1 images/s, about 2 min left`, and what goes wrong; only what there is, and is known."""
     parts = []
     if progress.failed:
         parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
+    if progress.left_out:
+        parts.append(f"{progress.left_out} series left out")
     if rate:
         parts.append(f"{rate:.3g} images/s")
-    if rate and progress.images_done < progress.images:
-        left = (progress.images - progress.images_done) / rate
-        parts.append(f"about {duration(left)} left")
+    if rate and (left := to_come(progress)):
+        parts.append(f"about {duration(left / rate)} left")
     return ", ".join(parts)
 
 
@@ -68,7 +75,7 @@ def standing(progress: Progress) -> dict[str, Any]:
     """What follows from the store alone; the rates are those of one worker, models loaded."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
-    left = (progress.images - progress.images_done) / rate if rate else None
+    left = to_come(progress) / rate if rate else None
     work = progress.tflop / seconds if progress.tflop is not None and seconds else None
     return {
         "missing": progress.shards - progress.done,
@@ -209,7 +216,8 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
             count, detail = counted(progress), describe(progress, rate.value)
-            total, done = progress.images, progress.images_done
+            done = progress.images_done
+            total = done + to_come(progress)
             bar.update(line, total=total, completed=done, count=count, detail=detail)
 
         yield show

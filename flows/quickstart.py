@@ -12,10 +12,12 @@ from calib.study import Cell
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import file_digest
-from data.indices import open_index
-from data.real import SPLITS, RealDataset, load_real
-from data.root import PLAN, Root
+from data.formats import PLAN
+from data.index import open_index
+from data.real import load_real
+from data.root import Root
 from data.settings import load_settings
+from data.splits import SPLITS, RealDataset
 from data.store import Store
 from flows.gpus import visible_gpus
 from flows.places import training_folder
@@ -23,10 +25,10 @@ from flows.server.run_server import prefect_server
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.standins import StandIns, find_standins, train_standins
-from pipeline.standins.progress import Report
+from pipeline.standins.recipe import Report
 
 if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
-    from data.mixed import MixedDataset
+    from data.dataset import MixedDataset
 
 SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
@@ -160,8 +162,7 @@ def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
 
 def first_picture(root: Root, path: Path) -> bool:
     """Draw some series of what is committed, if anything is; whether there is a picture."""
-    from data.contact_sheet import contact_sheet
-    from data.series import read_series, some_of_all_pairs
+    from data.series import contact_sheet, read_series, some_of_all_pairs
 
     if not root.done():
         return False
@@ -193,7 +194,7 @@ def make_report(
         from calib.report.noise import Compared
         from calib.report.page import write_report
         from calib.report.tables import summary_table
-        from data.mixed import MixedDataset
+        from data.dataset import MixedDataset
 
         compared = []
         for name, root in roots.items():

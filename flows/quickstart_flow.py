@@ -11,8 +11,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from calib.run_folder import claim_run, is_measured
 from calib.study import Cell, plan_jobs
-from data.progress import Progress
-from data.root import Root
+from data.root import Progress, Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
 from flows.build_end import refuse_gaps
@@ -46,7 +45,7 @@ from flows.slots.workers_here import workers_ahead
 from flows.study_flow import trainings
 from flows.terminal import details_in
 from pipeline.standins import StandIns
-from pipeline.standins.progress import Report
+from pipeline.standins.recipe import Report
 
 MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
 ALONE_FROM = 0.6  # of the generator's training, when what was beside it has ended on two cores
@@ -111,7 +110,7 @@ def builders_ahead() -> Iterator[Report]:
             nonlocal started
             if stage == "denoiser" and done > ALONE_FROM * total and not started:
                 started = True
-                ahead = workers_ahead(builder_slots(), family="stable_diffusion", builds=len(NOISE))
+                ahead = workers_ahead(builder_slots(), builds=len(NOISE))
                 stack.enter_context(ahead)
 
         yield report

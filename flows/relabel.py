@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from data.errors import InputError
+from data.formats import PLAN, PROTOTYPES
 from data.label_sets import LabelSet, label_sets
-from data.progress import Progress
-from data.root import PLAN, PROTOTYPES, Root
+from data.root import Progress, Root
 from data.store import Store
 from flows.progress import now_and_then, shown
 from flows.relabel_end import RelabelFailed, facts_of, refuse_gaps
 from flows.server.run_server import prefect_server
 from flows.slots.settings import SlotSettings, check_slots
-from pipeline.checks.models import check_clip
+from pipeline.checks import check_clip
 from pipeline.config import AnnotationConfig, BuildConfig
-from pipeline.relabel.sets import (
+from pipeline.relabel import (
     IMAGES,
     ROOT,
     annotation_of,
@@ -99,19 +99,19 @@ def planned(root: Root, config: BuildConfig, slots: SlotSettings, *, out: str) -
         return []
     if not root.done():
         raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
-    source = set_record(root, config.annotation)["features"]
+    source = set_record(root, config.annotation).features
     if source == IMAGES:
         _check_readable(root, config.annotation, slots)
     elif source != ROOT and (other := LabelSet(root, source)).missing():
         _check_readable(root, annotation_of(other), slots)
     labels = plan_set(root, config)
-    from_other = labels.plan["features"] not in (ROOT, IMAGES)
-    return [*([LabelSet(root, labels.plan["features"])] if from_other else []), labels]
+    from_other = labels.record.features not in (ROOT, IMAGES)
+    return [*([LabelSet(root, labels.record.features)] if from_other else []), labels]
 
 
 def reads_images(sets: Sequence[LabelSet]) -> bool:
     """Whether an image has to pass through CLIP."""
-    return any(labels.plan["features"] == IMAGES and labels.missing() for labels in sets)
+    return any(labels.record.features == IMAGES and labels.missing() for labels in sets)
 
 
 def _relabelled_here(
@@ -119,7 +119,7 @@ def _relabelled_here(
 ) -> dict[str, Any]:
     """As the flow does, from stored features."""
     from flows.bake import bake, opened
-    from pipeline.relabel.prototypes import ensure_set_prototypes
+    from pipeline.relabel import ensure_set_prototypes
 
     say_what_lacks(root)
     for labels in sets:
@@ -134,7 +134,7 @@ def _relabelled_here(
 
 
 def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
-    what = "images" if labels.plan["features"] == IMAGES else "stored features"
+    what = "images" if labels.record.features == IMAGES else "stored features"
     return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
 
 
@@ -142,7 +142,7 @@ def label_features(
     labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
 ) -> None:
     """Label these shards in this process, and show how far it is."""
-    from pipeline.relabel.stored import label_stored
+    from pipeline.relabel import label_stored
 
     with (
         shown("label") as show,
@@ -173,7 +173,7 @@ def say_what_lacks(root: Root) -> None:
         log.warning(
             "%d of %d shards have no images yet; run this again after `semix resume %s`",
             len(missing),
-            root.plan["num_shards"],
+            root.plan.num_shards,
             root.url,
         )
 

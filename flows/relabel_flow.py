@@ -21,8 +21,7 @@ from flows.relabel_end import facts_of, refuse_gaps
 from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
-from pipeline.relabel.prototypes import ensure_set_prototypes
-from pipeline.relabel.sets import IMAGES, relabelled_config
+from pipeline.relabel import IMAGES, ensure_set_prototypes, relabelled_config
 
 log = logging.getLogger("semix.relabel")
 
@@ -73,7 +72,7 @@ def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
     errors: list[str] = []
     log.info("%s", what_comes(labels, missing))
     prototypes(labels, settings.flow_device)
-    if labels.plan["features"] == IMAGES:
+    if labels.record.features == IMAGES:
         errors = label_images(labels, settings, key=key)
     else:
         label_stored_features(labels, missing, key=key)

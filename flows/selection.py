@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from data.errors import InputError
 from data.ranges import format_ranges
 from data.root import Root
-from data.shard_numbers import ShardNumbers
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Selection:
     """What is asked of a run.
 
     Attributes:
-        shards: only these, of which parse_ranges makes many cheaply; all if empty.
+        shards: only these; all if empty.
         retry_failed: only what failed before and is still missing.
         skip_failed: leave that out instead, and end well without it if it is at most this many
             shards, as `5`, or this share of all, as `1%`; empty to leave nothing out.
@@ -37,15 +36,15 @@ class Selection:
 
     def allowed(self, root: Root) -> int | None:
         """How many shards of this root may fail; None if it shall be complete."""
-        return most_failed(self.skip_failed, root.plan["num_shards"]) if self.skip_failed else None
+        return most_failed(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
 
-    def wanted(self, root: Root) -> ShardNumbers:
+    def wanted(self, root: Root) -> list[int]:
         """The missing shards that this run shall try."""
         lacking = lacking_shards(root, self.shards)
         if not (self.retry_failed or self.skip_failed):
             return lacking
-        failed = root.failures().shards
-        return lacking & failed if self.retry_failed else lacking - failed
+        failed = root.failed_attempts(lacking)
+        return [shard for shard in lacking if (shard in failed) == self.retry_failed]
 
 
 def most_failed(limit: str, total: int) -> int:
@@ -56,20 +55,21 @@ def most_failed(limit: str, total: int) -> int:
     return math.floor(float(match[1]) * total / 100) if match[2] else int(match[1])
 
 
-def lacking_shards(root: Root, shards: Collection[int] = ()) -> ShardNumbers:
+def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
     """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
-    total = root.plan["num_shards"]
+    total = root.plan.num_shards
     if not shards:
         return root.missing()
-    outside = ShardNumbers(shards) - range(total)
+    outside = [shard for shard in shards if shard >= total]
     if outside:
         raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {total - 1}")
-    return root.missing() & shards
+    wanted = frozenset(shards)
+    return [shard for shard in root.missing() if shard in wanted]
 
 
 def gaps(
     root: Root, shards: Collection[int], *, allowed: int | None
-) -> tuple[ShardNumbers, ShardNumbers]:
+) -> tuple[list[int], list[int]]:
     """What is wrongly missing after a run, and what may be.
 
     Args:
@@ -80,8 +80,8 @@ def gaps(
     """
     lacking = lacking_shards(root, shards)
     if allowed is None:
-        return lacking, ShardNumbers()
-    failed = root.failures().shards
-    if len(failed) <= allowed and not lacking - failed:
-        return ShardNumbers(), failed
-    return lacking | failed, ShardNumbers()
+        return lacking, []
+    failed = root.failed_attempts()
+    if len(failed) <= allowed and failed.keys() >= set(lacking):
+        return [], sorted(failed)
+    return sorted({*lacking, *failed}), []

@@ -2,8 +2,8 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
+from data.formats import Failure
 from data.ranges import format_ranges
 
 MOST_RANGES = 20  # in one message, which Prefect stores and shows
@@ -17,12 +17,11 @@ def few_ranges(shards: Iterable[int]) -> str:
 
 
 def reasons(
-    failures: Mapping[int, Sequence[Mapping[str, Any]]], lacking: Container[int], most: int = 3
+    failures: Mapping[int, Sequence[Failure]], lacking: Container[int], most: int = 3
 ) -> list[str]:
     """`shard 3: OSError: disk full` for the first of the lacking shards that failed."""
     failed = ((shard, tries) for shard, tries in failures.items() if shard in lacking)
     return [
-        f"shard {shard}: {last['error']}: {last['message']}"
+        f"shard {shard}: {tries[-1].error}: {tries[-1].message}"
         for shard, tries in islice(failed, most)
-        for last in list(tries)[-1:]  # none where they cannot be read
     ]

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict
 
-from data.config_file import whole_path
-from data.real import RealDataConfig, load_real
-from data.settings import Settings, load_settings
+from data.real import load_real
+from data.settings import Settings, load_settings, whole_path
+from data.splits import RealDataConfig
 from pipeline.config import GeneratorConfig
 from pipeline.standins import train_standins
 

@@ -16,9 +16,9 @@ from calib.study import (
     read_results,
     write_study,
 )
-from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json, write_json
+from data.settings import whole_path
 from data.store import Store
 from flows.configs import load_config
 from flows.errors import RunFailed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from calib.config import TrainConfig, check_launch, check_parts, check_settings
 from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
-from data.config_file import whole_path
 from data.errors import InputError
 from data.files import read_json
+from data.settings import whole_path
 from flows.configs import load_config
 from flows.machines import MOST_RESTARTS, Machines, check_machines
 from flows.places import check_writable, training_folder

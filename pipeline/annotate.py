@@ -1,18 +1,36 @@
-"""CLIP features to soft labels: class prototypes, projection weights, sharpening, rules."""
+"""CLIP features to soft labels: one place a rule, the same for one series and for a whole shard."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from data.device import resolve_device
+from data.formats import Agreement, Labels
 from data.labels import sharpen, soft_labels
-from pipeline.annotation.annotator import Annotator, build_annotator
-from pipeline.annotation.encoders import FEATURES, SECOND, Encoders
-from pipeline.annotation.rules import projection_weight, similarity_labels
-from pipeline.annotation.statistics import ClassSums
+from pipeline.config import AnnotationConfig
+from pipeline.measurement import (
+    COINCIDE,
+    FEATURES,
+    SECOND,
+    ClassSums,
+    Measurement,
+    PrototypeFile,
+    scale_of,
+    unit,
+)
+from pipeline.plan import MixGroup
+
+if TYPE_CHECKING:  # open_clip costs seconds
+    from pipeline.clip import ClipEncoder
 
 __all__ = [
-    "FEATURES",
-    "SECOND",
     "Annotator",
-    "Encoders",
     "build_annotator",
     "class_prototypes",
     "projection_weight",
@@ -20,6 +38,212 @@ __all__ = [
     "similarity_labels",
     "soft_labels",
 ]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """G series of A images between k classes, as one encoder sees them.
+
+    Attributes:
+        features: [G, A, D], of length 1 where the settings say so.
+        raw: [G, A, k], unclipped weights of the classes; of two, projection and complement.
+        vertices: [G, k, D], their prototypes; prototypes: [K, D], of all classes.
+        mixture: [G, A, k], the conditioning weights.
+        scale: sharpening of `data.labels.sharpen`.
+    """
+
+    features: Tensor
+    raw: Tensor
+    vertices: Tensor
+    prototypes: Tensor
+    mixture: Tensor
+    scale: float
+    config: AnnotationConfig
+
+
+def _projection(seen: Seen) -> Tensor:
+    """CSM's rule: the projection on the line between two prototypes, sharpened."""
+    if seen.raw.shape[-1] > 2:
+        return _simplex(seen)
+    probability = sharpen(seen.raw[..., 0], seen.scale)
+    return torch.stack([probability, 1 - probability], -1)
+
+
+def _simplex(seen: Seen) -> Tensor:
+    """The nearest point of the simplex of the series' prototypes, as it is."""
+    return simplex_projection(seen.features, seen.vertices)
+
+
+def _similarity(seen: Seen) -> Tensor:
+    """Shares of the similarity to the prototypes of all classes."""
+    shape, temperature = seen.features.shape[:2], seen.config.temperature
+    labels = similarity_labels(seen.features.flatten(0, 1), seen.prototypes, temperature)
+    return labels.unflatten(0, shape)
+
+
+def _mixing_ratio(seen: Seen) -> Tensor:
+    """The conditioning weights, whatever CLIP sees (an ablation)."""
+    return seen.mixture
+
+
+# Probabilities [G, A, k] of the series' classes; of the rules in OF_ALL [G, A, K], of all classes.
+RULES: dict[str, Callable[[Seen], Tensor]] = {
+    "projection": _projection,
+    "simplex": _simplex,
+    "similarity": _similarity,
+    "mixing_ratio": _mixing_ratio,
+}
+OF_ALL = ("similarity",)
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """Labels the images of series.
+
+    Attributes:
+        measurements: by the name of their features, `features` and perhaps `second`.
+    """
+
+    config: AnnotationConfig
+    measurements: Mapping[str, Measurement]
+    encoders: "Encoders"
+
+    def encode(self, images: Tensor) -> dict[str, Tensor]:
+        """uint8 [N, H, W, 3] -> float32 [N, D] on the CPU for each encoder, `features` first."""
+        return self.encoders.encode(images)
+
+    def annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
+        """The labels of some series that mix equally many classes, and what goes with them.
+
+        `coordinates` are for more than two classes. Where there is a second encoder, `agreement`
+        has its weights, and the difference in [0, 1] of the labels that the two give by the same
+        rule, each with its own scale: the total variation distance, for two classes the
+        difference of the probabilities of the first. The rule mixing_ratio takes no labels from
+        CLIP; there the projections are compared.
+
+        Args:
+            features: [G, A, D] by encoder, as `encode` gives them or as they are stored.
+        Raises:
+            ValueError: prototypes coincide, an image is like none, or its features are no numbers;
+                named by its group.
+        """
+        for row, reason in unstorable(features).items():
+            raise ValueError(f"group {groups[row].index}: {reason}")
+        try:
+            return self._annotate(features, groups)
+        except ValueError as error:
+            if len(groups) == 1:
+                raise ValueError(f"group {groups[0].index}: {error}") from None
+        return [
+            labels  # one by one, so that the series at fault is named
+            for row, group in enumerate(groups)
+            for labels in self.annotate(
+                {name: rows[row : row + 1] for name, rows in features.items()}, [group]
+            )
+        ]
+
+    def _annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
+        seen, rule = self._seen(FEATURES, features, groups), self.config.rule
+        labels, of_all = RULES[rule](seen), range(len(seen.prototypes))
+        agreement = self._agreement(seen, features, groups) if SECOND in self.measurements else None
+        return [
+            Labels(
+                weights=seen.raw[row, :, 0].tolist(),
+                labels=[
+                    [(k, p) for k, p in zip(named, image, strict=True)]
+                    for named in [of_all if rule in OF_ALL else group.classes]
+                    for image in labels[row].tolist()
+                ],
+                coordinates=seen.raw[row].tolist() if len(group.classes) > 2 else None,
+                agreement=agreement[row] if agreement else None,
+            )
+            for row, group in enumerate(groups)
+        ]
+
+    def _agreement(
+        self, seen: Seen, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
+    ) -> list[Agreement]:
+        rule = "projection" if self.config.rule == "mixing_ratio" else self.config.rule
+        other = self._seen(SECOND, features, groups)
+        difference = total_variation(RULES[rule](seen), RULES[rule](other))
+        rows = zip(other.raw[..., 0].tolist(), difference.tolist(), strict=True)
+        return [Agreement(weights=weights, difference=row) for weights, row in rows]
+
+    def _seen(self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> Seen:
+        measurement, values = self.measurements[name], features[name].float()
+        prototypes = measurement.chosen(normalize=self.config.normalize)
+        values = unit(values) if self.config.normalize else values
+        vertices = prototypes[torch.tensor([group.classes for group in groups])]
+        return Seen(
+            features=values,
+            raw=_raw(values, vertices),
+            vertices=vertices,
+            prototypes=prototypes,
+            # Exact, for these are labels by one rule.
+            mixture=torch.tensor([group.mixture for group in groups], dtype=torch.float64),
+            scale=scale_of(measurement, self.config),
+            config=self.config,
+        )
+
+
+class Encoders:
+    """The CLIP models of an annotation, loaded when the first image comes, and not before.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    def __init__(self, config: AnnotationConfig, *, device: str) -> None:
+        self.config = config
+        self.device = device
+
+    def load(self) -> None:
+        """Load them now. Raises InputError for a model that cannot be loaded."""
+        _ = self._loaded
+
+    def encode(self, images: Tensor) -> dict[str, Tensor]:
+        """uint8 [N, H, W, 3] -> float32 [N, D] on the CPU for each model, by its name."""
+        return {name: encoder.encode(images).cpu() for name, encoder in self._loaded.items()}
+
+    @cached_property
+    def _loaded(self) -> "dict[str, ClipEncoder]":
+        from pipeline.clip import ClipEncoder
+
+        device = resolve_device(self.device)
+        return {
+            name: ClipEncoder(encoder, device=device, dtype=self.config.dtype, field=field)
+            for name, (field, encoder) in zip(
+                (FEATURES, SECOND), self.config.encoders, strict=False
+            )
+        }
+
+
+def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str) -> Annotator:
+    """An annotator that loads its CLIP models when the first image comes, and not before.
+
+    Args:
+        prototypes: what `pipeline.prototypes.measure` gave for this config.
+        device: auto, cpu, cuda or cuda:N.
+    Raises:
+        ValueError: the prototypes are damaged, or of fewer encoders than the config names.
+    """
+    parts = PrototypeFile.unpack(prototypes).parts
+    names = (FEATURES,) if config.second is None else (FEATURES, SECOND)
+    for name in names:
+        if name not in parts:
+            raise ValueError(f"the prototypes hold none of {name}; measure them for this config")
+    measurements = {name: parts[name].measurement for name in names}
+    return Annotator(config, measurements, Encoders(config, device=device))
+
+
+def unstorable(features: Mapping[str, Tensor]) -> dict[int, str]:
+    """By row of [G, A, D], why the features of a series cannot be kept as float16."""
+    found: dict[int, str] = {}
+    for name, rows in features.items():
+        for row, image in (~torch.isfinite(rows.half()).all(-1)).nonzero().tolist():
+            reason = f"the CLIP {name} of image {image} are not finite, or too large for float16"
+            found.setdefault(row, reason)
+    return found
 
 
 def class_prototypes(features: Tensor, targets: Tensor, num_classes: int) -> Tensor:
@@ -37,3 +261,109 @@ def class_prototypes(features: Tensor, targets: Tensor, num_classes: int) -> Ten
     sums = ClassSums(num_classes)
     sums.add(features, targets)
     return sums.means().to(features.dtype)
+
+
+def projection_weight(features: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Where each feature lies on the line from the second prototype to the first (CSM).
+
+    Args:
+        features, first, second: [N, D], the prototypes of each image's two classes.
+    Returns:
+        Raw weights [N], not clipped: 1 at `first`, 0 at `second`.
+    Raises:
+        ValueError: two prototypes coincide, so that no line is defined.
+    """
+    axis = first - second  # [N, D]
+    length_sq = (axis * axis).sum(1)
+    if (length_sq < COINCIDE).any():
+        raise ValueError("two class prototypes coincide; does each class have images of its own?")
+    return ((features - second) * axis).sum(1) / length_sq
+
+
+def similarity_labels(features: Tensor, prototypes: Tensor, temperature: float | None) -> Tensor:
+    """Each class's share of the similarity, sim(f, P_k) / sum_j sim(f, P_j), over all classes.
+
+    A named alternative to the projection. Cosines of images of one domain are much alike, so
+    their plain shares are nearly uniform over the classes; a low temperature sharpens them.
+
+    Args:
+        features: [N, D]; prototypes: [K, D].
+        temperature: sim is exp(cosine / temperature), so that the labels are a softmax; None:
+            sim is the cosine itself, where negative ones count as 0.
+    Returns:
+        [N, K] in [0, 1], rows sum to 1.
+    Raises:
+        ValueError: without a temperature, an image that is like no prototype at all.
+    """
+    cosine = normalize(features, dim=1) @ normalize(prototypes, dim=1).T  # [N, K]
+    if temperature is not None:
+        return (cosine / temperature).softmax(1)
+    similarity = cosine.clamp(min=0)
+    total = similarity.sum(1, keepdim=True)
+    if not total.all():
+        image = int((total[:, 0] == 0).nonzero()[0])
+        raise ValueError(f"image {image} has no positive cosine to any prototype; set temperature")
+    return similarity / total
+
+
+def total_variation(first: Tensor, second: Tensor) -> Tensor:
+    """Half the summed difference of two labels [..., k] each -> [...] in [0, 1]."""
+    return (first - second).abs().sum(-1) / 2
+
+
+def coordinates(features: Tensor, vertices: Tensor) -> Tensor:
+    """Barycentric coordinates of the nearest point in the vertices' affine hull.
+
+    For two vertices this is CSM's projection weight and its complement.
+
+    Args:
+        features: [G, N, D]; vertices: [G, k, D].
+    Returns:
+        [G, N, k], rows sum to 1; not clipped, so that they may leave [0, 1].
+    Raises:
+        ValueError: a vertex lies in the hull of the others, so that coordinates are undefined.
+    """
+    if vertices.shape[1] == 1:
+        return features.new_ones(*features.shape[:2], 1)
+    axes = (vertices[:, :-1] - vertices[:, -1:]).double()  # [G, k-1, D]
+    gram = axes @ axes.mT
+    if (torch.linalg.eigvalsh(gram)[:, 0] < COINCIDE).any():
+        raise ValueError("class prototypes coincide or lie in one line; use other classes")
+    offsets = features.double() - vertices[:, -1:].double()
+    inner = torch.linalg.solve(gram, axes @ offsets.mT).mT  # [G, N, k-1]
+    return torch.cat([inner, 1 - inner.sum(2, keepdim=True)], dim=2).to(features.dtype)
+
+
+def simplex_projection(features: Tensor, vertices: Tensor) -> Tensor:
+    """Coordinates of the nearest point of the simplex itself: a probability for each vertex.
+
+    The nearest point lies inside some face, and is the nearest one of that face's affine hull;
+    so of all faces whose coordinates are not negative, the closest wins. Exact, for few vertices.
+
+    Args:
+        features: [G, N, D]; vertices: [G, k, D].
+    Returns:
+        [G, N, k], non-negative, rows sum to 1.
+    """
+    count = vertices.shape[1]
+    best = features.new_zeros(*features.shape[:2], count)
+    least = features.new_full(features.shape[:2], torch.inf)
+    for size in range(1, count + 1):
+        for face in map(list, combinations(range(count), size)):
+            weights = coordinates(features, vertices[:, face])
+            distance = (features - weights @ vertices[:, face]).square().sum(2)
+            closer = (weights >= 0).all(2) & (distance < least)
+            least = torch.where(closer, distance, least)
+            row = torch.zeros_like(best)
+            row[..., face] = weights
+            best = torch.where(closer[..., None], row, best)
+    return best
+
+
+def _raw(features: Tensor, vertices: Tensor) -> Tensor:
+    """Unclipped weights [G, A, k] of the classes whose prototypes are `vertices` [G, k, D]."""
+    if vertices.shape[1] > 2:
+        return coordinates(features, vertices)
+    first, second = (end[:, None].expand_as(features).flatten(0, 1) for end in vertices.unbind(1))
+    weight = projection_weight(features.flatten(0, 1), first, second).view(features.shape[:2])
+    return torch.stack([weight, 1 - weight], -1)

@@ -1,4 +1,4 @@
-"""Any open_clip model as an encoder of stored pixels."""
+"""Any open_clip model as an encoder of stored pixels, with its own preprocessing on the device."""
 
 import logging
 from pathlib import Path
@@ -6,27 +6,32 @@ from typing import Any
 
 import open_clip
 import torch
+import torch.nn.functional as F
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.device import float32_precision, resolve_dtype
 from data.errors import InputError
-from pipeline.annotation.preprocessing import preprocess, unsupported
-from pipeline.checks.clip import (
+from pipeline.checks import (
     HUB,
     HUB_WEIGHTS,
+    LOCAL,
     SETTINGS,
     check_encoder,
     check_folder,
+    refuse_other_sources,
     tag_repository,
 )
 from pipeline.config import EncoderConfig
+from pipeline.model_paths import fetched
 
 log = logging.getLogger("semix.build")
 
 BATCH = 256  # images in one forward pass at most, which bounds its memory
+INTERPOLATIONS = {"bicubic": "bicubic", "random": "bicubic", "bilinear": "bilinear"}
+RESIZE_MODES = ("shortest", "squash", "longest")
 
 
 class ClipEncoder:
@@ -88,6 +93,29 @@ class ClipEncoder:
         return self.model.encode_image(inputs).float()
 
 
+def image_tower(config: EncoderConfig, field: str) -> nn.Module:
+    """The image tower on the meta device, to be counted; takes [N, 3, S, S] for its `image_size` S.
+
+    Raises:
+        InputError: a tower that would come from elsewhere.
+        NotHere: a hub model that was not fetched before.
+    """
+    name = config.model
+    if name.startswith(HUB):
+        folder = fetched(name.removeprefix(HUB), config.revision, f"{field}.model")
+        name = f"{LOCAL}{folder}"
+    settings = open_clip.get_model_config(name)
+    refuse_other_sources(settings, name, field)
+    with torch.device("meta"):
+        clip = open_clip.CLIP(
+            embed_dim=settings["embed_dim"],
+            vision_cfg={**settings["vision_cfg"], "timm_model_pretrained": False},
+            text_cfg={"layers": 1},  # never used
+            quick_gelu=settings.get("quick_gelu", False),
+        )
+    return clip.visual.eval().requires_grad_(False)
+
+
 def _source(config: EncoderConfig, field: str) -> dict[str, Any]:
     """What open_clip shall load: the architecture and a safetensors file, both of this machine.
 
@@ -135,3 +163,76 @@ def _note_activation(config: EncoderConfig, tag: dict[str, Any]) -> None:
     if trained != own.get("quick_gelu", False):
         text = "%s: %s was trained with%s QuickGELU, unlike this model; features are a little off"
         log.warning(text, config.model, config.pretrained, "" if trained else "out")
+
+
+def unsupported(settings: dict[str, Any]) -> str | None:
+    """What a model's preprocess_cfg asks for that `preprocess` does not do; None if nothing."""
+    known = {"interpolation": tuple(INTERPOLATIONS), "resize_mode": RESIZE_MODES, "mode": ("RGB",)}
+    for key, choices in known.items():
+        value = settings.get(key, choices[0])
+        if value not in choices:
+            return f"{key} {value!r}"
+    return None
+
+
+def preprocess(pixels: Tensor, settings: dict[str, Any]) -> Tensor:
+    """Resize, crop or pad to the model's size, and normalise, as open_clip does for inference.
+
+    Args:
+        pixels: uint8 [N, 3, H, W].
+        settings: open_clip's preprocess_cfg: size, mean, std, interpolation, resize_mode and
+            fill_color.
+    Returns:
+        float32 [N, 3, S, S], or the two sides that `size` names.
+    """
+    size = settings["size"]
+    height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
+    target = _resized(pixels.shape[-2:], (height, width), settings.get("resize_mode", "shortest"))
+    mode = INTERPOLATIONS[settings.get("interpolation", "bicubic")]
+    values = _resize(pixels.float(), target, mode=mode)
+    values = _centred(values, (height, width), fill=settings.get("fill_color", 0)) / 255
+    mean, std = (_channels(settings[key], pixels.device) for key in ("mean", "std"))
+    return (values - mean) / std
+
+
+def _resized(shape: torch.Size, size: tuple[int, int], mode: str) -> tuple[int, int]:
+    """Height and width after resizing and before cropping, rounded as open_clip rounds."""
+    height, width = shape
+    if mode == "squash":
+        return size
+    if mode == "shortest" and size[0] == size[1]:  # torchvision's Resize, which rounds down
+        short = min(height, width)
+        return size[0] * height // short, size[0] * width // short
+    ratios = height / size[0], width / size[1]
+    ratio = max(ratios) if mode == "longest" else min(ratios)
+    return round(height / ratio), round(width / ratio)
+
+
+def _resize(values: Tensor, target: tuple[int, int], *, mode: str) -> Tensor:
+    """As Pillow resizes 8-bit images: in width, then in height, each time rounded and clipped.
+
+    Pillow may begin with the height where that shrinks much more; the images of a shard are
+    square.
+    """
+    for shape in ((values.shape[-2], target[1]), target):
+        if shape != tuple(values.shape[-2:]):
+            values = F.interpolate(values, shape, mode=mode, antialias=True)
+            values = (values + 0.5).floor().clamp(0, 255)  # a half goes up
+    return values
+
+
+def _centred(values: Tensor, size: tuple[int, int], *, fill: float) -> Tensor:
+    """The middle of [..., H, W], padded where it is too small."""
+    missing = [max(0, want - have) for want, have in zip(size, values.shape[-2:], strict=True)]
+    if any(missing):
+        sides = [m // 2 + odd * (m % 2) for m in reversed(missing) for odd in (0, 1)]
+        values = F.pad(values, sides, value=fill)
+    top, left = (
+        round((have - want) / 2) for have, want in zip(values.shape[-2:], size, strict=True)
+    )
+    return values[..., top : top + size[0], left : left + size[1]]
+
+
+def _channels(value: float | list[float], device: torch.device) -> Tensor:
+    channels = [value] * 3 if isinstance(value, int | float) else value
+    return torch.tensor(channels, device=device).view(3, 1, 1)

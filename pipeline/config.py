@@ -4,8 +4,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from data.real import RealDataConfig
+from data.formats import MOST_SERIES, ImageFormat
 from data.settings import Settings
+from data.splits import RealDataConfig
 
 MOST_OF_A_SMALL_PLAN = 16  # shards: enough to see progress, and to lose little by a kill
 MOST_DERIVED = 64  # groups in a shard of a large plan
@@ -14,6 +15,13 @@ CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
 )
 
+Family = Literal["stable_diffusion", "sdxl", "dit"]
+# What loads a family's models, and the kind that their model_index.json names.
+PIPELINES: dict[Family, str] = {
+    "stable_diffusion": "StableDiffusionPipeline",
+    "sdxl": "StableDiffusionXLPipeline",
+    "dit": "DiTPipeline",
+}
 SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm"]
 
 
@@ -26,56 +34,10 @@ class LoraConfig(Settings):
     scale: float = Field(1.0, description="strength; 1 is full")
 
 
-class ApproximationConfig(Settings):
-    """Ways to the images that are faster and not exact; each passes the fidelity gate first."""
-
-    scheduler: SchedulerName | None = Field(
-        None, description="sampler instead of generator.scheduler"
-    )
-    steps: int | None = Field(None, ge=1, description="denoising steps instead of generator.steps")
-    guidance_interval: tuple[float, float] | None = Field(
-        None,
-        description="guide only in these shares of the steps, as [0, 0.6]; the other steps take "
-        "the conditional prediction alone (Kynkaanniemi et al. 2024)",
-    )
-    cache_steps: int = Field(
-        1, ge=1, description="compute the deep U-Net features every n-th step (DeepCache)"
-    )
-    cache_anchors: int | None = Field(
-        None,
-        ge=2,
-        description="alphas of a series whose deep U-Net features are computed; those of the "
-        "others are interpolated along alpha",
-    )
-    tiny_decoder: str | None = Field(
-        None, description="an AutoencoderTiny (TAESD) directory or hub id instead of the VAE"
-    )
-    tiny_decoder_revision: str | None = Field(None, description="commit of a hub id")
-    gate_groups: int = Field(
-        200, ge=20, description="series compared with the exact ones before anything is made"
-    )
-    accept_failure: bool = Field(
-        False, description="go on where the fidelity gate fails; its verdict stays in the root"
-    )
-
-    @field_validator("guidance_interval")
-    @classmethod
-    def _is_interval(cls, interval: tuple[float, float] | None) -> tuple[float, float] | None:
-        if interval is not None and not 0 <= interval[0] < interval[1] <= 1:
-            raise ValueError("give two shares of the steps, 0 <= from < to <= 1")
-        return interval
-
-    @property
-    def active(self) -> bool:
-        """Whether any of them is switched on."""
-        off = ApproximationConfig(gate_groups=self.gate_groups, accept_failure=self.accept_failure)
-        return self != off
-
-
 class GeneratorConfig(Settings):
     """The generative model and how it samples."""
 
-    family: Literal["stable_diffusion", "sdxl", "dit"] = Field(
+    family: Family = Field(
         "stable_diffusion",
         description="architecture: stable_diffusion (1.x, 2.x, SD-Turbo), sdxl (with SDXL-Turbo), "
         "dit (class-conditional DiT)",
@@ -106,6 +68,11 @@ class GeneratorConfig(Settings):
     guidance_scale: float = Field(
         7.5, ge=0, description="w in uncond + w (cond - uncond); at most 1 switches guidance off"
     )
+    guidance_interval: tuple[float, float] = Field(
+        (0.0, 1.0),
+        description="guide only in these shares of the steps, as [0, 0.6]; the others take the "
+        "conditional prediction alone: faster, and not the same images (Kynkaanniemi et al. 2024)",
+    )
     scheduler: SchedulerName | None = Field(
         None, description="deterministic sampler; none keeps the model's own"
     )
@@ -126,7 +93,12 @@ class GeneratorConfig(Settings):
         description="images in one VAE decode, which bounds its memory; none: as many as 8 GiB "
         "hold, at most 16: 16 up to 512 x 512, 4 of 1024 x 1024",
     )
-    approximate: ApproximationConfig = ApproximationConfig()
+    tiny_decoder: str | None = Field(
+        None,
+        description="an AutoencoderTiny (TAESD) directory or hub id instead of the VAE: faster, "
+        "and not the same images",
+    )
+    tiny_decoder_revision: str | None = Field(None, description="commit of a hub id")
 
     @field_validator("prompt")
     @classmethod
@@ -138,21 +110,12 @@ class GeneratorConfig(Settings):
                 raise ValueError(f"{template!r} must contain {PLACEHOLDER} exactly once")
         return prompt
 
-    @model_validator(mode="after")
-    def _caches_fit_the_network(self) -> Self:
-        approximate = self.approximate
-        cache = "cache_anchors" if approximate.cache_anchors is not None else "cache_steps"
-        if approximate.cache_anchors is None and approximate.cache_steps == 1:
-            return self
-        if self.family == "dit":
-            raise ValueError(
-                f"`approximate.{cache}` caches the features of a U-Net; family dit has none"
-            )
-        if self.compile == "full":
-            raise ValueError(
-                f"`approximate.{cache}` runs parts of the network; use `compile: regional` or none"
-            )
-        return self
+    @field_validator("guidance_interval")
+    @classmethod
+    def _is_interval(cls, interval: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= interval[0] < interval[1] <= 1:
+            raise ValueError("give two shares of the steps, 0 <= from < to <= 1")
+        return interval
 
     @field_validator("unet", "lora")
     @classmethod
@@ -160,6 +123,15 @@ class GeneratorConfig(Settings):
         if value and info.data.get("family") == "dit":
             raise ValueError("family dit has no U-Net to change; leave it out")
         return value
+
+    def guided(self, call: int, calls: int) -> bool:
+        """Whether a network call is made with and without the condition, two rows an image.
+
+        Args:
+            call: of `calls` in one sampling; it lies at the share call / calls of the steps.
+        """
+        start, stop = self.guidance_interval
+        return self.guidance_scale > 1 and start <= call / calls < stop
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -376,14 +348,22 @@ class ShardConfig(Settings):
     groups_per_shard: int | None = Field(
         None,
         ge=1,
+        le=MOST_SERIES,
         description="groups in one tar; aim at 1 to 5 minutes of work, a kill loses one; none "
         "gives 8 to 16 shards of whole batches, more from a thousand groups on",
     )
     groups_per_batch: int = Field(
         8, ge=1, description="groups in one forward pass; part of the identity, it moves last bits"
     )
-    image_format: Literal["webp", "png", "jpg"] = Field(
+    image_format: ImageFormat = Field(
         "webp", description="webp and png are lossless; jpg moves labels"
+    )
+    max_left_out: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="share of a shard's series that may be left out because they came out flat or "
+        "as no numbers, one at least; more fail the shard; 0: none may",
     )
     store_size: int | None = Field(
         None, ge=8, description="side of the stored images, pixels; none keeps the model's"
@@ -414,11 +394,5 @@ class BuildConfig(Settings):
             raise ValueError(
                 "`mixing.classes` above 2 wants `annotation.rule: simplex`, similarity or "
                 "mixing_ratio; projection knows two classes"
-            )
-        anchors = self.generator.approximate.cache_anchors
-        if anchors is not None and not (self.mixing.classes == 2 and anchors < self.mixing.images):
-            raise ValueError(
-                "`generator.approximate.cache_anchors` wants pairs of classes, and fewer anchors "
-                "than alphas"
             )
         return self

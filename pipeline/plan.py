@@ -5,16 +5,18 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from data.errors import InputError
-from data.extension import Extension, layout
-from data.fingerprint import fingerprint, hashed_seed
+from data.fingerprint import hashed_seed
+from data.formats import Extension, spec_digest
+from data.layout import layout
 from data.real import class_names
-from data.root import spec_digest
 from pipeline.config import BuildConfig, MixingConfig
+from pipeline.provenance import identity, model_identities
 
 FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
 # Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
@@ -68,7 +70,8 @@ class BuildPlan:
     so group i belongs to set i mod P. All pairs come in lexicographic order with c1 < c2.
 
     Args:
-        names: class names, when they are known already (a root carries them).
+        names, models: class names, and identities of the models, when they are known already (a
+            root carries them); else the models' files are hashed once the digest is asked for.
         similar: the pairs drawn by similarity, once the prototypes are measured; without them
             such a plan knows its sizes but not its groups.
         extensions: what was added behind the last group. It changes no group or shard that was
@@ -82,9 +85,11 @@ class BuildPlan:
         config: BuildConfig,
         names: tuple[str, ...] | None = None,
         *,
+        models: Mapping[str, Any] | None = None,
         similar: Sequence[tuple[int, int]] | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
+        self._models = models
         self.class_names = class_names(config.real) if names is None else names
         self.sets: ClassSets = class_sets(config.mixing, self.class_names)
         if similar is not None:
@@ -98,7 +103,21 @@ class BuildPlan:
         self.layout = layout(groups, size, extensions)
         self.num_groups, self.num_shards = self.layout.num_groups, self.layout.num_shards
         self.images_per_group = config.mixing.images
-        self.digest = fingerprint([config.model_dump(mode="json"), list(self.class_names)])
+
+    @cached_property
+    def models(self) -> Mapping[str, Any]:
+        """Of generator and CLIP: names, and hashes of their files."""
+        return model_identities(self.config) if self._models is None else self._models
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of what decides the bytes; see `pipeline.provenance.identity`."""
+        return identity(self.config, self.class_names, self.models)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its groups are known; similar pairs are not before they are drawn."""
+        return not (isinstance(self.sets, Similar) and self.sets.sets is None)
 
     @property
     def num_images(self) -> int:
@@ -170,7 +189,9 @@ class Similar:
 
     def __getitem__(self, rank: int) -> tuple[int, ...]:
         if self.sets is None:
-            raise ValueError("similar pairs are drawn from prototypes, which are not measured yet")
+            drawn = "its pairs are drawn into pairs.json once prototypes are measured"
+            remedy = f"{drawn}; where that is gone, `semix resume` draws them again"
+            raise InputError("mixing.pairs.kind", "similar", remedy)
         return self.sets[rank]
 
 

@@ -1,4 +1,4 @@
-"""What a plan needs of the real data, measured once: class prototypes, and similar pairs."""
+"""What a plan needs of the real data, measured once in a root: prototypes, and similar pairs."""
 
 import hashlib
 import json
@@ -8,19 +8,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from data.fingerprint import hashed_seed
+from data.formats import PAIRS, PROTOTYPES
 from data.leases import Renewing, claim, release
-from data.real import RealDataConfig
-from data.repair import refuse_other_prototypes
-from data.root import PROTOTYPES, Root
+from data.root import Root
+from data.splits import RealDataConfig
 from data.store import Store
+from data.verify import refuse_others
 from pipeline.config import AnnotationConfig
-from pipeline.root import PAIRS, plan_of
+from pipeline.root import config_of, plan_of
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
-CHUNKS = "prototypes"  # folder of features whose measurement is under way
-LEASE = "prototypes"  # of whoever measures
+CHUNKS = LEASE = "prototypes"  # folder of features whose measurement is under way; who measures
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many workers ask
 
 
@@ -37,16 +37,16 @@ def ensure_prototypes(
         FloatingPointError: a feature of a real image is not a number.
     """
     if not root.store.exists(PROTOTYPES):
-        config = plan_of(root).config
+        config = config_of(root)
         content = measure(
             config.annotation,
             config.real,
             device=device,
-            identity=root.plan["models"]["annotation"],
+            identity=root.plan.models["annotation"],
             store=root.store,
             beat=beat,
         )
-        refuse_other_prototypes(root, hashlib.sha256(content).hexdigest())
+        refuse_others(root, "prototypes", hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
         remove_chunks(root.store)
     ensure_pairs(root)
@@ -58,7 +58,8 @@ def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lamb
     Args:
         beat: called whenever work went on, and at each look, for whoever watches.
     Raises:
-        InputError, FloatingPointError: as of `ensure_prototypes`.
+        InputError, FloatingPointError: as of `ensure_prototypes`; also what is there is not what
+            committed shards were made with.
     """
     pause = FIRST_LOOK_S
     while not is_prepared(root):
@@ -68,6 +69,8 @@ def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lamb
             beat()
             time.sleep(pause)
             pause = min(1.2 * pause, LONGEST_LOOK_S)
+    for kind, ours in root.made_from().items():
+        refuse_others(root, kind, ours)
 
 
 def _measure_alone(root: Root, device: str, beat: Renewing) -> None:
@@ -114,14 +117,12 @@ def measure(
         InputError: a class without images, or two that CLIP cannot tell apart.
         FloatingPointError: a feature of a real image is not a number.
     """
-    from pipeline.annotation.prototype_file import PrototypeFile, refuse_coinciding, say_scale
-    from pipeline.annotation.survey import Survey
+    from pipeline.survey import PrototypeFile, Survey
 
     before = PrototypeFile.unpack(known) if known is not None else None
-    survey = Survey(real, device, store, before, beat)
-    found = survey.file(config, identity)
-    refuse_coinciding(found, config)
-    say_scale(found, config)
+    found = Survey(real, device, store, f"{CHUNKS}/", before, beat).file(config, identity)
+    found.refuse_coinciding(config)
+    found.say_scale(config)
     return found.pack(config)
 
 
@@ -144,9 +145,9 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
     Raises:
         ValueError: another file, or a damaged one.
     """
-    from pipeline.annotation.sealed import open_sealed
+    from pipeline.survey import opened
 
-    return open_sealed(content)
+    return opened(content)
 
 
 def ensure_pairs(root: Root) -> None:
@@ -155,6 +156,8 @@ def ensure_pairs(root: Root) -> None:
     wanted = plan.config.mixing.pairs
     if wanted.kind != "similar" or root.store.exists(PAIRS):
         return
+    from pipeline.survey import similar_pairs
+
     vectors, _ = read_prototypes(root)
     pairs = similar_pairs(
         vectors,
@@ -163,35 +166,6 @@ def ensure_pairs(root: Root) -> None:
         seed=hashed_seed(plan.config.mixing.seed, "pairs"),
     )
     root.store.create(PAIRS, json.dumps(pairs).encode())
-
-
-def similar_pairs(
-    prototypes: "Tensor", count: int, *, temperature: float, seed: int
-) -> list[tuple[int, int]]:
-    """Draw `count` different pairs with odds exp(cosine / temperature), in ascending order.
-
-    Adding Gumbel noise to the log-odds and keeping the largest draws without replacement
-    (Efraimidis and Spirakis 2006). Memory is that of one row of pairs and of the result.
-
-    Args:
-        prototypes: [K, D]; count: at most K (K - 1) / 2.
-    """
-    import torch
-
-    unit = torch.nn.functional.normalize(prototypes.double(), dim=1)
-    rng = torch.Generator().manual_seed(seed)
-    keys, pairs = torch.empty(0, dtype=torch.float64), torch.empty(0, 2, dtype=torch.int64)
-    for first in range(len(unit) - 1):
-        cosine = unit[first + 1 :] @ unit[first]
-        uniform = torch.rand(len(cosine), generator=rng, dtype=torch.float64)
-        gumbel = -(-uniform.clamp(min=1e-300).log()).log()
-        second = torch.arange(first + 1, len(unit))
-        keys = torch.cat([keys, cosine / temperature + gumbel])
-        pairs = torch.cat([pairs, torch.stack([torch.full_like(second, first), second], 1)])
-        if len(keys) > count:
-            keys, best = keys.topk(count)
-            pairs = pairs[best]
-    return sorted((first, second) for first, second in pairs.tolist())
 
 
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:

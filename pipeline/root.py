@@ -1,27 +1,35 @@
 """Start a mixed dataset's root, open one that is there, or extend it: plan.json."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from data.errors import InputError
-from data.extension import next_extension, write_extension
+from data.formats import MOST_GROUPS, PAIRS, PLAN, Pairs, Plan
+from data.layout import next_extension, write_extension
 from data.real import load_real
-from data.root import PLAN, SCHEMA, Root
-from data.schemas import read_pairs
+from data.root import Root
 from data.settings import load_settings
 from data.store import Store
-from pipeline.checks import check_models
-from pipeline.checks.prompts import check_prompts
+from data.verify import unusable_pairs
+from pipeline.checks import check_models, check_prompts
 from pipeline.config import BuildConfig
 from pipeline.noise.cost import refuse_cost
 from pipeline.plan import BuildPlan
-from pipeline.provenance import library_versions, model_identities
+from pipeline.provenance import (
+    FREE,
+    contents,
+    deciding,
+    identity,
+    library_versions,
+    model_identities,
+)
 
 MIXED = "mixed dataset"  # in messages
-PAIRS = "pairs.json"
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
-MOST_GROUPS = 10**8  # keys in a shard have eight digits
+_PLANS: WeakKeyDictionary[Root, BuildPlan] = WeakKeyDictionary()
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
@@ -34,11 +42,11 @@ def create_root(config: BuildConfig, url: str) -> Root:
     if store.exists(PLAN):
         root = Root(url)
         _refuse_difference(root, config)
+        root.overrides = _moved(root, config)
         return root
     plan = checked_plan(config, store)
     store.check_writable()
-    content = json.dumps(_plan_record(plan), indent=1, ensure_ascii=False).encode()
-    if not store.create(PLAN, content):
+    if not store.create(PLAN, _plan_record(plan).written()):
         return create_root(config, url)  # another process was first
     return Root(url)
 
@@ -59,25 +67,66 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
     return plan
 
 
-def plan_of(root: Root) -> BuildPlan:
-    """The BuildPlan of a root, from its plan.json alone."""
+def config_of(root: Root) -> BuildConfig:
+    """The settings of a root, with what is otherwise here.
+
+    Raises:
+        InputError: another version's settings, or a plan.json that was changed since.
+    """
+    plan = root.plan
     try:
-        config = load_settings(BuildConfig, root.plan["config"])
+        config = load_settings(BuildConfig, plan.config, root.overrides)
     except InputError as error:
         remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
         raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
-    names = tuple(root.plan["class_names"])
-    similar = read_pairs(root.store.get(PAIRS)) if root.store.exists(PAIRS) else None
-    plan = BuildPlan(
+    if identity(config, plan.class_names, plan.models) != plan.digest:
+        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
+        raise InputError(f"{root.url}/{PLAN} digest", plan.digest[:12], remedy)
+    return config
+
+
+def plan_of(root: Root) -> BuildPlan:
+    """The BuildPlan of a root, from its plan.json, its overrides and pairs.json; opened once.
+
+    Raises:
+        InputError: as of `config_of`; pairs.json is damaged.
+    """
+    known = _PLANS.get(root)
+    if known is None or not known.is_whole:
+        known = _PLANS[root] = _opened_plan(root)
+    return known
+
+
+def _opened_plan(root: Root) -> BuildPlan:
+    config = config_of(root)
+    similar = config.mixing.pairs.kind == "similar"
+    return BuildPlan(
         config,
-        names,
-        similar=similar,
+        tuple(root.plan.class_names),
+        models=root.plan.models,
+        similar=_read_pairs(root, config) if similar else None,
         extensions=root.extensions,
     )
-    if plan.digest != root.plan["digest"]:
-        remedy = "plan.json was changed, or another version of semix wrote it; use that version"
-        raise InputError(f"{root.url}/{PLAN} digest", root.plan["digest"][:12], remedy)
-    return plan
+
+
+def open_root(
+    url: str, overrides: Sequence[str] = (), *, beat: Callable[[], None] = lambda: None
+) -> Root:
+    """A root that is there, told what is otherwise on this machine.
+
+    Raises:
+        InputError: no root, or an override of what decides its bytes.
+    """
+    root = Root(url, beat=beat)
+    for override in overrides:
+        part, _, name = override.partition("=")[0].partition(".")
+        if name.split(".")[0] not in FREE.get(part, ()):
+            remedy = "a root keeps the settings it was begun with; only where things lie may change"
+            raise InputError(
+                "overrides", override, f"{remedy}; leave it out, or choose a new place"
+            )
+    root.overrides = tuple(overrides)
+    return root
 
 
 def extend_root(root: Root, groups_per_pair: int) -> Root:
@@ -106,46 +155,61 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     return Root(root.url)
 
 
-def _plan_record(plan: BuildPlan) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "digest": plan.digest,
-        "class_names": plan.class_names,
-        "num_groups": plan.num_groups,
-        "num_shards": plan.num_shards,
-        "images_per_group": plan.images_per_group,
-        "config": plan.config.model_dump(mode="json"),
-        "models": model_identities(plan.config),
-        "versions": library_versions(),
-    }
+def _read_pairs(root: Root, config: BuildConfig) -> list[tuple[int, int]] | None:
+    """The pairs that were drawn by similarity; None before they are."""
+    if not root.store.exists(PAIRS):
+        return None
+    content = root.store.get(PAIRS)
+    if reason := unusable_pairs(content, root.plan, count=config.mixing.pairs.count):
+        remedy = f"{reason}; `semix resume` draws them again from the prototypes"
+        raise InputError(f"{root.url}/{PAIRS}", "damaged", remedy)
+    return Pairs.read(content)
+
+
+def _plan_record(plan: BuildPlan) -> Plan:
+    return Plan(
+        schema=Plan.SCHEMA,
+        digest=plan.digest,
+        class_names=list(plan.class_names),
+        num_groups=plan.num_groups,
+        num_shards=plan.num_shards,
+        images_per_group=plan.images_per_group,
+        config=plan.config.model_dump(mode="json"),
+        models=dict(plan.models),
+        versions=library_versions(),
+    )
 
 
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
-    there, here = _flat(root.plan["config"]), _flat(config.model_dump(mode="json"))
-    if here[SHARD_SIZE] is None:  # not set, so that of the root is as good as any
-        here[SHARD_SIZE] = there.get(SHARD_SIZE)
+    """Raises InputError unless this config means what the root's plan does."""
+    own = load_settings(BuildConfig, root.plan.config)
+    there, here = _flat(deciding(own)), _flat(deciding(config))
+    if SHARD_SIZE not in here:  # not set, so that of the root is as good as any
+        there.pop(SHARD_SIZE, None)
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
     if different == [GROUPS_PER_PAIR]:
         _refuse_more_series(root, here[GROUPS_PER_PAIR])
     if different:
-        changes = ", ".join(f"{key} is {there.get(key)!r} there" for key in different)
+        written = _flat(root.plan.config)
+        changes = ", ".join(f"{key} is {written.get(key)!r} there" for key in different)
         remedy = f"holds another plan ({changes}); choose a new place or restore these settings"
         raise InputError("out", root.url, remedy)
-    if root.plan["class_names"] != list(BuildPlan(config).class_names):
+    if root.plan.class_names != list(BuildPlan(config).class_names):
         raise InputError("out", root.url, "was planned with other class names; choose a new place")
     if not root.missing():
         return
     check_models(config)
     models = model_identities(config)
+    now, then = contents(models), contents(root.plan.models)
     for part in ("generator", "annotation"):
-        if root.plan["models"][part] != json.loads(json.dumps(models[part])):
+        if now[part] != then[part]:
             remedy = "its files changed since the plan was made; restore them or choose a new place"
             raise InputError(f"{part}.model", models[part]["model"], remedy)
 
 
 def _refuse_more_series(root: Root, wanted: int) -> None:
     made = root.extensions[-1].groups_per_pair if root.extensions else None
-    planned = root.plan["config"]["mixing"]["groups_per_pair"]
+    planned = load_settings(BuildConfig, root.plan.config).mixing.groups_per_pair
     if wanted > (made or planned):
         remedy = f"{root.url} has {made or planned}; add series behind them with `semix extend`"
         raise InputError(GROUPS_PER_PAIR, wanted, remedy)
@@ -159,3 +223,15 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     parts = [_flat(item, f"{prefix}.{key}".strip(".")) for key, item in value.items()]
     return {key: item for part in parts for key, item in part.items()}
+
+
+def _moved(root: Root, config: BuildConfig) -> list[str]:
+    """What this config says otherwise than plan.json, and decides no byte."""
+    there, here = root.plan.config, config.model_dump(mode="json")
+    names = [(part, name) for part, found in FREE.items() for name in found]
+    told = [(part, name, here[part][name]) for part, name in names]
+    return [
+        f"{part}.{name}={json.dumps(value)}"
+        for part, name, value in told
+        if there[part].get(name) != value
+    ]

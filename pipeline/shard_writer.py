@@ -1,24 +1,53 @@
-"""Encode series on threads and write them into one tar, in order, while others are made."""
+"""From series to a committed shard: encoded on threads, written in order, published, recorded."""
 
+import hashlib
 import os
+import socket
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Full, Queue
 from typing import Any, BinaryIO
 
-from data.shards import GroupSample, write_tar
-from pipeline.stopwatch import Stopwatch
+from data.formats import (
+    CommitRecord,
+    File,
+    SeriesRecord,
+    Stage,
+    features_name,
+    spec_digest,
+    tar_name,
+)
+from data.machine import cores
+from data.root import Root
+from data.tar import GroupSample, write_tar
 
 WAITING = 4  # series a thread: what may be encoded or wait for it, so that memory is bounded
 MOST_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
 
 
-def encoder_threads() -> int:
-    """One core is left to whoever generates."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(MOST_THREADS, max(1, (cores or 1) - 1))
+class Stopwatch:
+    """Adds up the seconds of named stages; `wall` is the time since it was made."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Stage, float] = defaultdict(float)
+        self._start = time.perf_counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        with self._lock:
+            self.seconds[name] += time.perf_counter() - start
+
+    @property
+    def wall(self) -> float:
+        return time.perf_counter() - self._start
 
 
 class ShardWriter:
@@ -36,12 +65,12 @@ class ShardWriter:
         clock: Stopwatch,
         threads: int | None = None,
     ) -> None:
-        threads = threads or encoder_threads()
+        threads = threads or min(MOST_THREADS, max(1, cores() - 1))  # one is left to who generates
         self._file = file
         self._extension = extension
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
-        self._queue: Queue[tuple[dict[str, Any], Future[list[bytes]]] | None] = Queue(
+        self._queue: Queue[tuple[SeriesRecord, Future[list[bytes]]] | None] = Queue(
             WAITING * threads
         )
         self._error: BaseException | None = None
@@ -51,7 +80,7 @@ class ShardWriter:
         self._thread.start()
         return self
 
-    def add(self, record: dict[str, Any], encode: Callable[[], list[bytes]]) -> None:
+    def add(self, record: SeriesRecord, encode: Callable[[], list[bytes]]) -> None:
         """Hand over one series; waits while too many are under way.
 
         Raises:
@@ -77,7 +106,7 @@ class ShardWriter:
                 self._queue.put(None, timeout=0.1)  # after what it has left, all cancelled or done
             self._thread.join(timeout=0.1)
 
-    def _put(self, item: tuple[dict[str, Any], Future[list[bytes]]] | None) -> None:
+    def _put(self, item: tuple[SeriesRecord, Future[list[bytes]]] | None) -> None:
         while True:
             self._raise()
             try:
@@ -103,3 +132,45 @@ class ShardWriter:
         while (item := self._queue.get()) is not None:
             record, images = item
             yield GroupSample(record, images.result(), self._extension)
+
+
+def publish_shard(
+    root: Root,
+    shard: int,
+    staged: Path,
+    features: bytes,
+    *,
+    clock: Stopwatch,
+    **said: Any,
+) -> CommitRecord:
+    """Publish a complete tar and its features, and then, last, their commit record.
+
+    Args:
+        features: a safetensors file of the series' CLIP features.
+        said: what else the record says: `groups`, `first`, `wall_seconds`, `versions` and more.
+    """
+    with clock.stage("write"):
+        with staged.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        tar, size = tar_name(shard, digest), staged.stat().st_size
+        root.store.publish(staged, tar)
+        kept = hashlib.sha256(features).hexdigest()
+        file_of = File(name=features_name(shard, kept), sha256=kept, bytes=len(features))
+        root.store.put(file_of.name, features)
+    made_from = root.made_from()
+    record = CommitRecord(
+        spec=spec_digest(root.plan.digest, shard),
+        shard=shard,
+        tar=tar,
+        sha256=digest,
+        bytes=size,
+        features=file_of,
+        seconds=dict(clock.seconds),
+        attempt=1 + root.attempts(shard),
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+        prototypes=made_from.get("prototypes", ""),
+        pairs=made_from.get("pairs", ""),
+        **said,
+    )
+    root.commit(record)
+    return record

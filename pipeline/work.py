@@ -5,8 +5,9 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from data.formats import Failure
 from data.root import Root
 from data.store import Store
 from pipeline.plan import BuildPlan
@@ -14,7 +15,7 @@ from pipeline.prototypes import prepare
 from pipeline.root import plan_of
 
 if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features need neither
-    from pipeline.build import Models
+    from pipeline.shard import Models
 
 T = TypeVar("T")
 Beat = Callable[[], None]
@@ -47,8 +48,8 @@ class Work(Protocol):
 
     def is_done(self, shard: int) -> bool: ...
 
-    def failures(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
-        """All attempts that failed, of shards that are still missing."""
+    def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
+        """How many attempts failed at each of these shards, of those that any did."""
 
     def lease(self, shard: int) -> int | str:
         """What a worker claims while it makes this shard."""
@@ -66,7 +67,7 @@ class Work(Protocol):
         Pauses once it is made: what is left, to publish it, needs no models and calls no beat.
         """
 
-    def record_failure(self, shard: int, error: dict[str, Any]) -> None: ...
+    def record_failure(self, failure: Failure) -> None: ...
 
 
 class Building:
@@ -83,7 +84,7 @@ class Building:
 
     @property
     def num_shards(self) -> int:
-        return int(self.root.plan["num_shards"])
+        return self.root.plan.num_shards
 
     def missing(self) -> Sequence[int]:
         return self.root.missing()
@@ -91,37 +92,40 @@ class Building:
     def is_done(self, shard: int) -> bool:
         return self.root.is_committed(shard)
 
-    def failures(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
-        return self.root.failures()
+    def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
+        return self.root.failed_attempts(missing)
 
     def lease(self, shard: int) -> int:
         return shard
 
     def load(self, *, device: str, beat: Beat) -> None:
-        from pipeline.build import load_models
+        from pipeline.shard import load_models
 
         prepare(self.root, device=device, beat=beat)
         self.models = load_models(self.root, self.plan, device=device, beat=beat)
 
     def make(self, shard: int, *, beat: Beat) -> Making[str]:
-        from pipeline.build import generate_shard
+        from pipeline.shard import generate_shard
 
         assert self.models is not None, "load() comes first"
         record = yield from generate_shard(
             self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat
         )
-        return f"{record['groups']} groups, {record['tar']}"
+        return f"{record.groups} groups, {record.tar}"
 
-    def record_failure(self, shard: int, error: dict[str, Any]) -> None:
-        self.root.record_failure(shard, error)
+    def record_failure(self, failure: Failure) -> None:
+        self.root.record_failure(failure)
 
 
-def failure_note(error: Exception) -> dict[str, Any]:
-    """What a failure record says of the exception being handled, its group where it names one."""
+def failure_of(shard: int, error: Exception) -> Failure:
+    """The record of the exception being handled, with its group where it names one."""
     group = re.search(r"\bgroup (\d+)\b", str(error))
-    return {
-        "error": type(error).__name__,
-        "message": str(error),
-        "traceback": [line[:1000] for line in traceback.format_exc().splitlines()[-20:]],
-        "time": time.time(),
-    } | ({"group": int(group[1])} if group else {})
+    return Failure(
+        shard=shard,
+        attempt=1,  # whoever writes it down counts
+        error=type(error).__name__,
+        message=str(error),
+        traceback=[line[:1000] for line in traceback.format_exc().splitlines()[-20:]],
+        time=time.time(),
+        group=int(group[1]) if group else None,
+    )

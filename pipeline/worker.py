@@ -13,11 +13,13 @@ import argparse
 import logging
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Container, Iterator
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
@@ -25,16 +27,19 @@ from types import FrameType
 
 from data.errors import InputError
 from data.leases import Renewing, claim, release
-from data.part import WHOLE, Part, parse_part
-from data.ranges import parse_ranges
+from data.ranges import WHOLE, Part, parse_part, parse_ranges
 from data.root import Root
-from pipeline.walk import Share, Walk
-from pipeline.work import Beat, Building, Making, Work, failure_note, finish
+from pipeline.root import open_root
+from pipeline.work import Beat, Building, Making, Work, failure_of, finish
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
 MOST_FAILED_IN_A_ROW = 3
 NEWS = "semix: "  # begins a line that is for a person, not only for a log
+LOOK_AGAIN_S = 10.0  # after a look, at the earliest, where others make what we saw missing
+LOOKS_SHARE = 20  # looking at a large root or a slow store is at most one part in so many
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between looks, where others hold all that is left
+FIRST_S, LONGEST_S = 0.2, 30.0  # between questions whether a shard is still held
 # What cuBLAS, cuSPARSE and cuDNN report is no error of torch's own kinds.
 DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 
@@ -53,6 +58,148 @@ class Tried(Enum):
     FOUND_DONE = auto()
     MADE = auto()
     FAILED = auto()
+
+
+class Held:
+    """Asks the less often the longer a shard is held: many wait for the last ones at once."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # monotonic
+        self._due: dict[int, float] = {}
+
+    def add(self, shard: int) -> None:
+        """Someone holds it now."""
+        now = time.monotonic()
+        waited = now - self._since.setdefault(shard, now)
+        self._due[shard] = now + min(max(waited, FIRST_S), LONGEST_S)
+
+    def remove(self, shard: int) -> None:
+        self._since.pop(shard, None)
+        self._due.pop(shard, None)
+
+    def due(self, shard: int) -> bool:
+        """Whether to ask for it: nobody held it, or it is time to look again."""
+        return self._due.get(shard, 0.0) <= time.monotonic()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is ours to begin with: of one part of the plan, the shards of one slot of `slots`.
+
+    Attributes:
+        only: the shards to make; all by default.
+    """
+
+    slot: int
+    slots: int
+    part: Part = WHOLE
+    only: Container[int] | None = None
+
+    def in_order(self, missing: Sequence[int], total: int) -> Iterator[int]:
+        """Our share of our part, then the other slots' of it, then the other parts.
+
+        Others' shares and parts are walked backwards, towards those who walk them forwards; the
+        helpers of several parts begin in different ones.
+
+        Args:
+            missing: ascending.
+            total: shards of the whole plan.
+        """
+        ours = _within(missing, self.part, total)
+        for shard in ours:
+            if shard % self.slots == self.slot:
+                yield shard
+        for shard in reversed(ours):
+            if shard % self.slots != self.slot:
+                yield shard
+        for other in self.part.others():
+            yield from reversed(_within(missing, other, total))
+
+
+def _within(missing: Sequence[int], part: Part, total: int) -> Sequence[int]:
+    start, end = (bisect_left(missing, bound) for bound in part.bounds(total))
+    return missing[start:end]
+
+
+@dataclass
+class Walk:
+    """The missing shards as of the last look, without those that failed or are held.
+
+    What never failed comes first: a shard that ends its worker must not keep it from the others.
+
+    Attributes:
+        before: attempts that had failed at the first look, by shard. They are counted: clocks of
+            several machines, or one that is set back, would lie.
+        failed: shards that we failed to make since, or several attempts of others.
+        held: shards that others were seen to hold.
+    """
+
+    work: Work
+    share: Share
+    before: dict[int, int] | None = None
+    failed: set[int] = field(default_factory=set)
+    held: Held = field(default_factory=Held)
+    _ours: set[int] = field(default_factory=set)  # of `failed` what we tried
+    _attempts: Mapping[int, int] = field(default_factory=dict)  # that failed, by shard
+    _missing: Sequence[int] = ()
+    _looked: float = 0.0  # monotonic
+    _cost_s: float = 0.0  # of a look
+    _wait_s: float = SHORTEST_WAIT_S
+
+    def look(self) -> bool:
+        """Read what is missing now; False if there is nothing that may be tried."""
+        started = time.monotonic()
+        self._missing = self.work.missing()
+        self._attempts = self.work.failed_attempts(self._missing)
+        if self.before is None:
+            self.before = dict(self._attempts)
+        # One attempt may tell of a sick worker; a healthy one tries again.
+        before = self.before
+        since = ((s, count - before.get(s, 0)) for s, count in self._attempts.items())
+        self.failed = {shard for shard, count in since if count > 1}
+        self.failed |= {shard for shard in self._ours if shard in self._missing}
+        self._looked = time.monotonic()
+        self._cost_s = self._looked - started
+        return next(self._wanted(), None) is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return (shard for shard in self._wanted() if self.held.due(shard))
+
+    def is_stale(self) -> bool:
+        """Whether to look again, once a shard turns out to be done."""
+        patience = max(LOOK_AGAIN_S, LOOKS_SHARE * self._cost_s)
+        return time.monotonic() - self._looked > patience
+
+    def wait(self) -> None:
+        """A while, longer each time: others hold what is left, and one of them may die."""
+        time.sleep(max(self._wait_s, min(LOOKS_SHARE * self._cost_s, 60.0)))
+        self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
+
+    def went_on(self) -> None:
+        self._wait_s = SHORTEST_WAIT_S
+
+    def failed_before(self, shard: int) -> bool:
+        """Whether an attempt at it had failed at the last look."""
+        return shard in self._attempts
+
+    def give_up(self, shard: int) -> None:
+        """We failed to make it."""
+        self._ours.add(shard)
+        self.failed.add(shard)
+
+    def _wanted(self) -> Iterator[int]:
+        """The fewer attempts failed the sooner; ours first among equals."""
+        for shard in self._in_order():
+            if shard not in self._attempts:
+                yield shard
+        again = [shard for shard in self._in_order() if shard in self._attempts]
+        yield from sorted(again, key=self._attempts.__getitem__)
+
+    def _in_order(self) -> Iterator[int]:
+        only = self.share.only
+        for shard in self.share.in_order(self._missing, self.work.num_shards):
+            if shard not in self.failed and (only is None or shard in only):
+                yield shard
 
 
 @dataclass
@@ -162,13 +309,13 @@ class Worker:
             self._failed_in_a_row = 0
             return
         walk.give_up(shard)
-        self._failed_in_a_row += shard not in walk.before
+        self._failed_in_a_row += shard not in (walk.before or ())
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
             raise FailsAlways(f"{self._failed_in_a_row} shards in a row failed")
 
     def _record(self, shard: int, error: Exception) -> None:
         print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        self.work.record_failure(shard, failure_note(error))
+        self.work.record_failure(failure_of(shard, error))
 
 
 def _begin(trial: Making[Tried]) -> Tried | None:
@@ -187,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     beat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(Root(options.url, beat=beat), labels=options.labels),
+            work_of(open_root(options.url, options.set, beat=beat), labels=options.labels),
             options.slot,
             options.slots,
             device=options.device,
@@ -218,7 +365,7 @@ def work_of(root: Root, *, labels: str | None) -> Work:
     if labels is None:
         return Building(root)
     from data.label_sets import LabelSet
-    from pipeline.relabel.relabelling import Relabelling
+    from pipeline.relabel import Relabelling
 
     return Relabelling(LabelSet(root, labels))
 
@@ -258,6 +405,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--range", default="", help="begin with this part, for example 1/4")
     parser.add_argument("--shards", help="only these, for example 3,7-9")
+    parser.add_argument("--set", action="append", default=[], help="what is otherwise here")
     parser.add_argument("--shards-file", type=Path, help="a file that says so")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--heartbeat", type=Path, help="file to touch whenever work went on")

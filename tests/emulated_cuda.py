@@ -127,6 +127,11 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     leaves = list(_leaves(args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     name = func.overloadpacket.__name__
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        # Networks without weights; a scalar for them comes out of torch's C++ as one for ours.
+        args, kwargs = _scalars_on_meta(args), {k: _scalars_on_meta(v) for k, v in kwargs.items()}
+        leaves = list(_leaves(args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     target = _target(name, leaves, tensors)
     if target != CUDA and CudaTensor not in map(type, tensors):
         return func(*args, **kwargs)
@@ -162,6 +167,14 @@ def _held(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_held, value))
     return CPU if isinstance(value, torch.device) and value.type != "cpu" else value
+
+
+def _scalars_on_meta(value: Any) -> Any:
+    if isinstance(value, CudaTensor) and not value.dim():
+        return value.held.to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_scalars_on_meta, value))
+    return value
 
 
 def _target(name: str, leaves: list[Any], tensors: list[Tensor]) -> torch.device:

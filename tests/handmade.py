@@ -3,20 +3,43 @@
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
+from data.formats import (
+    FLAGS,
+    CommitRecord,
+    Extension,
+    Failure,
+    Format,
+    LabelSetRecord,
+    Lease,
+    Plan,
+    SeriesFlags,
+    SeriesLabels,
+    SeriesRecord,
+    ShardEntry,
+    ShardLabels,
+    Tombstone,
+    shard_stem,
+    spec_digest,
+)
 from data.images import encode_image
-from data.root import Root, spec_digest
-from data.shards import GroupSample, shard_name, write_tar
+from data.label_sets import LabelSet, create_set
+from data.root import Root
 from data.store import Store
+from data.tar import GroupSample, write_tar
 
 NAMES = ("cat", "dog", "fox")
 PLAN_DIGEST = "d" * 64  # of all plans here
+LABELS_DIGEST = "ab12" * 16  # of a label set
+HASH = "ab" * 32
+STEM = "shards/0012/0012345-abababab"
 
 
 def record(group: int, count: int = 2, **changes: Any) -> dict[str, Any]:
@@ -35,6 +58,42 @@ def record(group: int, count: int = 2, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+# What each file may hold: shard 12345, its labels, and what else lies in a root.
+FILE = {"sha256": HASH, "bytes": 7}
+ENTRY = {
+    "shard": 12345,
+    "tar": f"{STEM}.tar",
+    **FILE,
+    "features": {"name": f"{STEM}.features.safetensors", **FILE},
+    "groups": 64,
+    "first": 790080,
+}
+LABEL_SET = {
+    "digest": LABELS_DIGEST,
+    "plan": PLAN_DIGEST,
+    "annotation": {"rule": "projection"},
+    "encoders": {"model": "a clip"},
+    "features": "root",
+    "batch": 64,
+}
+EXAMPLES: dict[type[Format], dict[str, Any]] = {
+    SeriesRecord: record(3),
+    ShardEntry: ENTRY | {"left_out": [{"group": 790081, "reason": "flat"}]},
+    CommitRecord: ENTRY
+    | {"spec": HASH, "seconds": {"generate": 1.5}, "wall_seconds": 2.5, "attempt": 2},
+    Failure: {"shard": 3, "attempt": 1, "error": "ValueError", "message": "m", "time": 1.5},
+    Tombstone: {"shard": 3, "why": "cut", "record": "{"},
+    Extension: {"plan": PLAN_DIGEST, "groups_per_pair": 2}
+    | {"first_group": 6, "first_shard": 3, "groups": 6, "shards": 3},
+    ShardLabels: {"spec": HASH, "shard": 3, "images": HASH}
+    | {"groups": [{k: record(3)[k] for k in ("group", "weights", "labels")}]},
+    LabelSetRecord: LABEL_SET,
+    SeriesFlags: {"index": "index/0.json", "digest": HASH, "labels": None}
+    | {"flags": {flag: [] for flag in FLAGS} | {"still": [3, 5]}},
+    Lease: {"host": "machine-0123", "pid": 17},
+}
+
+
 def pixels(group: int, count: int, side: int) -> np.ndarray:
     """uint8 [count, side, side, 3]."""
     rng = np.random.default_rng(group)
@@ -45,7 +104,28 @@ def sample(
     group: int, count: int = 2, *, side: int = 8, extension: str = "webp", **changes: Any
 ) -> GroupSample:
     images = [encode_image(image, extension) for image in pixels(group, count, side)]
-    return GroupSample(record(group, count, **changes), images, extension)
+    return GroupSample(series_of(record(group, count, **changes)), images, extension)
+
+
+def series_of(values: dict[str, Any]) -> Any:
+    """A record; of what no record can say, something that is written like one."""
+    try:
+        return SeriesRecord.read(json.dumps(values).encode())
+    except ValueError:
+        return Unsound(values)
+
+
+@dataclass(frozen=True)
+class Unsound:
+    """A KEY.json that nobody should read."""
+
+    values: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return self.values[name]
+
+    def written(self) -> bytes:
+        return json.dumps(self.values).encode()
 
 
 def tar_of(*samples: GroupSample) -> bytes:
@@ -56,7 +136,7 @@ def tar_of(*samples: GroupSample) -> bytes:
 
 def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[str, Any]:
     return {
-        "schema": 2,
+        "schema": Plan.SCHEMA,
         "digest": PLAN_DIGEST,
         "class_names": list(NAMES),
         "num_groups": groups,
@@ -71,21 +151,39 @@ def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[
     } | changes
 
 
-def put_shard(store: Store, shard: int, tar: bytes, *, first: int, groups: int, count: int) -> dict:
-    """Write a tar, its features and its commit record, which is returned."""
-    features = save({"features": np.zeros((groups, count, 4), dtype=np.float16)})
-    digests = [hashlib.sha256(content).hexdigest() for content in (tar, features)]
-    stem = shard_name(shard)
+def put_shard(
+    store: Store,
+    shard: int,
+    tar: bytes,
+    *,
+    first: int,
+    groups: int,
+    count: int,
+    features: np.ndarray | None = None,
+    left_out: Mapping[int, str] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Write a tar, its features and its commit record, which is returned.
+
+    Args:
+        groups: that are in the tar; left_out: those that are not, and why.
+        features: [groups, count, D]; zeros by default.
+        changes: to the record.
+    """
+    rows = np.zeros((groups, count, 4)) if features is None else features
+    stored = save({"features": rows.astype(np.float16)})
+    digests = [hashlib.sha256(content).hexdigest() for content in (tar, stored)]
+    stem = shard_stem(shard)
     names = [f"{stem}-{digests[0][:8]}.tar", f"{stem}-{digests[1][:8]}.features.safetensors"]
     store.put(names[0], tar)
-    store.put(names[1], features)
+    store.put(names[1], stored)
     found = {
         "spec": spec_digest(PLAN_DIGEST, shard),
         "shard": shard,
         "tar": names[0],
         "sha256": digests[0],
         "bytes": len(tar),
-        "features": {"name": names[1], "sha256": digests[1], "bytes": len(features)},
+        "features": {"name": names[1], "sha256": digests[1], "bytes": len(stored)},
         "groups": groups,
         "first": first,
         "seconds": {"generate": 1.5},
@@ -94,7 +192,9 @@ def put_shard(store: Store, shard: int, tar: bytes, *, first: int, groups: int, 
         "attempt": 1,
         "worker": "host:1",
         "versions": {"python": "3.11"},
-    }
+    } | changes
+    if left_out:
+        found["left_out"] = [{"group": g, "reason": why} for g, why in left_out.items()]
     store.put(f"{stem}.json", json.dumps(found).encode())
     return found
 
@@ -128,6 +228,17 @@ def make_root(
     root = Root(store.url)
     root.write_index()
     return root
+
+
+def label_set(root: Root, **changes: Any) -> LabelSet:
+    """A set without labels yet."""
+    return create_set(root, LabelSetRecord(**LABEL_SET | changes))
+
+
+def labels_of(group: int, count: int = 2, **changes: Any) -> SeriesLabels:
+    """As the series' own record has them, or others."""
+    own = {key: record(group, count)[key] for key in ("group", "weights", "labels")}
+    return SeriesLabels.read(json.dumps(own | changes).encode())
 
 
 def root_of(folder: Path | str, samples: Sequence[GroupSample], class_names: Sequence[str]) -> Root:

@@ -2,24 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import data.store
-from data.commit_records import kept, spec_digest
-from data.fingerprint import canonical_json
-from data.indices import make_part, part_name
+from data.formats import shard_stem, spec_digest
 from data.root import Root
-from data.shards import shard_name
 from data.store import Fact
 from tests.handmade import PLAN_DIGEST, make_plan
 from tests.tally import Tally
 
 PAGE = 1000  # names that one request of a listing gives, as of S3
 RECORD_BYTES, GROUPS = 1200, 2
-STAGES = ("condition", "noise", "generate", "encode", "features", "labels", "write")
+STAGES = ("noise", "generate", "encode", "annotate", "write")
 
 
 class SimulatedShards:
@@ -45,8 +42,6 @@ class SimulatedShards:
             return self._plan
         if name == "index/0.json" and self.index:
             return self.index
-        if name.startswith("index/parts/") and name not in self.written and self.index:
-            return part_of(int(name[12:16]), int(name[12:16]) * 1000, self._indexed(name))[1]
         if name.startswith("shards/") and name.endswith(".json"):
             return record_bytes(int(name[-12:-5]))
         try:
@@ -66,9 +61,7 @@ class SimulatedShards:
         elif folder.startswith("shards/"):
             files = self._files(int(folder[-4:]))
         elif folder == "index" and self.index:
-            files, folders = {"index/0.json": Fact(len(self.index), 1.0)}, ["index/parts"]
-        elif folder == "index/parts" and self.index:
-            files = {part_name(p): Fact(p["bytes"], 1.0) for p in json.loads(self.index)["parts"]}
+            files = {"index/0.json": Fact(len(self.index), 1.0)}
         files |= {
             name: Fact(len(content), 2.0)
             for name, content in self.written.items()
@@ -92,23 +85,18 @@ class SimulatedShards:
     def _files(self, number: int) -> dict[str, Fact]:
         found = {}
         for shard in range(number * PAGE, min((number + 1) * PAGE, self.done)):
-            stem, (tar, features) = shard_name(shard), _digests(shard)
+            stem, (tar, features) = shard_stem(shard), _digests(shard)
             found[f"{stem}-{tar[:8]}.tar"] = Fact(100_000 + shard, 1.0)
             found[f"{stem}-{features[:8]}.features.safetensors"] = Fact(4096, 1.0)
             found[f"{stem}.json"] = Fact(RECORD_BYTES, 1.0)
         return found
-
-    def _indexed(self, name: str) -> int:
-        parts = json.loads(self.index or b"")["parts"]
-        number = int(name[12:16])
-        return next(p["shards"] for p in parts if p["folder"] == number)
 
 
 @contextmanager
 def simulated(shards: SimulatedShards) -> Iterator[Root]:
     """The root over such a store, while every store of this process is that one."""
     before = data.store._backend
-    data.store._backend = lambda place, *, patience: shards  # type: ignore[assignment,return-value]
+    data.store._backend = lambda place, *, patient: shards  # type: ignore[assignment,return-value]
     try:
         yield Root(shards.url)
     finally:
@@ -117,7 +105,7 @@ def simulated(shards: SimulatedShards) -> Iterator[Root]:
 
 def record_of(shard: int) -> dict[str, Any]:
     tar, features = _digests(shard)
-    stem = shard_name(shard)
+    stem = shard_stem(shard)
     return {
         "spec": spec_digest(PLAN_DIGEST, shard),
         "shard": shard,
@@ -132,7 +120,7 @@ def record_of(shard: int) -> dict[str, Any]:
         "groups": GROUPS,
         "first": shard * GROUPS,
         "seconds": dict.fromkeys(STAGES, 1.25),
-        "wall_seconds": 8.75,
+        "wall_seconds": 6.25,
         "tflop": 12.5,
         "attempt": 1,
         "prototypes": "ab" * 32,
@@ -145,16 +133,17 @@ def record_bytes(shard: int) -> bytes:
     return json.dumps(record_of(shard)).encode().ljust(RECORD_BYTES)
 
 
-def part_of(number: int, start: int, count: int) -> tuple[Mapping[str, Any], bytes]:
-    entries = [kept(record_of(shard), RECORD_BYTES) for shard in range(start, start + count)]
-    return make_part(PLAN_DIGEST, number, entries)
-
-
 def index_of(shards: int) -> bytes:
     """The index of the first `shards` shards, as `Root.write_index` writes it."""
-    starts = range(0, shards, PAGE)
-    parts = [part_of(s // PAGE, s, min(PAGE, shards - s))[0] for s in starts]
-    return canonical_json({"plan": PLAN_DIGEST, "parts": parts}).encode()
+    lines = ",\n".join(_line(shard) for shard in range(shards))
+    return f'{{"plan":"{PLAN_DIGEST}","shards":[\n{lines}\n]}}\n'.encode()
+
+
+def _line(shard: int) -> str:
+    entry = record_of(shard) | {"record_bytes": RECORD_BYTES}
+    for name in ("spec", "worker", "attempt"):  # the first attempt is not told
+        del entry[name]
+    return json.dumps(entry, sort_keys=True, separators=(",", ":"))
 
 
 @lru_cache(PAGE)

@@ -17,20 +17,20 @@ import pytest
 from PIL import Image, ImageOps
 
 from calib.study.config import StudyConfig
-from data.config_file import read_config_file
+from data.dataset import MixedDataset
 from data.errors import InputError
+from data.formats import shard_stem
 from data.garbage import garbage, remove
 from data.images import load_square
-from data.mixed import MixedDataset
 from data.real import RealDataConfig, load_real
 from data.root import Root
-from data.settings import Settings, load_settings
-from data.shard_cache import ShardCache
-from data.shards import shard_name
+from data.settings import Settings, load_settings, read_config_file
+from data.shard_files import ShardCache
 from data.store import Store
+from data.verify import damage, put_aside
 from flows.deployments.settings import pairs
 from tests.data.test_images import PICTURE, chunk, png, saved, webp
-from tests.data.whole_roots import whole_root
+from tests.data.whole_roots import commit_record, whole_root
 
 # Files and folders: what lies outside a root, or was not made by semix
 
@@ -87,7 +87,7 @@ def test_gc_takes_only_names_that_semix_gives(tmp_path):
         "failed/0000000.1.json",
         "leases/notes.txt",
         "leases/notes.json",
-        "index/parts/mine.json",
+        "index/mine.json",
         "shards/0000/0000001.tar",
         ".thesis.partial",
         "shards/.thesis.tex.partial",
@@ -142,16 +142,16 @@ def test_a_root_may_be_a_link_and_hold_links_to_files(tmp_path):
     root = whole_root(tmp_path / "disk" / "root")
     (tmp_path / "far").symlink_to("disk")
     (tmp_path / "near").symlink_to("far/root")
-    tar = Path(root.record(1)["tar"])
+    tar = Path(root.record(1).tar)
     Path(root.url, tar).rename(tmp_path / "kept.tar")
     Path(root.url, tar).symlink_to(tmp_path / "kept.tar")
     for place in ("near", "far/root"):
         linked = Root(str(tmp_path / place))
         assert linked.store.list("") == root.store.list("")
-        assert linked.verify(full=True) == []
+        assert damage(linked, full=True) == []
         assert linked.store.size(str(tar)) == (tmp_path / "kept.tar").stat().st_size
         assert collect(linked) == []
-        stray = f"{shard_name(1)}-0123abcd.tar"
+        stray = f"{shard_stem(1)}-0123abcd.tar"
         linked.store.put(stray, b"x")
         assert collect(linked) == [stray]
 
@@ -164,19 +164,18 @@ def test_a_full_cache_makes_room_by_its_own_copies_alone(tmp_path):
     cache = ShardCache(tmp_path / "cache", limit=1)
     for path in foreign:
         path.write_bytes(content)
-    shard = {"tar": "a.tar", "bytes": 1000, "sha256": hashlib.sha256(content).hexdigest()}
+    digest = hashlib.sha256(content).hexdigest()
+    shard = commit_record(0).model_copy(update={"tar": "a.tar", "bytes": 1000, "sha256": digest})
     os.close(cache.open(shard, store))
     assert all(path.exists() for path in foreign)
 
 
 def test_a_repair_removes_nothing_behind_a_link(tmp_path, elsewhere):
     """Swaps the folder of a root's shards for a link, and has the damage repaired."""
-    from data.repair import put_aside
-
     root, before = whole_root(tmp_path / "root"), everything(elsewhere)
-    tar = Path(root.url, root.record(1)["tar"])
+    tar = Path(root.url, root.record(1).tar)
     tar.write_bytes(b"cut")
-    problems = root.verify()
+    problems = damage(root)
     assert problems
     tar.parent.rename(tmp_path / "moved")
     tar.parent.symlink_to(elsewhere)
@@ -190,7 +189,7 @@ def test_a_repair_removes_nothing_behind_a_link(tmp_path, elsewhere):
 def test_training_reads_no_image_behind_a_link(tmp_path):
     """Swaps the folder of a root's shards for a link to another that fits its index."""
     root = whole_root(tmp_path / "root")
-    shards = Path(root.url, root.record(1)["tar"]).parent
+    shards = Path(root.url, root.record(1).tar).parent
     shards.rename(tmp_path / "moved")
     shards.symlink_to(tmp_path / "moved")
     with pytest.raises(NotADirectoryError, match="not followed"):

@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.state import AcceleratorState
 
 import semix
 
@@ -32,6 +34,14 @@ def run(block: str, root: str) -> dict[str, Any]:
 
 
 @pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """What is asked of accelerate in this process before and by the page is forgotten."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
 def birds(tmp_path, monkeypatch, hasty_config) -> None:
     """The files that the page names."""
     monkeypatch.chdir(tmp_path)
@@ -39,7 +49,7 @@ def birds(tmp_path, monkeypatch, hasty_config) -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block not in COMMANDS])
-def test_the_pages_lines_run(block, birds, built, capsys):
+def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
     names = run(block, built.url)
     if "error" in block:
         assert capsys.readouterr().out.startswith("mixing.alphas ")
@@ -47,6 +57,10 @@ def test_the_pages_lines_run(block, birds, built, capsys):
         assert capsys.readouterr().out == "180 images in 8 shards; (0, 1) " + (
             f"{names['group'].alphas}\n"
         )
+    if "seen" in names:
+        assert names["seen"] == 180
+    if "loader" in names:
+        assert sum(len(batch["image"]) for batch in names["loader"]) == 180
     if "loss" in names:
         assert all(part.grad.abs().sum() > 0 for part in names["network"].parameters())
     if "found" in names:

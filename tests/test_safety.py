@@ -12,7 +12,7 @@ PACKAGES = ("data", "pipeline", "calib", "flows")
 # Modules that execute what they read, or that open what they are told to.
 MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "joblib", "shelve"),
-    *("marshal", "code", "codeop", "pty", "imp", "xmlrpc", "telnetlib", "webdataset", "lmdb"),
+    *("marshal", "code", "codeop", "pty", "imp", "xmlrpc", "telnetlib", "lmdb"),
 }
 NAMES = {"eval", "exec", "compile", "__import__"}  # builtins
 CALLS = {
@@ -29,7 +29,14 @@ KEYWORDS = {  # keyword: the constant that it must not have
     **{"shell": True, "trust_remote_code": True, "allow_pickle": True, "weights_only": False},
     **{"use_safetensors": False, "autoescape": False},
 }
-NO_WEIGHTS = {"CLIPTokenizer", ""}  # the other is a scheduler, whose class is looked up
+# Settings alone; the last is a scheduler, whose class is looked up.
+NO_WEIGHTS = {"CLIPTokenizer", "config_class", ""}
+# What only passes samples on; its own readers unpickle, and run commands that a URL names.
+WDS = "wds"
+WEBDATASET = {
+    *("DataPipeline", "split_by_node", "split_by_worker", "shuffle"),
+    *("FluidInterface", "pytorch_worker_info"),
+}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -56,6 +63,8 @@ def unsafe(tree: ast.Module) -> list[str]:
 
 
 def _unsafe(node: ast.AST) -> str | None:
+    if reason := _unsafe_of_webdataset(node):
+        return reason
     if isinstance(node, ast.Import):
         names = {alias.name.partition(".")[0] for alias in node.names}
         return f"imports {names & MODULES}" if names & MODULES else None
@@ -68,13 +77,25 @@ def _unsafe(node: ast.AST) -> str | None:
     return _unsafe_call(node) if isinstance(node, ast.Call) else None
 
 
+def _unsafe_of_webdataset(node: ast.AST) -> str | None:
+    """Imported under one name, or by its parts, so that each part shows."""
+    names = set[str]()
+    if isinstance(node, ast.Import):
+        names = {a.name for a in node.names if a.name.startswith("webdataset") and a.asname != WDS}
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("webdataset"):
+        names = {alias.name for alias in node.names}
+    if isinstance(node, ast.Attribute) and dotted(node.value) == WDS:
+        names = {node.attr}
+    return f"webdataset's {names - WEBDATASET}" if names - WEBDATASET else None
+
+
 def _unsafe_call(call: ast.Call) -> str | None:
     name, keywords = dotted(call.func), {k.arg: k.value for k in call.keywords if k.arg}
     if name in NAMES | CALLS or name.rpartition(".")[2] in METHODS:
         return f"calls {name}"
     if name == "tarfile.open" and not _is(keywords.get("mode"), "w"):
         return "tarfile.open for reading"
-    weights = name.endswith(".from_pretrained") and name.split(".")[0] not in NO_WEIGHTS
+    weights = name.endswith(".from_pretrained") and name.split(".")[-2] not in NO_WEIGHTS
     if weights and not _is(keywords.get("use_safetensors"), True):
         return f"{name} without use_safetensors=True"
     wrong = [keyword for keyword, value in keywords.items() if _is_wrong(keyword, value)]
@@ -102,7 +123,10 @@ def test_nothing_of_ours_executes_what_it_reads():
         "import pickle",
         "import pickle as p",
         "from pickle import loads",
-        "import webdataset as wds",
+        "import webdataset",
+        "from webdataset import WebDataset",
+        "wds.WebDataset(url)",
+        "wds.tarfile_to_samples()",
         "from os import system",
         "eval('1')",
         "exec(text)",
@@ -139,6 +163,7 @@ def test_the_check_sees_it(source):
 def test_the_check_lets_the_safe_way_pass():
     safe = "safetensors.torch.load_file(path)\nyaml.safe_load(text)\nmodel.eval()\n"
     safe += "Pipeline.from_pretrained(name, use_safetensors=True)\nsubprocess.run(['ls'])\n"
+    safe += "import webdataset as wds\nwds.DataPipeline(wds.split_by_node)\n"
     assert unsafe(ast.parse(safe + "tarfile.open(fileobj=file, mode='w')\ntext.decode()")) == []
     assert len(list(sources())) > 100
 

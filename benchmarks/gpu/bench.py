@@ -14,11 +14,11 @@ from benchmarks.random_models import NAMES, save_pipeline
 from data.settings import load_settings
 from pipeline.conditioning import Conditioning
 from pipeline.config import GeneratorConfig
-from pipeline.costs.flops import decode_flops, row_flops, shallow_row_flops
-from pipeline.costs.gemm import device_rate
+from pipeline.estimate import TERA, generator_work
 from pipeline.generators import load_generator
+from pipeline.generators.schedulers import network_rows
 from pipeline.noise import initial_noise
-from pipeline.rows import count_rows
+from pipeline.rehearsal import device_rate
 
 
 class Bench:
@@ -62,10 +62,10 @@ class Bench:
         return load_settings(GeneratorConfig, values)
 
     def image_tflop(self, config: GeneratorConfig, *, decoded: bool = True) -> float:
-        """TFLOP of one image in a series of eight, counted from the model's config files."""
-        rows = count_rows(config, 8)
-        series = rows.full * row_flops(config) + rows.shallow * shallow_row_flops(config)
-        return (series / 8 + decoded * decode_flops(config)) / 1e12
+        """TFLOP of one image, counted from the model's config files."""
+        work = generator_work(config)
+        rows = network_rows(config, 1, calls=work.calls)
+        return (rows * work.row + decoded * work.decode) / TERA
 
     def inputs(self, generator: Any, images: int) -> tuple[torch.Tensor, Conditioning]:
         """Noise and conditioning of some images."""

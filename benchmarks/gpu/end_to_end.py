@@ -13,9 +13,9 @@ from PIL import Image
 from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.measure import Result
-from pipeline.batch import encode_series
-from pipeline.shard_writer import ShardWriter
-from pipeline.stopwatch import Stopwatch
+from pipeline.shard import encode_series
+from pipeline.shard_writer import ShardWriter, Stopwatch
+from tests import handmade
 
 BATCH = 64
 
@@ -66,7 +66,7 @@ def _overlapped(bench: Bench, batches: Any, bank: np.ndarray) -> None:
     ):
         for number, _ in enumerate(batches):
             for row in range(0, BATCH, 8):
-                record = {"group": number * BATCH + row, "alphas": [0.0] * 8}
+                record = handmade.series_of(handmade.record(number * BATCH + row, 8))
                 series = bank[row : row + 8]
                 writer.add(record, lambda series=series: encode_series(series, "webp"))
 

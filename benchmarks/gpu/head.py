@@ -18,8 +18,8 @@ from calib.config import TrainConfig
 from calib.head_stage import HeadStage
 from calib.training_data import TrainingData
 from data.device import float32_precision
-from data.real import ImageSplit, RealDataset
 from data.settings import load_settings
+from data.splits import ImageSplit, RealDataset
 
 CLASSES, SIZE = 10, 32
 SIZES = {False: ("resnet50", 50_000, 40), True: ("resnet8", 256, 3)}  # images, epochs; on CPU

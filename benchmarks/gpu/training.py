@@ -24,7 +24,7 @@ from calib.training_data import open_data
 from data.device import float32_precision
 from data.images import encode_image
 from data.settings import load_settings
-from data.shards import GroupSample
+from data.tar import GroupSample
 from tests import handmade
 
 CLASSES, SIZE, ALPHAS = 10, 32, 8

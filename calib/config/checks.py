@@ -163,7 +163,7 @@ def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
             LabelSet(root, config.labels)
     except InputError as error:
         raise InputError(f"mixed.{error.field}", error.value, error.remedy) from None
-    found = tuple(root.plan["class_names"])
+    found = tuple(root.plan.class_names)
     if found != names:
         remedy = f"its classes are {', '.join(found)}; the real data's are {', '.join(names)}"
         raise InputError("mixed.url", config.url, remedy)

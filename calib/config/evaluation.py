@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from data.real import RealDataConfig
 from data.settings import Settings
+from data.splits import RealDataConfig
 
 
 class ShiftConfig(Settings):

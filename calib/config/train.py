@@ -9,8 +9,8 @@ from calib.config.head import HeadConfig
 from calib.config.images import AugmentConfig, MixedConfig
 from calib.config.optimiser import OptimiserConfig
 from calib.config.parts import LOSSES, METHODS, MODELS, PartConfig, told
-from data.real import RealDataConfig
 from data.settings import Settings
+from data.splits import RealDataConfig
 
 # Of a seed's validation logits: which of them decides when to stop or what to keep.
 Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "brier"]

@@ -11,7 +11,8 @@ from calib.evaluation.checks import MEAN
 from calib.evaluation.predicting import images_of
 from calib.evaluation.trained import TrainedSeed
 from calib.metrics import max_probability, negative_entropy, ood_metrics
-from data.real import RealDataConfig, load_real
+from data.real import load_real
+from data.splits import RealDataConfig
 
 Ood = dict[str, dict[str, float]]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from calib.processes import wait_for_all
 from data.device import float32_precision
-from data.real import ImageSplit
+from data.splits import ImageSplit
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

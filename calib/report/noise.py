@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from data.mixed import MixedDataset
+from data.dataset import MixedDataset
 from data.quality import Agreement, series_quality
 
 
@@ -41,7 +41,7 @@ def noise_rows(compared: Sequence[Compared]) -> list[NoiseRow]:
 
 
 def _row(one: Compared) -> NoiseRow:
-    noises = [group["noise"] for group in one.dataset.groups]
+    noises = [group.noise for group in one.dataset.groups]
     quality = series_quality(one.dataset.alphas, one.dataset.weights)
     used = [noise["stability"] for noise in noises if noise["stability"] is not None]
     scored = [score for noise in noises for score in noise.get("scores", []) if score is not None]

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from calib.metrics import ReliabilityBins, reliability_bins
 from calib.report.facets import facets
-from calib.report.fidelity import read_fidelity
 from calib.report.figures import FEW, Picture, reliability_figure, weight_figure
 from calib.report.headline import enumerate_words, headlines, spread
 from calib.report.methods import ACCURACY, ECE, KINDS, MEASURES, Method, load_methods
@@ -19,10 +18,10 @@ from calib.report.noise import Compared, noise_rows
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import Series, contact_sheet
 from calib.report.tables import KIND_LABELS, comparison, differences
+from data.dataset import MixedDataset
 from data.errors import InputError
 from data.files import write_atomically
-from data.mixed import MixedDataset
-from data.pages.environment import page_environment
+from data.pages import page_environment
 from data.quality import Agreement, SeriesQuality, series_quality, weight_curve
 
 
@@ -99,7 +98,6 @@ def write_report(
         mixed=None if dataset is None else _mixed_part(dataset),
         agreement=agreement,
         noises=noise_rows(compared),
-        fidelity=None if dataset is None else read_fidelity(dataset.url),
         facts=provenance(runs, facts),
         accuracy_error=_accuracy_error(methods[0]),
         bins=methods[0].bins,

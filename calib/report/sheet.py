@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from data.mixed import MixedDataset
-from data.pages.environment import fixed
-from data.pages.series import Series, series_figure
+from data.dataset import MixedDataset
+from data.pages import Series, fixed, series_figure
 from data.quality import spearman
 from data.series import spread_over_sets
 
@@ -24,14 +23,7 @@ def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
 
 
 def _series(mixed: MixedDataset, group: int, note: str) -> Series:
-    classes = mixed.classes[group].tolist()
-    series = mixed[group]
-    record = {
-        "group": series["group"],
-        "classes": classes,
-        "names": [mixed.class_names[k] for k in classes],
-        "alphas": mixed.alphas[group].tolist(),
-        "weights": mixed.weights[group].tolist(),
-        "labels": [[(k, float(label[k])) for k in classes] for label in series["labels"]],
-    }
+    record, series = mixed.groups[group], mixed[group]
+    labels = [[(k, float(label[k])) for k in record.classes] for label in series["labels"]]
+    record = record.model_copy(update={"labels": labels})
     return series_figure(record, series["images"].numpy(), note=note)

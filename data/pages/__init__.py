@@ -1,6 +1,22 @@
 """Self-contained HTML pages: their frame, and the colours that all pages and pictures share."""
 
-from dataclasses import dataclass
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from data.formats import SeriesRecord
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+THUMB = 128  # pixels; larger images are shrunk for the page
+PIXEL_ART = 64  # pixels; up to here enlarging shows the pixels themselves
 
 
 @dataclass(frozen=True)
@@ -43,3 +59,82 @@ DARK = Theme(
     second="#f0a052",
     mark="#50401d",
 )
+
+
+def page_environment(folder: Path) -> "Environment":
+    """Templates in `folder`, which extend base.html.j2 and bring a page.css."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
+        autoescape=True,  # class names, paths and settings are other people's text
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["fixed"] = fixed
+    environment.globals |= {"light": asdict(LIGHT), "dark": asdict(DARK)}
+    return environment
+
+
+def fixed(value: float, decimals: int = 2) -> str:
+    """0.756 -> "0.76", -0.001 -> "0.00", -0.5 -> "\N{MINUS SIGN}0.50"."""
+    # Adding 0.0 turns the negative zero that rounding may leave into zero.
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image of a series."""
+
+    source: str  # data URI
+    alpha: float  # conditioning weight of the first class
+    weight: float  # raw CLIP projection on the first class
+    first: float  # soft label of the first class, in [0, 1]
+    second: float  # of all others
+
+
+@dataclass(frozen=True)
+class Series:
+    """One group, from its other classes (alpha 0) to its first (alpha 1)."""
+
+    group: int
+    first: str
+    second: str
+    note: str  # stands behind its number
+    pixelated: bool
+    frames: tuple[Frame, ...]
+
+
+def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> Series:
+    """What series.html.j2 draws.
+
+    Args:
+        images: uint8 [H, W, 3] each, in the order of the record's alphas.
+    """
+    first = record.classes[0]
+    shares = [dict(label) for label in record.labels]
+    frames = tuple(
+        Frame(
+            source=_data_uri(images[position]),
+            alpha=record.alphas[position],
+            weight=record.weights[position],
+            first=shares[position].pop(first, 0.0),
+            second=sum(shares[position].values()),
+        )
+        for position in np.argsort(record.alphas, kind="stable").tolist()
+    )
+    name, *others = record.names
+    pixelated = max(images[0].shape[:2]) <= PIXEL_ART
+    return Series(record.group, name, " + ".join(others), note, pixelated, frames)
+
+
+def _data_uri(image: np.ndarray) -> str:
+    """As WebP: lossless at its own size, lossy where it is shrunk."""
+    picture = Image.fromarray(image)
+    shrunk = max(picture.size) > THUMB
+    if shrunk:
+        picture.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", lossless=not shrunk, quality=85)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

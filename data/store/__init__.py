@@ -1,22 +1,22 @@
 """One root at one URL: atomic put, create-only put, list. The only code that publishes bytes."""
 
 import os
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from data.errors import InputError
 from data.machine import machine
-from data.store.backend import Backend, Fact
-from data.store.listing import read_many, walk
-from data.store.local import LocalFiles
-from data.store.partials import PARTIAL, process_alive
-from data.store.retries import PATIENT, QUICK, Patience
-from data.store.urls import PROTOCOLS, Place, check_folder, check_name, parse_url
+from data.store.local import PARTIAL, LocalFiles, process_alive
+from data.store.places import PROTOCOLS, Backend, Fact, Place, check_folder, check_name, parse_url
 
 __all__ = ["PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
 
+T = TypeVar("T")
+
+BATCH = 64  # names a thread takes at a time, where there are many
 DAY_S = 24 * 3600.0
 PROBE = "probe-"  # begins the names that `check_writable` uses for a moment
 
@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self._place = parse_url(url)
-        self._backend = _backend(self._place, patience=PATIENT)
+        self._backend = _backend(self._place, patient=True)
         self.url = self._backend.url
         self.local = self._backend.local
         self.shared = self._backend.shared
@@ -160,7 +160,7 @@ class Store:
         """
         place = Path(self.url)
         made = [p for p in (place, *place.parents) if not p.exists()] if self.local else []
-        backend = _backend(self._place, patience=QUICK)
+        backend = _backend(self._place, patient=False)
         try:
             _probe(backend)
         except OSError as error:
@@ -170,13 +170,14 @@ class Store:
                 folder.rmdir()
 
 
-def _backend(place: Place, *, patience: Patience) -> Backend:
+def _backend(place: Place, *, patient: bool) -> Backend:
     if place.protocol == "file":
         return LocalFiles(place)
     # fsspec and the services' packages are imported by those who need them.
     from data.store.objects import Objects
+    from data.store.services import PATIENT, QUICK
 
-    return Objects(place, patience=patience)
+    return Objects(place, patience=PATIENT if patient else QUICK)
 
 
 def _probe(backend: Backend) -> None:
@@ -189,3 +190,48 @@ def _probe(backend: Backend) -> None:
     backend.delete(name)
     if not exclusive:
         raise OSError("it overwrites what must not be overwritten")
+
+
+def walk(
+    scan: Callable[[str], tuple[dict[str, T], Sequence[str]]], folder: str, *, parallel: int
+) -> dict[str, T]:
+    """All files below a folder in the order of their names, one level of folders at a time."""
+    found: dict[str, T] = {}
+    folders: list[str] = [folder]
+    with _threads(parallel) as pool:
+        while folders:
+            below: list[str] = []
+            for files, inner in pool.map(scan, folders):
+                found.update(files)
+                below.extend(inner)
+            folders = below
+    return dict(sorted(found.items()))
+
+
+def read_many(
+    get: Callable[[str], bytes], names: Sequence[str], *, parallel: int
+) -> dict[str, bytes]:
+    """Contents by name, in the order asked for; names that are not there are left out."""
+
+    def read(batch: Sequence[str]) -> list[tuple[str, bytes]]:
+        contents = []
+        for name in batch:
+            try:
+                contents.append((name, get(name)))
+            except FileNotFoundError:
+                continue
+        return contents
+
+    size = min(BATCH, -(-len(names) // parallel)) or 1
+    batches = [names[start : start + size] for start in range(0, len(names), size)]
+    with _threads(parallel) as pool:
+        return dict(found for batch in pool.map(read, batches) for found in batch)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error nobody wants the rest

@@ -13,9 +13,8 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
 
 from data.errors import InputError
-from data.store.retries import Patience
-from data.store.service import Upload
-from data.store.urls import shown
+from data.store.places import shown
+from data.store.services import Patience, Upload
 
 SHARED = True
 EMULATOR = "STORAGE_EMULATOR_HOST"

@@ -2,32 +2,37 @@
 
 import hashlib
 import io
+import os
 import secrets
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
 
-from data.store.backend import Fact
-from data.store.connection import Connection
-from data.store.partials import PARTIAL, abandoned, staged
-from data.store.reading import RangeFile
-from data.store.retries import Patience
-from data.store.service import Upload
-from data.store.urls import Place
+from data.errors import InputError
+from data.store.local import PARTIAL, abandoned, staged
+from data.store.places import Fact, Place
+from data.store.services import Memory, Patience, Service, Upload, retrying
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
 
 PART = 16 << 20  # bytes; twice that or more goes up in parts, a few at a time
 PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
+FIRST_RANGE = 1 << 18  # bytes; a single image is read without its whole shard
+LONGEST_RANGE = 1 << 23
 
 
 class Objects:
-    """Objects below bucket/prefix; see `data.store.backend.Backend`.
+    """Objects below bucket/prefix; see `data.store.places.Backend`.
 
     fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
     whole objects are put, and read in ranges.
@@ -190,6 +195,93 @@ class Objects:
         return Fact(info["size"], self._service.modified(info))
 
 
+class Connection:
+    """Below bucket/prefix of one service, from any process and thread.
+
+    Attributes:
+        service: what differs between services.
+    Raises:
+        InputError: the package for this service is not installed.
+    """
+
+    def __init__(self, place: Place, patience: Patience) -> None:
+        self.url, self.base = place.url, place.base
+        self.service = service_of(place.protocol, place.url)
+        self._patience = patience
+        # By process: connections and fsspec's loop do not survive a fork. A parent's entry stays
+        # referred to in its children, which must not close the connections they share.
+        self._connected: dict[int, AbstractFileSystem] = {}
+
+    def ask(self, name: str, operation: Callable[[AbstractFileSystem], T]) -> T:
+        """What the operation returns; its errors are those of `Store`, free of secrets."""
+        where = f"{self.url}/{name}" if name else self.url
+        try:
+            return retrying(
+                lambda: operation(self._file_system()),
+                what=where,
+                heals=self.service.heals,
+                patience=self._patience,
+            )
+        except Exception as error:
+            raise self.service.told(error, self.url, where) from None
+
+    def path(self, name: str) -> str:
+        return f"{self.base}/{name}" if name else self.base
+
+    def _file_system(self) -> AbstractFileSystem:
+        pid = os.getpid()
+        if pid not in self._connected:
+            self._connected.setdefault(pid, self.service.connect(self._patience))
+        return self._connected[pid]
+
+
+class RangeFile(io.RawIOBase):
+    """Read-only and seekable; ends only where the object ends.
+
+    Args:
+        read: bytes [start, end) of the object, all of them.
+        size: of the object in bytes.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size = read, size
+        self._position = 0
+        self._start, self._bytes = 0, b""  # the range that was read last
+        self._length = FIRST_RANGE
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"position {origin + offset} is before the file")
+        self._position = origin + offset
+        return self._position
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        if self._position >= self._size:
+            return 0
+        end = self._start + len(self._bytes)
+        if not self._start <= self._position < end:
+            # Longer and longer ranges for who reads on, short ones for who jumps.
+            on = self._position == end and end > 0
+            self._length = min(2 * self._length, LONGEST_RANGE) if on else FIRST_RANGE
+            self._start = self._position
+            self._bytes = self._read(self._start, min(self._start + self._length, self._size))
+        at, view = self._position - self._start, memoryview(buffer).cast("B")
+        part = self._bytes[at : at + len(view)]
+        view[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+
 def _whole(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
     content = fs.cat_file(path, start=start, end=end)
     if len(content) != end - start:
@@ -206,3 +298,25 @@ def _sweep_staged() -> int:
                 path.unlink()
                 count += 1
     return count
+
+
+def service_of(protocol: str, url: str) -> Service:
+    """The service's module.
+
+    Raises:
+        InputError: the package that it needs is not installed.
+    """
+    try:
+        if protocol == "s3":
+            from data.store import s3
+
+            return s3
+        if protocol == "gs":
+            from data.store import gs
+
+            return gs
+    except ModuleNotFoundError:
+        package = {"s3": "s3fs", "gs": "gcsfs"}[protocol]
+        remedy = f"needs {package}: pip install 'semix[{protocol}]'"
+        raise InputError("url", url, remedy) from None
+    return Memory()

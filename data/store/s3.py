@@ -12,10 +12,8 @@ from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 
 from data.errors import InputError
-from data.store.backend import Fact
-from data.store.retries import Patience
-from data.store.service import Upload
-from data.store.urls import shown
+from data.store.places import Fact, shown
+from data.store.services import Patience, Upload
 
 SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other

@@ -3,8 +3,7 @@
 from itertools import islice
 
 from data.printable import markdown_text
-from data.progress import Progress
-from data.root import Root
+from data.root import Progress, Root
 from flows.artifacts.facts_table import facts_table
 from flows.artifacts.publishing import only_shown
 from flows.progress import duration, standing
@@ -36,6 +35,8 @@ def summary(found: Progress, *, began: Progress, seconds: float) -> dict[str, st
         "this run": f"{duration(seconds)}, {made / seconds:.3g} images/s",
         "one worker": f"{one:.3g} images/s" if one else "",
     }
+    if found.left_out:
+        facts["left out"] = f"{found.left_out} series"
     stages = sorted(found.stages.items(), key=lambda stage: -stage[1])
     return facts | {f"stage {name}": f"{taken:.1f} s of workers" for name, taken in stages}
 
@@ -44,9 +45,8 @@ def _failures(root: Root) -> dict[str, str]:
     """The last reason of each shard that is not made."""
     failures = root.failures()
     facts = {
-        f"shard {shard} failed": f"{last['error']}: {last['message']}"
+        f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
         for shard, tries in islice(failures.items(), MOST_FAILURES)
-        for last in list(tries)[-1:]  # none where they cannot be read
     }
     if left := len(failures) - len(facts):
         facts[f"{left} more failed"] = f"semix failures {root.url}"

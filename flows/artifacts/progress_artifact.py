@@ -8,9 +8,9 @@ from typing import Any
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from data.progress import Progress
+from data.root import Progress
 from flows.artifacts.publishing import only_shown
-from flows.progress import Rate, counted, describe
+from flows.progress import Rate, counted, describe, to_come
 
 ARTIFACT_EVERY_S = 5.0
 
@@ -44,7 +44,8 @@ def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
             words = filter(None, (counted(progress), describe(progress, rate.value)))
-            publish(progress.images_done / max(1, progress.images), ", ".join(words))
+            total = progress.images_done + to_come(progress)
+            publish(progress.images_done / max(1, total), ", ".join(words))
 
         yield show
 

@@ -6,10 +6,9 @@ import io
 from PIL import Image
 from prefect.artifacts import create_markdown_artifact
 
-from data.contact_sheet import contact_sheet
 from data.printable import markdown_text
 from data.root import Root
-from data.series import read_series, some_of_all_pairs
+from data.series import contact_sheet, read_series, some_of_all_pairs
 from flows.artifacts.publishing import only_shown
 
 ROWS = 4  # series on the sheet
@@ -58,7 +57,7 @@ def _some_groups(root: Root) -> list[int]:
         record = root.record(root.layout.shard_of(group))
         if record is None:  # discarded since
             continue
-        read += record["bytes"]
+        read += record.bytes
         if groups and read > MOST_READ:
             break
         groups.append(group)

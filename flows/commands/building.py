@@ -19,8 +19,9 @@ from flows.commands.options import (
     Slots,
     Url,
     chosen,
+    setting,
 )
-from flows.costs import SHARE
+from flows.costs import SHARE, readable
 from flows.slots.settings import SlotSettings
 from flows.terminal import emit_facts
 
@@ -64,7 +65,6 @@ def build(
     selection = Selection(chosen(shards), retry_failed, skip_failed)
     if check or time:
         from flows.configs import load_config
-        from flows.cost_words import readable
         from pipeline.config import BuildConfig
 
         settings = load_config(BuildConfig, config, set_)
@@ -78,6 +78,7 @@ def build(
 
 def resume(
     url: Url,
+    set_: Annotated[list[str], setting("generator.model=PLACE")] = [],  # noqa: B006
     slots: Slots = 0,
     skip_failed: SkipFailed = "",
     retry_failed: RetryFailed = False,
@@ -91,16 +92,18 @@ def resume(
 ) -> None:
     """Make what a mixed dataset lacks, and again what is damaged.
 
+    Of its settings only where things lie may change.
+
     Example:
       semix resume /data/birds-mixed
     """
-    from data.root import Root
     from flows import build as building
     from flows.selection import Selection
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
     where = SlotSettings(slots, runner, cluster, range_, device)
-    show(building.resume(Root(url), slots=where, selection=selection, full=full), json)
+    root = building.resume(url, overrides=set_, slots=where, selection=selection, full=full)
+    show(root, json)
 
 
 def extend(
@@ -163,4 +166,7 @@ def show(root: "Root", as_json: bool) -> None:
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
     if not as_json:
         facts["stages"] = by_stage(found.stages)
+        facts["left_out"] = f"{found.left_out} series"
+        if not found.left_out:
+            del facts["left_out"]
     emit_facts(facts, as_json=as_json)

@@ -49,25 +49,18 @@ def export(
     Example:
       semix export /data/birds-mixed --to /data/birds-folder
     """
-    from data.export.hugging_face import write_hugging_face
-    from data.export.image_folder import write_image_folder
-    from data.export.parquet import write_parquet
-    from data.export.rows import open_source
+    from data.export import write_hugging_face, write_image_folder, write_parquet
+    from data.pinned import Pinned
+    from data.root import Root
 
     own_file("--to", to)
-    source = open_source(
-        url,
-        index=index or None,
-        labels=labels or None,
-        scale=scale,
-        image_format=image_format.value,
-    )
+    source = Pinned(Root(url), index=index or None, labels=labels or None, scale=scale)
     write = {
         Format.folder: write_image_folder,
         Format.parquet: write_parquet,
         Format.huggingface: write_hugging_face,
     }[format]
     with damage_named(source.root.url):
-        images = write(source, to)
+        images = write(source, to, image_format=image_format.value)
     facts = {"written": str(to), "format": format.value, "images": images}
     emit_facts(facts | {"index": source.index}, as_json=json)

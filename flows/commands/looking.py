@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from data.root import Root
-    from data.shards import GroupSample
+    from data.tar import GroupSample
 
 PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
 
@@ -32,9 +32,8 @@ def browse(
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
     """
-    from data.contact_sheet import contact_sheet
     from data.root import Root
-    from data.series import read_series, some_of_all_pairs
+    from data.series import contact_sheet, read_series, some_of_all_pairs
 
     _check_picture(out)
     root = Root(url)
@@ -66,14 +65,14 @@ def show(
     root = Root(url)
     shard = shard_of(root, group)
     record = root.record(shard)
-    facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record["tar"]}
+    facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
     sample = _stored(root, group) if record else None
     if regenerate:
         sample, facts["same_pixels"] = _made_anew(root, group, sample, device=device)
     if sample is not None:
-        facts |= sample.record
+        facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
-            from data.contact_sheet import contact_sheet
+            from data.series import contact_sheet
 
             with damage_named(root.url):
                 sheet = contact_sheet([sample])
@@ -108,7 +107,7 @@ def _made_anew(
     root: "Root", group: int, stored: "GroupSample | None", *, device: str
 ) -> "tuple[GroupSample, bool | None]":
     """The series made now, and whether it looks as the stored one; None without one."""
-    from pipeline.regenerate import regenerate, same_pixels
+    from pipeline.shard import regenerate, same_pixels
 
     made = regenerate(root, group, device=device)
     return made, None if stored is None else same_pixels(made, stored)

@@ -1,15 +1,12 @@
 """Arguments and options that several commands share."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from data.ranges import parse_ranges
 from flows.commands.help_pages import MORE
 from flows.slots.settings import MOST_SLOTS
-
-if TYPE_CHECKING:
-    from data.shard_numbers import ShardNumbers
 
 
 def setting(example: str) -> Any:
@@ -59,5 +56,5 @@ Index = Annotated[str, typer.Option(metavar="NAME", help="as index/3.json; defau
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 
 
-def chosen(shards: str) -> "ShardNumbers | frozenset[int]":
-    return parse_ranges(shards) if shards else frozenset()
+def chosen(shards: str) -> frozenset[int]:
+    return frozenset(parse_ranges(shards) if shards else ())

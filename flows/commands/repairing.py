@@ -1,11 +1,14 @@
 """semix verify, failures, gc."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.commands.options import Json, Url
 from flows.terminal import emit, emit_json
+
+if TYPE_CHECKING:
+    from data.formats import Failure
 
 TRACEBACK_LINES = 5
 
@@ -23,7 +26,7 @@ def verify(
       semix verify /data/birds-mixed --full
     """
     from data.root import Root
-    from data.verification import verify as verified
+    from data.verify import verify as verified
 
     root = Root(url)
     found = []
@@ -56,7 +59,7 @@ def failures(url: Url, json: Json = False) -> None:
     """
     from data.root import Root
 
-    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().read()}
+    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
     if json:
         emit_json(found)
         return
@@ -102,16 +105,14 @@ def gc(
     emit(f"{len(found)} files, {sum(item.bytes for item in found)} bytes {done}")
 
 
-def _explained(attempts: list[dict[str, Any]]) -> dict[str, Any]:
+def _explained(attempts: "list[Failure]") -> dict[str, Any]:
     """The last attempt, and how many there were."""
-    from data.failures import failed_group
-
     last = attempts[-1]
     return {
         "attempts": len(attempts),
-        "error": last["error"],
-        "message": last["message"],
-        "group": failed_group(last),
-        "time": last["time"],
-        "traceback": last.get("traceback", [])[-TRACEBACK_LINES:],
+        "error": last.error,
+        "message": last.message,
+        "group": last.group,
+        "time": last.time,
+        "traceback": last.traceback[-TRACEBACK_LINES:],
     }

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from data.config_file import read_yaml
 from data.errors import InputError
+from data.settings import read_yaml
 from flows.deployments.catalogue import FLOWS
 from flows.slots.settings import DEVICES
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.cache_folder import COMPILED, compiled_folder
+from data.machine import COMPILED, compiled_folder
 from flows.doctor.finding import FAILED, OK, Finding
 from flows.doctor.subject import Subject
 
@@ -17,7 +17,7 @@ def check(subject: Subject) -> Iterator[Finding]:
 def _compiles(subject: Subject) -> bool:
     """Whether anything is to be compiled. Raises InputError if there is no compiler for it."""
     if subject.build is not None:
-        from pipeline.generators.compilation import check_compiler as check_of_build
+        from pipeline.generators.latent_diffusion import check_compiler as check_of_build
 
         mode = subject.build.generator.compile
         check_of_build(mode)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.errors import InputError
 from data.store import Store
-from flows.cost_words import amount
+from flows.costs import amount, free_bytes, refuse_small_place
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
 
@@ -20,8 +20,6 @@ def check(subject: Subject) -> Iterator[Finding]:
     if not subject.out:
         yield Finding("disk", UNCHECKED, "no place was given; --out URL")
         return
-    from flows.costs import free_bytes, refuse_small_place
-
     store = Store(subject.out)
     free = free_bytes(store)
     if free is None:
@@ -41,7 +39,7 @@ def _estimate(subject: Subject) -> tuple[float | None, float | None]:
     if subject.build is None:
         return None, None
     from pipeline.checks import check_models
-    from pipeline.costs.estimate import estimate
+    from pipeline.estimate import estimate
     from pipeline.plan import BuildPlan
 
     try:
@@ -59,7 +57,8 @@ def _estimate(subject: Subject) -> tuple[float | None, float | None]:
 
 def _committed(out: str) -> int:
     """Shards that are there already."""
-    from data.root import PLAN, Root
+    from data.formats import PLAN
+    from data.root import Root
 
     return Root(out).progress().done if out and Store(out).exists(PLAN) else 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from flows.cgroup import MemoryLimit, memory_limit
-from flows.cost_words import amount
+from flows.costs import amount
 from flows.doctor.finding import FAILED, OK, WARNING, Finding
 from flows.doctor.model_files import places, weights
 from flows.doctor.subject import Subject

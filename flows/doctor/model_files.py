@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.cost_words import amount
+from flows.costs import amount
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject
 
@@ -29,18 +29,20 @@ def check(subject: Subject) -> Iterator[Finding]:
 
 def places(subject: Subject) -> dict[str, tuple[str, Path | None]]:
     """By setting: the model, and its file, folder or copy of the hub's; None if it is not here."""
+    from pipeline.model_paths import copy_here
+
     assert subject.build is not None
     generator, found = subject.build.generator, {}
-    found["generator.model"] = (generator.model, _folder(generator.model, generator.revision))
+    found["generator.model"] = (generator.model, copy_here(generator.model, generator.revision))
     if generator.unet is not None:
         found["generator.unet"] = (
             generator.unet,
-            _folder(generator.unet, generator.unet_revision),
+            copy_here(generator.unet, generator.unet_revision),
         )
     for field, encoder in subject.build.annotation.encoders:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
-            found[f"{field}.model"] = (encoder.model, _folder(model, encoder.revision))
+            found[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
         else:
             name = f"{encoder.model} {encoder.pretrained}"
             found[f"{field}.pretrained"] = (name, _clip_file(encoder))
@@ -85,25 +87,11 @@ def _judged(name: str, model: str, place: Path | None) -> Finding:
     return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
 
 
-def _folder(model: str, revision: str | None) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    from pipeline.checks.model_paths import local_path
-
-    if (path := local_path(model)) is not None:
-        return path
-    try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
-
-
 def _clip_file(config: "EncoderConfig") -> Path | None:
     """The file that is named, or the weights of a tag in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    from pipeline.checks.clip import HUB_WEIGHTS, tag_repository
+    from pipeline.checks import HUB_WEIGHTS, tag_repository
 
     assert config.pretrained is not None  # check_models has refused that
     repository = tag_repository(config)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from data.formats import PLAN
 from data.machine import machine
-from data.root import PLAN
 from data.store import Store
 from flows.doctor.finding import FAILED, OK, UNCHECKED, WARNING, Finding
 from flows.doctor.subject import Subject

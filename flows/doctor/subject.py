@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
-from data.real import RealDataConfig
 from data.settings import load_settings
+from data.splits import RealDataConfig
 from flows.configs import NAMES, command_of, models
 
 if TYPE_CHECKING:

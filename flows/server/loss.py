@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from data.store.urls import shown
+from data.store.places import shown
 from flows.server.probe import ServerLost, failure_words
 
 # By name, so that the command line can ask without Prefect, which takes a second to import.

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from data.errors import InputError
-from data.store.urls import shown
+from data.store.places import shown
 from flows.errors import RunFailed
 from flows.server import client_settings
 

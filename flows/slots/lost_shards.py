@@ -3,6 +3,7 @@
 import re
 import time
 
+from data.formats import Failure
 from data.label_sets import LabelSet
 from data.leases import held_by, lease_name
 from data.root import Root
@@ -26,11 +27,14 @@ def record_lost(url: str, outcome: Outcome, *, labels: str = "", told: bool = Fa
     place = LabelSet(root, labels) if labels else root
     held = held_by(root.store, outcome.pid)
     found = [SHARD.fullmatch(work) for work in held] if held and not told else []
-    missing = place.missing() if any(found) else ()
+    missing = frozenset(place.missing() if any(found) else ())
     shards = [shard for match in found if match and (shard := int(match[1])) in missing]
     for shard in shards:
-        note = {"error": "WorkerLost", "message": str(outcome), "time": time.time()}
-        place.record_failure(shard, note)
+        place.record_failure(
+            Failure(
+                shard=shard, attempt=1, error="WorkerLost", message=str(outcome), time=time.time()
+            )
+        )
     for work in held_by(root.store, outcome.pid) if held else []:  # what nobody has taken over
         root.store.delete(lease_name(work))
     return shards

@@ -9,8 +9,7 @@ from typing import Any
 
 from data.errors import InputError
 from data.label_sets import LabelSet
-from data.progress import Progress
-from data.root import Root
+from data.root import Progress, Root
 from flows.slots.runners.local import local_slots
 from flows.slots.runners.place import Place, SlotFuture
 from flows.slots.settings import SlotSettings, check_slots
@@ -24,19 +23,25 @@ log = logging.getLogger("semix.build")
 
 @contextmanager
 def slots_running(
-    url: str, settings: SlotSettings, *, shards: str = "", labels: str = ""
+    url: str,
+    settings: SlotSettings,
+    *,
+    shards: str = "",
+    labels: str = "",
+    overrides: Sequence[str] = (),
 ) -> Iterator[list[SlotFuture]]:
     """Start one task run a slot; none lives on when the block is left, however it is left.
 
     Args:
         shards: only these, as in `3,7-9`; empty for all.
         labels: make the labels of this set, not images.
+        overrides: of a root, for its workers.
     Raises:
         InputError: as of `check_slots`; a cluster that cannot be reached.
     """
     check_slots(settings)
     with _place(url, settings) as place:
-        futures = _submit(place, url, settings, shards=shards, labels=labels)
+        futures = _submit(place, url, settings, shards, labels, overrides)
         try:
             yield futures
         finally:
@@ -60,7 +65,12 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 
 
 def _submit(
-    place: Place, url: str, settings: SlotSettings, *, shards: str, labels: str
+    place: Place,
+    url: str,
+    settings: SlotSettings,
+    shards: str,
+    labels: str,
+    overrides: Sequence[str],
 ) -> list[SlotFuture]:
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
@@ -70,7 +80,7 @@ def _submit(
             {
                 "slot": slot,
                 "arguments": worker_arguments(
-                    url, slot, place.count, settings=settings, labels=labels
+                    url, slot, place.count, settings=settings, labels=labels, overrides=overrides
                 ),
                 "environment": place.environment(slot),
                 "stop": place.stop,

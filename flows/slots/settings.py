@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
 from data.errors import InputError
-from data.part import parse_part
+from data.ranges import parse_part
 from flows.gpus import settled_device, visible_gpus
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state

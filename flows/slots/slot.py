@@ -4,13 +4,14 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from data.errors import InputError
 from data.leases import TIME_TO_LIVE
 from data.ranges import format_ranges
 from flows.child import python_module
@@ -55,12 +56,13 @@ def worker_arguments(
     *,
     settings: SlotSettings,
     labels: str = "",
+    overrides: Sequence[str] = (),
 ) -> list[str]:
     """Arguments of a worker that makes images, or the labels of one set; all but its device."""
     share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
-    return [url, *share, *part, *what]
+    return [url, *share, *part, *what, *(f"--set={override}" for override in overrides)]
 
 
 @task(task_run_name="generate slot {slot}", **RECORD)
@@ -135,7 +137,7 @@ def _record_lost(url: str, outcome: Outcome, labels: str) -> None:
     """That may fail: a slot outlives its store's silence."""
     try:
         shards = record_lost(url, outcome, labels=labels, told=outcome.returncode == RESTART)
-    except (OSError, ValueError) as error:
+    except (OSError, InputError, ValueError) as error:
         log.warning("what worker %d was making is not written down: %s", outcome.pid, error)
         return
     if shards:

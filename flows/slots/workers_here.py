@@ -10,7 +10,8 @@ from flows.child import started_ahead
 from flows.gpus import CHOSEN, visible_gpus
 from flows.slots.settings import LOCAL, SlotSettings, slots_here
 
-IMPORTS = ("pipeline.build", "pipeline.clip")  # what a worker imports, sooner or later
+# What a worker imports, sooner or later: with it torch, the models' libraries, all families.
+IMPORTS = ("pipeline.shard",)
 
 
 def quiet() -> dict[str, str]:
@@ -41,21 +42,17 @@ def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
 
 
 @contextmanager
-def workers_ahead(
-    settings: SlotSettings, *, family: str, builds: int = 1, url: str = ""
-) -> Iterator[None]:
+def workers_ahead(settings: SlotSettings, *, builds: int = 1, url: str = "") -> Iterator[None]:
     """During the block, slots of this machine find their workers with all libraries imported.
 
     Args:
-        family: of the generator.
         builds: how many begin in the block, each with these slots.
         url: of the root, for whoever looks at processes.
     """
     if settings.runner != LOCAL:
         yield
         return
-    imports = [*IMPORTS, f"pipeline.generators.{family}"]
     environments = builds * environments_here(settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started_ahead(imports, environments, shown=("pipeline.worker", url), **pipes):
+    with started_ahead(IMPORTS, environments, shown=("pipeline.worker", url), **pipes):
         yield

@@ -1,1 +1,102 @@
-"""What is right and wrong with a mixed dataset: figures, flags, a page; read in one pass."""
+"""The audit of one index: figures, checks and flags, from one pass over its shards."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data.formats import SeriesFlags
+from data.pinned import Pinned
+from pipeline.audit.checks import Check, checks
+from pipeline.audit.findings import Findings, class_figures, figures, find, pair_figures
+from pipeline.audit.read import Facts, Judge, read_facts
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found, and in what.
+
+    Attributes:
+        judge: a sentence on who judged the end points; None if nobody did.
+        values: what `audit.json` holds.
+    """
+
+    source: Pinned
+    facts: Facts
+    findings: Findings
+    checks: list[Check]
+    flags: SeriesFlags
+    judge: str | None
+    values: dict[str, Any]
+
+
+def audit(
+    source: Pinned,
+    *,
+    judge: Judge | None = None,
+    judge_name: str | None = None,
+    beat: Callable[[int], None] = lambda groups: None,
+) -> Audit:
+    """Read an index once and measure it.
+
+    Shards that cannot be read are named in `facts.unreadable`; the figures are of the others.
+
+    Args:
+        judge: tells the class of unmixed images; `judge_name` says who that is.
+        beat: called after each shard with its number of groups.
+    Raises:
+        Unreadable: no shard can be read.
+    """
+    facts = read_facts(source, judge=judge, beat=beat)
+    findings = find(facts.series)
+    overall = figures(facts, findings)
+    classes = class_figures(facts, findings, source.class_names)
+    left_out = [series for shard in source.shards for series in shard.left_out]
+    rows = checks(overall, classes, unreadable=facts.unreadable, left_out=left_out)
+    flags = SeriesFlags(
+        index=source.index,
+        digest=source.digest,
+        labels=source.label_set.digest if source.label_set else None,
+        flags={str(flag): rows for flag, rows in findings.groups(facts.series).items()},
+    )
+    values = {
+        "schema": SCHEMA,
+        "root": source.root.url,
+        "index": source.index,
+        "digest": source.digest,
+        "labels": flags.labels,
+        "judge": judge_name,
+        "shards": len(source.shards),
+        "series": len(facts.series.group),
+        "images": facts.series.alphas.size,
+        "image_size": list(facts.size),
+        "unreadable": facts.unreadable,
+        "left_out": [series.model_dump() for series in left_out],
+        "checks": [asdict(row) for row in rows],
+        "overall": overall,
+        "classes": classes,
+        "pairs": pair_figures(facts.series, findings),
+        "duplicates": _pairs_alike(facts, findings),
+        "flags": flags.flags,
+    }
+    return Audit(source, facts, findings, rows, flags, judge_name, values)
+
+
+def as_json(values: dict[str, Any]) -> bytes:
+    """One line a section: a thousand classes have half a million pairs."""
+    lines = (
+        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+        for key, value in values.items()
+    )
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _pairs_alike(facts: Facts, findings: Findings) -> list[dict[str, Any]]:
+    """Each series flagged as a duplicate, and the earlier one that it is like."""
+    groups, alike = facts.series.group, findings.duplicates
+    return [
+        {"group": int(groups[row]), "like": int(groups[of]), "same_pixels": bool(same)}
+        for row, of, same in zip(alike.rows, alike.of, alike.same, strict=True)
+    ]

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from data.formats import LeftOut
+
 CORRELATION = 0.9  # median; eight weights with one neighbouring swap have 0.98, with five 0.88
 NEGATIVE = 0.01  # share of series
 NOT_MONOTONE = 0.5
@@ -30,11 +32,21 @@ class Check:
 
 
 def checks(
-    overall: Figures, classes: Sequence[Figures], *, unreadable: Mapping[int, str]
+    overall: Figures,
+    classes: Sequence[Figures],
+    *,
+    unreadable: Mapping[int, str],
+    left_out: Sequence[LeftOut],
 ) -> list[Check]:
-    """All checks that apply, the most telling first."""
+    """All checks that apply, the most telling first.
+
+    Args:
+        unreadable: by shard what is wrong with it.
+        left_out: series that a build could not store.
+    """
     found = [
         *_readable(unreadable),
+        *_stored(left_out),
         *_correlation(overall["correlation"]),
         *_end_points(overall["end_points"]),
         *_pictures(overall),
@@ -63,6 +75,15 @@ def _readable(unreadable: Mapping[int, str]) -> list[Check]:
     shown = ", ".join(map(str, list(unreadable)[:5])) + (", ..." if len(unreadable) > 5 else "")
     text = f"{len(unreadable)}, number {shown}"
     return [Check("unreadable shards", text, False, "`semix resume` makes them again")]
+
+
+def _stored(left_out: Sequence[LeftOut]) -> list[Check]:
+    if not left_out:
+        return []
+    first = left_out[0]
+    text = f"{len(left_out):,}; group {first.group}: {first.reason}"
+    advice = "audit.json names all; another generator.dtype may lose none"
+    return [Check("series left out", text, False, advice)]
 
 
 def _correlation(found: Figures) -> list[Check]:

@@ -1,20 +1,22 @@
 """Puts an audit into one HTML page that needs nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.files import write_atomically
-from data.pages.environment import page_environment
-from pipeline.audit.audit import Audit
+from data.formats import Flag
+from data.images import decode_image
+from data.pages import Series, fixed, page_environment, series_figure
+from data.tar import GroupSample
+from pipeline.audit import Audit
 from pipeline.audit.checks import percent
-from pipeline.audit.drawing import bars, curve
-from pipeline.audit.figures import histogram
-from pipeline.audit.gallery import gallery
+from pipeline.audit.findings import histogram
 
-SHOWN = 20  # pairs, or classes, at either end
+ROWS = 20  # pairs, or classes, at either end
 
 
 def write_page(path: Path, audit: Audit, *, title: str) -> None:
@@ -36,16 +38,16 @@ def write_page(path: Path, audit: Audit, *, title: str) -> None:
         curve=overall["weight_curve"] and curve(overall["weight_curve"]),
         pair_medians=bars(histogram(np.array(values["pairs"]["correlation_median"]), -1, 1)),
         pairs=len(pairs),
-        worst=pairs[:SHOWN],
-        best=pairs[: -SHOWN - 1 : -1] if len(pairs) > SHOWN else [],
+        worst=pairs[:ROWS],
+        best=pairs[: -ROWS - 1 : -1] if len(pairs) > ROWS else [],
         classes=class_rows(values["classes"]),
-        shown=SHOWN,
+        shown=ROWS,
     )
     write_atomically(path, text.encode())
 
 
 def pair_rows(pairs: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """One record a pair, the worst first: by end points, then by correlation."""
+    """One record a pair, the worst first: by mean correlation, then by end points."""
     judge = pairs.get("end_points_judge") or [None] * len(pairs["series"])
     columns = {**pairs, "end_points_judge": judge}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -69,6 +71,163 @@ def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for one in classes
     ]
-    if len(rows) <= 2 * SHOWN:
+    if len(rows) <= 2 * ROWS:
         return rows
-    return sorted(rows, key=lambda row: -1.0 if row["agreed"] is None else row["agreed"])[:SHOWN]
+    return sorted(rows, key=lambda row: -1.0 if row["agreed"] is None else row["agreed"])[:ROWS]
+
+
+SERIES = 6  # series a section
+TITLES: dict[Flag, tuple[str, str]] = {
+    "degenerate": ("Degenerate", "Flat, black, white, or with features that are no numbers."),
+    "duplicate": ("Like an earlier series", "A picture of each looks like one of another series."),
+    "still": ("Neighbours that do not differ", "Alpha moves and the picture stays."),
+    "end_points": ("End points of another class", "By the nearest prototype of all classes."),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    note: str
+    series: list[Series]
+
+
+def gallery(audit: Audit) -> list[Section]:
+    """Sections with pictures, without those that would be empty. Reads their shards again."""
+    chosen = _chosen(audit)
+    wanted = sorted({row for _, _, rows in chosen for row in rows})
+    samples = _read(audit, wanted)
+    return [
+        Section(title, note, [_figure(audit, row, samples[row]) for row in rows])
+        for title, note, rows in chosen
+        if rows
+    ]
+
+
+def _chosen(audit: Audit) -> list[tuple[str, str, list[int]]]:
+    """Title, note and rows of each section."""
+    series, findings = audit.facts.series, audit.findings
+    rho = findings.rho.numpy()
+    gap = np.abs(series.coordinates - series.mixture).mean((1, 2))  # breaks ties of rho
+    order = np.lexsort((gap, -rho)).tolist()
+    found = [
+        ("Worst series", "The weight follows alpha least.", order[: -SERIES - 1 : -1]),
+        (
+            "Best series",
+            "The weight follows alpha best, and is nearest to it.",
+            order[:SERIES],
+        ),
+    ]
+    differing = np.nan_to_num(series.disagreement, nan=-1).max(1)
+    if (differing >= 0).any():
+        most = np.argsort(-differing, kind="stable")[:SERIES].tolist()
+        found.append(("Encoders disagree", "The two CLIP models differ most.", most))
+    for flag, (title, note) in TITLES.items():
+        rows = np.flatnonzero(findings.flags[flag])[:SERIES].tolist()
+        found.append((title, note, _with_partners(audit, rows) if flag == "duplicate" else rows))
+    return found
+
+
+def _with_partners(audit: Audit, rows: Iterable[int]) -> list[int]:
+    """Each duplicate behind the series that it is like."""
+    alike = audit.findings.duplicates
+    partner = dict(zip(alike.rows.tolist(), alike.of.tolist(), strict=True))
+    both = [row for pair in ((partner[row], row) for row in rows) for row in pair]
+    return list(dict.fromkeys(both))[:SERIES]
+
+
+def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
+    series, source = audit.facts.series, audit.source
+    found: dict[int, GroupSample] = {}
+    by_shard = {shard.shard: shard for shard in source.shards}
+    wanted = {int(series.group[row]): row for row in rows}
+    for number in {int(series.shard[row]) for row in wanted.values()}:
+        for sample in source.samples(by_shard[number]):
+            row = wanted.get(sample.record.group)
+            if row is not None:
+                found[row] = sample
+    return found
+
+
+def _figure(audit: Audit, row: int, sample: GroupSample) -> Series:
+    notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(float(audit.findings.rho[row]))}"]
+    differing = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
+    if differing >= 0:
+        notes.append(f"encoders differ by {differing:.2f}")
+    images = [decode_image(content) for content in sample.images]
+    return series_figure(sample.record, images, note=", ".join(notes))
+
+
+WIDTH, HEIGHT = 520, 300  # units of the drawing; the page scales it
+LEFT, BOTTOM, TOP, RIGHT = 36, 26, 8, 16  # room for axis numbers
+TICKS = 4
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bin, and how high it stands against the highest, in percent."""
+
+    low: float
+    high: float
+    count: int
+    height: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of an SVG polygon or polyline each, and where the axis numbers stand."""
+
+    width: int
+    height: int
+    bands: list[str]
+    median: str
+    mean: str
+    marks: list[tuple[float, float]]
+    identity: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+
+
+def bars(found: dict[str, Any]) -> list[Bar]:
+    """The bars of what `figures.histogram` gave."""
+    edges, counts = found["edges"], found["counts"]
+    most = max(max(counts), 1)
+    return [
+        Bar(low, high, count, 100 * count / most)
+        for low, high, count in zip(edges, edges[1:], counts, strict=False)
+    ]
+
+
+def curve(found: dict[str, Any]) -> Curve:
+    """The weight along alpha: mean, median, and the bands between outer quantiles."""
+    alphas, quantiles = found["alphas"], found["quantiles"]
+    values = [value for row in quantiles for value in row] + [0.0, 1.0]
+    low, high = min(values), max(values)
+
+    def x(alpha: float) -> float:
+        return round(LEFT + alpha * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(weight: float) -> float:
+        return round(HEIGHT - BOTTOM - (weight - low) / (high - low) * (HEIGHT - BOTTOM - TOP), 1)
+
+    def line(row: Sequence[float]) -> list[tuple[float, float]]:
+        return [(x(alpha), y(weight)) for alpha, weight in zip(alphas, row, strict=True)]
+
+    middle = len(quantiles) // 2
+    outer = zip(quantiles[:middle], reversed(quantiles[middle + 1 :]), strict=True)
+    steps = [low + (high - low) * tick / TICKS for tick in range(TICKS + 1)]
+    return Curve(
+        width=WIDTH,
+        height=HEIGHT,
+        bands=[_points([*line(under), *reversed(line(over))]) for under, over in outer],
+        median=_points(line(quantiles[middle])),
+        mean=_points(line(found["mean"])),
+        marks=line(found["mean"]),
+        identity=_points([(x(0), y(0)), (x(1), y(1))]),
+        x_ticks=[(x(tick / TICKS), f"{tick / TICKS:.2f}") for tick in range(TICKS + 1)],
+        y_ticks=[(y(step), f"{step:.2f}") for step in steps],
+    )
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x},{y}" for x, y in points)

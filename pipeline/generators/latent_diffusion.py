@@ -1,25 +1,32 @@
 """Sampling and decoding that all families share, around the family's own denoiser."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from data.device import float32_precision
+from data.errors import InputError
+from data.machine import keep_compiled_to_ourselves
 from pipeline.conditioning import Conditioning, concatenate
 from pipeline.config import GeneratorConfig
-from pipeline.generators.approximate.cache import CachedDenoiser, cache_setting
-from pipeline.generators.approximate.shallow import check_unet
-from pipeline.generators.approximate.tiny_decoder import load_tiny_decoder
-from pipeline.generators.compilation import compile_network, room_for_programs
-from pipeline.generators.latents import decoded_at_once, unscaled, upcast
+from pipeline.generators.loading import load_tiny_decoder
 from pipeline.generators.schedulers import sampler
-from pipeline.rows import step_plan
 
-Denoise = Callable[[Tensor, Tensor, Conditioning], Tensor]
+COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # as torch has it; CXX is another
+# Of one function. A U-Net's blocks have up to four shapes, each in every layout of a batch: images
+# with and without guidance, and noises that are scored twice, or with gradients.
+PROGRAMS = 64
+BYTES_PER_PIXEL = (30 << 30) // (16 * 1024 * 1024)
+DECODING_BYTES = 8 << 30
+MOST_DECODED = 16  # more are hardly faster
 
 
 class Denoiser(Protocol):
@@ -50,32 +57,23 @@ class LatentDiffusion:
     Latents stay float32 whatever the network's precision; a float32 network is not run in TF32.
 
     Raises:
-        InputError: the model's scheduler cannot sample deterministically; an approximation that
-            does not suit the model.
+        InputError: the model's scheduler cannot sample deterministically; a tiny decoder that
+            does not suit the model; no compiler for what shall be compiled.
     """
 
     def __init__(self, denoiser: Denoiser, config: GeneratorConfig) -> None:
         self.denoiser = denoiser
         self.config = config
         self.latent_shape = denoiser.latent_shape
-        approximate = config.approximate
-        self.vae = denoiser.pipeline.vae
-        if approximate.tiny_decoder is not None:
-            self.vae = load_tiny_decoder(approximate, self.vae)
-        self.vae = upcast(self.vae)
-        levels = len(denoiser.pipeline.vae.config.block_out_channels)
+        own = denoiser.pipeline.vae
+        self.vae = upcast(own if config.tiny_decoder is None else load_tiny_decoder(config, own))
+        levels = len(own.config.block_out_channels)
         pixels = math.prod(denoiser.latent_shape[1:]) * 4 ** (levels - 1)  # of an image
         self.decode_batch = config.decode_batch or decoded_at_once(pixels)
-        cache = cache_setting(approximate)
-        if cache is not None:
-            check_unet(denoiser.network, cache)
-        self.steps = approximate.steps or config.steps
         self.device: torch.device = denoiser.pipeline.device
         self.dtype: torch.dtype = next(denoiser.network.parameters()).dtype
         self.scheduler = sampler(
-            denoiser.pipeline.scheduler,
-            name=approximate.scheduler or config.scheduler,
-            spacing=config.timestep_spacing,
+            denoiser.pipeline.scheduler, name=config.scheduler, spacing=config.timestep_spacing
         )
         compile_network(denoiser.network, config.compile)
 
@@ -86,58 +84,39 @@ class LatentDiffusion:
         return self.denoiser.encode(names)
 
     @torch.inference_mode()
-    def sample(
-        self, noise: Tensor, condition: Conditioning, alphas: Tensor | None = None
-    ) -> Tensor:
+    def sample(self, noise: Tensor, condition: Conditioning) -> Tensor:
         """Noise of variance 1, float32 [B, C, h, w], to clean latents of the same shape.
 
         Args:
-            alphas: [G, A] of the rows, series by series; B = G A. Only caching along alpha
-                reads them.
+            condition: B rows.
         """
         scheduler, config = self.scheduler, self.config
-        scheduler.set_timesteps(self.steps)
+        scheduler.set_timesteps(config.steps)
+        calls = len(scheduler.timesteps)
         latents = noise.to(self.device) * scheduler.init_noise_sigma
-        cached = self._cached(alphas)
-        plan = step_plan(config, len(scheduler.timesteps))
-        for step, timestep in zip(plan, scheduler.timesteps, strict=True):
+        for call, timestep in enumerate(scheduler.timesteps):
             scaled = scheduler.scale_model_input(latents, timestep)
-            guidance_scale = config.guidance_scale if step.guided else 1.0
-            denoise = partial(cached, fresh=step.fresh) if cached else None
-            output = self.predict(scaled, timestep, condition, guidance_scale, denoise=denoise)
+            guidance_scale = config.guidance_scale if config.guided(call, calls) else 1.0
+            output = self.predict(scaled, timestep, condition, guidance_scale)
             latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
         return latents
 
-    def _cached(self, alphas: Tensor | None) -> CachedDenoiser | None:
-        settings = self.config.approximate
-        if cache_setting(settings) is None:
-            return None
-        return CachedDenoiser(self.denoiser, alphas=alphas, anchors=settings.cache_anchors)
-
     @float32_precision("ieee")
     def predict(
-        self,
-        latents: Tensor,
-        timestep: Tensor,
-        condition: Conditioning,
-        guidance_scale: float,
-        *,
-        denoise: Denoise | None = None,
+        self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
         """The guided prediction, float32: uncond + w (cond - uncond), w at most 1 is cond alone.
 
         Args:
             latents: [B, C, h, w], scaled as the scheduler wants them.
-            denoise: a cheaper way to what the denoiser predicts.
         """
-        denoise = denoise or self.denoiser
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
         with room_for_programs(self.config.compile):
             if guidance_scale <= 1:
-                return denoise(inputs, timestep, condition).float()
+                return self.denoiser(inputs, timestep, condition).float()
             empty = self.denoiser.unconditional.expand(len(latents))
             both = concatenate([empty, condition])
-            without, given = denoise(inputs.repeat(2, 1, 1, 1), timestep, both).chunk(2)
+            without, given = self.denoiser(inputs.repeat(2, 1, 1, 1), timestep, both).chunk(2)
             return without.float() + guidance_scale * (given.float() - without.float())
 
     @torch.inference_mode()
@@ -152,3 +131,82 @@ class LatentDiffusion:
         pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0].float()
         values = (pixels / 2 + 0.5).clamp(0, 1) * 255
         return values.round().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def unscaled(latents: Tensor, config: Any) -> Tensor:
+    """Latents [B, C, h, w] as the VAE reads them.
+
+    Args:
+        config: of the VAE; `scaling_factor`, and where it has them `latents_mean` and
+            `latents_std` (of each channel) or `shift_factor`.
+    """
+    scaled = latents / config.scaling_factor
+    mean, deviation = config.get("latents_mean"), config.get("latents_std")
+    if mean is not None and deviation is not None:
+        scaled = scaled * _channels(deviation, latents) + _channels(mean, latents)
+    return scaled + (config.get("shift_factor") or 0.0)
+
+
+def decoded_at_once(pixels: int) -> int:
+    """How many images a VAE decodes at a time, by the pixels of one.
+
+    Of the images alone, whatever memory the device has free: the batch moves their last bits, and
+    a shard is the same wherever it is made.
+
+    16 images of 1024 x 1024 took Stable Diffusion's VAE 30 GiB in float32, so a pixel takes 1920
+    bytes (half in bfloat16). 8 GiB hold 4 of these, and 17 of 512 x 512.
+    """
+    return max(1, min(MOST_DECODED, DECODING_BYTES // (BYTES_PER_PIXEL * pixels)))
+
+
+def upcast(vae: Any) -> Any:
+    """The VAE, in float32 where its float16 would overflow into black images."""
+    forced = vae.config.get("force_upcast", False)
+    return vae.float() if forced and vae.dtype == torch.float16 else vae
+
+
+def _channels(values: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(values).to(like).view(1, -1, 1, 1)
+
+
+def compile_network(network: Any, mode: str) -> None:
+    """Compile in place; the work is done at the first call, once for each batch size.
+
+    Args:
+        mode: none; regional: its transformer blocks, quick to compile because alike, which do all
+            of a DiT's work, 75 % of SDXL's, 54 % of Stable Diffusion 2.1's and 45 % of 1.5's (by
+            FLOP): convolutions are outside; full: all of the network, which takes longer.
+    Raises:
+        InputError: this machine has no compiler for what torch generates, or no folder for it.
+    """
+    check_compiler(mode)
+    if mode == "none":
+        return
+    keep_compiled_to_ourselves()
+    if mode == "regional":
+        network.compile_repeated_blocks(fullgraph=True, dynamic=False)
+    else:
+        network.compile(dynamic=False)
+
+
+def room_for_programs(mode: str) -> AbstractContextManager[object]:
+    """Around each call of a network that was compiled so.
+
+    Dynamo keeps eight programs of a function by default: with one more it fails, or for `full`
+    silently runs the network as it was written. Its settings are each thread's own, and autograd
+    calls checkpointed networks from threads of its own.
+    """
+    if mode == "none":
+        return nullcontext()
+    from torch._dynamo import config  # seconds, for those who compile
+
+    return config.patch(recompile_limit=PROGRAMS)
+
+
+def check_compiler(mode: str) -> None:
+    """Raises InputError if `mode` needs a compiler that this machine lacks."""
+    compiler = os.environ.get("CXX", COMPILER)
+    if mode != "none" and shutil.which(shlex.split(compiler)[0]) is None:
+        remedy = f"needs the C++ compiler {compiler}, which is not there; install it, name "
+        remedy += "another in CXX, or set it to none"
+        raise InputError("generator.compile", mode, remedy)

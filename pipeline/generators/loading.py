@@ -1,21 +1,35 @@
-"""from_pretrained, the only way models come in: safetensors, a pinned revision, never code."""
+"""from_pretrained, the only way models come in: safetensors, a pinned revision, never code.
 
+On the device "meta" the same networks come without their weights, from config files of this
+machine alone: they compute shapes, and what they would cost.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import UNet2DConditionModel
+import transformers
+from diffusers import AutoencoderTiny, UNet2DConditionModel
 from huggingface_hub import snapshot_download
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from torch import nn
 
 from data.device import resolve_dtype
 from data.errors import InputError
+from data.files import read_json
 from pipeline.checks import check_generator
-from pipeline.checks.model_paths import check_weights, local_path, pinned
-from pipeline.config import GeneratorConfig
-from pipeline.generators.lora import add_lora
+from pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
+from pipeline.model_paths import NotHere, check_weights, fetched, local_path, lora_file, pinned
 
+META = "meta"
+MODEL = "generator.model"
+LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+# Looked up when this is imported: it takes seconds, which workers spend ahead.
+KINDS = {family: getattr(diffusers, name) for family, name in PIPELINES.items()}
 WEIGHTS = "diffusion_pytorch_model"
 PART_FILES = [  # of a hub repository that is one network
     *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
@@ -23,10 +37,13 @@ PART_FILES = [  # of a hub repository that is one network
 ]
 # What diffusers, transformers and the hub's client raise for models they cannot find or read.
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
+# And peft, for files that are no LoRA weights, or those of another model.
+UNFIT = (*UNREADABLE, AttributeError, KeyError, IndexError)
+DOWN = (".lora_A.weight", ".down.weight")  # one such tensor a layer, by format
 
 
-def load_pipeline(kind: Any, config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
-    """A diffusers pipeline of class `kind` on the device, fine-tuned parts put in.
+def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
+    """The family's diffusers pipeline on the device, fine-tuned parts put in.
 
     Its networks only evaluate, and want no gradients of their weights.
 
@@ -35,42 +52,98 @@ def load_pipeline(kind: Any, config: GeneratorConfig, *, device: str, **parts: A
     Raises:
         InputError: it cannot be loaded, or the device lacks its precision; it, or what is added
             to it, is of another format than safetensors or of the hub without a commit.
+        NotHere: on the meta device, of the hub and not fetched before.
     """
     check_generator(config)  # once more: a root from elsewhere never passed a build's checks
-    dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
-    if config.unet is not None:
-        parts["unet"] = _tuned_unet(config, dtype)
-    folder = _pipeline_folder(kind, config, parts)
-    pipeline = _from_pretrained(
-        kind, folder, config.model, "generator.model", variant=config.variant, dtype=dtype, **parts
-    )
-    add_lora(pipeline, config.lora)
+    if device == META:
+        pipeline = _without_weights(config, parts)
+    else:
+        dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
+        pipeline = _with_weights(config, parts, dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
             part.eval().requires_grad_(False)
+    return pipeline
+
+
+def _with_weights(config: GeneratorConfig, parts: dict[str, Any], dtype: torch.dtype) -> Any:
+    if config.unet is not None:
+        model = local_path(config.model) or config.model
+        parts["unet"] = _tuned_unet(config, model, device="cpu", dtype=dtype)
+    folder = local_path(config.model)
+    if folder is None:
+        folder = _downloaded(config, parts)
+        check_generator(config.model_copy(update={"model": str(folder)}))
+    pipeline = _from_pretrained(config, folder, dtype=dtype, variant=config.variant, **parts)
+    add_lora(pipeline, config.lora)
     # Convolutions run faster on a GPU with the channels last, and no slower on a CPU.
     for name in ("unet", "vae"):
         if name in pipeline.components:
             pipeline.components[name].to(memory_format=torch.channels_last)
-    return pipeline.to(device)
+    return pipeline
 
 
-def load_part(kind: Any, model: str, *, field: str, revision: str | None, **settings: Any) -> Any:
+def _without_weights(config: GeneratorConfig, parts: dict[str, Any]) -> Any:
+    """Low-rank weights add nothing once they are in, so they stay away."""
+    folder = fetched(config.model, config.revision, "generator.model")
+    try:
+        check_generator(config.model_copy(update={"model": str(folder)}))
+        if config.unet is not None:
+            parts["unet"] = _tuned_unet(config, folder, device=META)
+        return _from_pretrained(config, folder, **parts, **_empty_networks(folder, parts))
+    except InputError as error:
+        if error.field == MODEL and local_path(config.model) is None:  # perhaps fetched in part
+            raise NotHere(MODEL, config.model, error.remedy) from error
+        raise
+
+
+def load_part(
+    kind: Any, model: str, *, field: str, revision: str | None, device: str, **settings: Any
+) -> Any:
     """One network of class `kind`, from a directory or from the pinned commit of a hub id.
 
+    Args:
+        device: only whether it is "meta" counts, which wants no weights; others load on the CPU.
     Raises:
         InputError: it cannot be loaded, is no safetensors, or of the hub without a commit.
+        NotHere: on the meta device, of the hub and not fetched before.
     """
     place = pinned(model, revision, f"{field}_revision")
-    if not isinstance(place, Path):
-        try:
+    if device == META:
+        place = fetched(model, revision, field)
+    with _named(field, model):
+        if not isinstance(place, Path):
             place = Path(snapshot_download(model, revision=revision, allow_patterns=PART_FILES))
-        except UNREADABLE as error:
-            raise _unloadable(field, model, error) from error
-    if place.is_dir():  # else loading names it
-        check_weights(place, field)
-    return _from_pretrained(kind, place, model, field, **settings)
+        if place.is_dir():  # else loading names it
+            check_weights(place, field)
+        if device == META:
+            return _empty(kind, place)
+        return kind.from_pretrained(place, use_safetensors=True, **settings)
+
+
+def load_tiny_decoder(config: GeneratorConfig, vae: Any) -> Any:
+    """An AutoencoderTiny (TAESD) that decodes what `vae` does; its own config scales the latents.
+
+    Args:
+        vae: the model's own, whose precision and device it takes over.
+    Raises:
+        InputError: it cannot be loaded, or decodes latents or images of another shape.
+    """
+    assert config.tiny_decoder is not None
+    field = "generator.tiny_decoder"
+    tiny = load_part(
+        AutoencoderTiny,
+        config.tiny_decoder,
+        field=field,
+        revision=config.tiny_decoder_revision,
+        device=vae.device.type,
+    )
+    there = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
+    here = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
+    if here != there:
+        raise InputError(field, config.tiny_decoder, f"decodes {here}; the model has {there}")
+    return tiny.to(device=vae.device, dtype=vae.dtype).eval()
 
 
 def native_shape(network: Any) -> tuple[int, int, int]:
@@ -80,59 +153,102 @@ def native_shape(network: Any) -> tuple[int, int, int]:
     return network.config.in_channels, height, width
 
 
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _downloaded(config: GeneratorConfig, parts: Mapping[str, Any]) -> Path:
+    """The pinned commit of a hub id, without the `parts` that are given."""
+    settings = {"revision": config.revision, "variant": config.variant, **parts}
+    with _named(MODEL, config.model):
+        return Path(KINDS[config.family].download(config.model, use_safetensors=True, **settings))
 
 
-def _pipeline_folder(kind: Any, config: GeneratorConfig, parts: dict[str, Any]) -> Path:
-    """The model's directory; of a hub id the pinned commit's, checked as a local one is."""
-    path = local_path(config.model)
-    if path is not None:
-        return path
-    try:
-        path = Path(
-            kind.download(
-                config.model,
-                revision=config.revision,
-                variant=config.variant,
-                use_safetensors=True,
-                **parts,
-            )
-        )
-    except UNREADABLE as error:
-        raise _unloadable("generator.model", config.model, error) from error
-    check_generator(config.model_copy(update={"model": str(path)}))
-    return path
-
-
-def _from_pretrained(kind: Any, folder: Path, model: str, field: str, **settings: Any) -> Any:
+def _from_pretrained(config: GeneratorConfig, folder: Path, **settings: Any) -> Any:
     """From a directory alone, so that nothing else is asked of the hub."""
+    with _named(MODEL, config.model):
+        return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **settings)
+
+
+@contextmanager
+def _named(field: str, model: str) -> Iterator[None]:
+    """Raises InputError for what the libraries raise meanwhile."""
     try:
-        return kind.from_pretrained(folder, use_safetensors=True, **settings)
+        yield
+    except InputError:
+        raise
     except UNREADABLE as error:
-        raise _unloadable(field, model, error) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(field, model, f"cannot be loaded: {lines[0]}") from error
 
 
-def _unloadable(field: str, model: str, error: Exception) -> InputError:
-    return InputError(field, model, f"cannot be loaded: {first_line(error)}")
+def _sizes(channels: int, levels: Any) -> str:
+    return f"{channels} channels to images {2 ** (len(levels) - 1)} times as wide"
 
 
-def _tuned_unet(config: GeneratorConfig, dtype: torch.dtype) -> UNet2DConditionModel:
+def _empty_networks(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The networks that the model's index names, but for those `given`, on the meta device."""
+    found = {}
+    for part, named in read_json(folder / "model_index.json").items():
+        if part in given or not isinstance(named, list) or named[0] not in LIBRARIES:
+            continue
+        kind = getattr(LIBRARIES[named[0]], named[1], None)
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            with _named(MODEL, str(folder)):
+                found[part] = _empty(kind, folder / part)
+    return found
+
+
+def _empty(kind: Any, folder: Path) -> Any:
+    """A network of diffusers or transformers from its config file, without weights."""
+    with torch.device(META):
+        if issubclass(kind, diffusers.ModelMixin):
+            return kind.from_config(kind.load_config(folder))
+        return kind(kind.config_class.from_dict(read_json(folder / "config.json")))
+
+
+def _tuned_unet(
+    config: GeneratorConfig, model: Path | str, *, device: str, **settings: Any
+) -> UNet2DConditionModel:
     """Raises InputError for one that takes or gives other than the model's own."""
     assert config.unet is not None
     field = "generator.unet"
-    unet = load_part(
-        UNet2DConditionModel,
-        config.unet,
-        field=field,
-        revision=config.unet_revision,
-        dtype=dtype,
-    )
-    model = local_path(config.model) or config.model
+    settings |= {"field": field, "revision": config.unet_revision, "device": device}
+    unet = load_part(UNet2DConditionModel, config.unet, **settings)
     own = unet.load_config(model, subfolder="unet", revision=config.revision)
     for name in ("in_channels", "out_channels", "cross_attention_dim", "addition_embed_type"):
         if unet.config[name] != own.get(name):
             remedy = f"its {name} is {unet.config[name]}, that of the model's own {own.get(name)}"
             raise InputError(field, config.unet, remedy)
     return unet
+
+
+def add_lora(pipeline: Any, loras: Sequence[LoraConfig]) -> None:
+    """Add each one's `scale` x update to the weights, so that it costs nothing afterwards.
+
+    Raises:
+        InputError: it cannot be read, or fits the model's networks not at all or only in part.
+    """
+    for lora in loras:
+        folder, name = lora_file(lora)
+        settings = {"weight_name": name, "revision": lora.revision, "use_safetensors": True}
+        try:
+            given = _layers_in_file(pipeline, folder, settings)
+            pipeline.load_lora_weights(folder, **settings)
+            fitting = _layers_in_networks(pipeline)
+            pipeline.fuse_lora(lora_scale=lora.scale)
+            pipeline.unload_lora_weights()
+        except UNFIT as error:
+            remedy = f"cannot be added: {' '.join(str(error).split())[:200]}"
+            raise InputError("generator.lora", lora.path, remedy) from error
+        # diffusers goes on without what fits nowhere.
+        if not 0 < given == fitting:
+            remedy = f"{fitting} of its {given} layers fit this model; was it made for another?"
+            raise InputError("generator.lora", lora.path, remedy)
+
+
+def _layers_in_file(pipeline: Any, folder: str, settings: dict[str, Any]) -> int:
+    weights = pipeline.lora_state_dict(folder, unet_config=pipeline.unet.config, **settings)[0]
+    return sum(key.endswith(DOWN) for key in weights)
+
+
+def _layers_in_networks(pipeline: Any) -> int:
+    networks = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+    modules = [module for network in networks for module in network.modules()]
+    return sum(isinstance(module, BaseTunerLayer) for module in modules)

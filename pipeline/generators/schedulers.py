@@ -1,13 +1,31 @@
-"""Deterministic samplers of a model's noise schedule, and DDIM with its inverse."""
+"""Samplers of a model's noise schedule: which will do, how often they call its network.
+
+What a scheduler's config tells is told without diffusers, which takes seconds to import.
+"""
 
 import inspect
-from typing import Any
-
-import diffusers
-from diffusers import DDIMInverseScheduler, DDIMScheduler
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
-from pipeline.checks.scheduler_rules import DETERMINISTIC, refuse_foreign, refuse_stochastic
+from data.files import read_json
+from pipeline.config import GeneratorConfig
+from pipeline.model_paths import copy_here
+
+if TYPE_CHECKING:
+    from diffusers import DDIMInverseScheduler, DDIMScheduler
+
+# Kinds that map one noise to one image, with eta 0 or no churn, as their defaults are.
+DETERMINISTIC = {
+    "ddim": "DDIMScheduler",
+    "dpmpp_2m": "DPMSolverMultistepScheduler",
+    "unipc": "UniPCMultistepScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "heun": "HeunDiscreteScheduler",
+    "pndm": "PNDMScheduler",
+}
+PREDICTIONS = ("epsilon", "v_prediction", "sample")
 
 # 2M is the second order of DPM-Solver++; a learned variance plays no part without noise.
 DPMPP_2M: dict[str, Any] = {
@@ -15,6 +33,63 @@ DPMPP_2M: dict[str, Any] = {
     "solver_order": 2,
     "variance_type": None,
 }
+
+
+def own_scheduler(folder: Path) -> dict[str, Any] | None:
+    """What a model's scheduler_config.json holds; None if there is none."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    return read_json(path) if path.is_file() else None
+
+
+def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
+    """Raises InputError for a model whose own scheduler may draw noise.
+
+    Args:
+        kind: class name of the scheduler.
+        config: what its scheduler_config.json holds.
+    """
+    noisy = str(config.get("algorithm_type", "")).startswith("sde")
+    if kind not in DETERMINISTIC.values() or noisy:
+        choices = ", ".join(DETERMINISTIC)
+        remedy = f"the model's own {kind} may draw noise at each step; choose one of {choices}"
+        raise InputError("generator.scheduler", "nothing", remedy)
+
+
+def refuse_foreign(kind: str, config: Mapping[str, Any], *, field: str, value: str) -> None:
+    """Raises InputError, for `field`, where no DDIM-like sampler can follow the model's schedule.
+
+    Flow matching and EDM have no betas.
+    """
+    predicts = config.get("prediction_type", "epsilon")
+    if "beta_schedule" not in config or predicts not in PREDICTIONS:
+        remedy = f"cannot follow the model's {kind} (no variance-preserving noise schedule)"
+        raise InputError(field, value, remedy)
+
+
+def network_calls(config: GeneratorConfig) -> int:
+    """Calls of the network in one sampling, told without the sampler itself.
+
+    A model that is not here is taken to bring a sampler of one call a step.
+    """
+    if config.scheduler is not None:
+        kind = DETERMINISTIC[config.scheduler]
+    else:
+        folder = copy_here(config.model, config.revision)
+        kind = ((own_scheduler(folder) if folder else None) or {}).get("_class_name", "")
+    if kind == DETERMINISTIC["heun"]:  # looks at both ends of each step but the last
+        return 2 * config.steps - 1
+    # PNDM starts by taking one step twice, in the form without Runge-Kutta steps.
+    return config.steps + (kind == DETERMINISTIC["pndm"] and config.steps > 1)
+
+
+def network_rows(config: GeneratorConfig, images: int, *, calls: int | None = None) -> int:
+    """Rows of the network for a series of so many images; one is one sample in one call.
+
+    Args:
+        calls: of the network in one sampling; by default `network_calls`.
+    """
+    calls = network_calls(config) if calls is None else calls
+    return images * (calls + sum(config.guided(call, calls) for call in range(calls)))
 
 
 def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) -> Any:
@@ -27,6 +102,8 @@ def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) ->
     Raises:
         InputError: the model's own scheduler draws noise, or has no schedule to take over.
     """
+    import diffusers
+
     if name is None:
         refuse_stochastic(type(own).__name__, own.config)
         kind = type(own)
@@ -41,7 +118,7 @@ def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) ->
     return kind.from_config(own.config, **changes)
 
 
-def ddim_pair(own: Any) -> tuple[DDIMScheduler, DDIMInverseScheduler]:
+def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
     """DDIM and its inverse over the model's noise schedule, with equal settings in both.
 
     Few steps want trailing spacing: leading would start where noise of variance 1 does not
@@ -50,6 +127,8 @@ def ddim_pair(own: Any) -> tuple[DDIMScheduler, DDIMInverseScheduler]:
     Raises:
         InputError: the model's scheduler has no schedule that DDIM could follow.
     """
+    from diffusers import DDIMInverseScheduler, DDIMScheduler
+
     name = type(own).__name__
     refuse_foreign(name, own.config, field="noise.strategy", value="inversion")
     settings: dict[str, Any] = {

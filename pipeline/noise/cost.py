@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from data.errors import InputError
 from pipeline.config import BuildConfig
+from pipeline.generators.schedulers import network_rows
 from pipeline.plan import BuildPlan
-from pipeline.rows import count_rows
 
 # Share of the steps in the first look of halving, which is at one point alone. Measured on the
 # digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation
@@ -38,7 +38,7 @@ class NoiseCost:
 
     Attributes:
         rows: spent on choosing noise; a row with its gradient counts as three.
-        production_rows: spent on the images, through the whole network.
+        production_rows: spent on the images.
     """
 
     rows: int
@@ -52,7 +52,7 @@ class NoiseCost:
 
 def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
     """The cost for a number of groups: exact for full batches, 0 rows where noise is random."""
-    production = groups * count_rows(config.generator, config.mixing.images).full
+    production = groups * network_rows(config.generator, config.mixing.images)
     if config.noise.strategy == "random":
         return NoiseCost(0, production)
     selecting = math.ceil(selection_rows(config) * groups / choices_at_once(config))
@@ -89,8 +89,7 @@ def rungs(config: BuildConfig) -> list[Rung]:
 
 def scoring_steps(config: BuildConfig) -> int:
     """T of sampling and of inversion: never more than what images are made with."""
-    made_with = config.generator.approximate.steps or config.generator.steps
-    return min(config.noise.steps, made_with)
+    return min(config.noise.steps, config.generator.steps)
 
 
 def selection_rows(config: BuildConfig) -> int:

@@ -129,7 +129,7 @@ class Choice:
         seeds: [K].
         scores: [K] over all points, at full steps; None where halving or NaN dropped one.
         per_point: [K][P] of the same.
-        best: the candidate of the highest score, the first of equal ones.
+        best: the candidate of the highest score, the first of equal ones, or of none.
     """
 
     seeds: tuple[int, ...]
@@ -149,7 +149,6 @@ def select_noise(
     scorer: Scorer,
     shape: Sequence[int],
     rungs: Sequence[Rung],
-    names: Sequence[str],
     reduce: str = "mean",
 ) -> list[Choice]:
     """The most stable candidate of each of G choices, which are scored together.
@@ -160,10 +159,7 @@ def select_noise(
         shape: of one noise.
         rungs: how many candidates are scored at how many steps; the first has all K, and the
             last all points.
-        names: of the choices, for errors.
         reduce: mean or min over the points.
-    Raises:
-        FloatingPointError: no candidate of a choice has a score.
     """
     points = len(conditions) // len(seeds)
     left: list[Sequence[int]] = [range(len(own)) for own in seeds]
@@ -178,13 +174,7 @@ def select_noise(
         each = scorer(torch.stack(drawn), told, steps=rung.steps).cpu()  # [G, n, P]
         scores = _reduced(each, reduce)
         found = [_best_first(*choice) for choice in zip(left, scores, each, strict=True)]
-        for scored, own, name in zip(found, seeds, names, strict=True):
-            if not scored:
-                raise FloatingPointError(
-                    f"{name}: none of {len(own)} candidate noises has a stability; the network "
-                    "gave NaN, try another dtype"
-                )
-        left = [list(scored) for scored in found]
+        left = [list(scored) or before for scored, before in zip(found, left, strict=True)]
     return [_choice(tuple(own), scored) for own, scored in zip(seeds, found, strict=True)]
 
 
@@ -210,7 +200,7 @@ def _choice(seeds: tuple[int, ...], scored: Scored) -> Choice:
         seeds,
         tuple(scored[c][0] if c in scored else None for c in range(len(seeds))),
         tuple(scored[c][1] if c in scored else None for c in range(len(seeds))),
-        best=next(iter(scored)),
+        best=next(iter(scored), 0),
     )
 
 
@@ -220,7 +210,7 @@ class Optimised:
 
     Attributes:
         noise: the best of each descent, float32 [N, C, h, w] on the CPU.
-        scores: its stability, [N]; never below that of the start.
+        scores: its stability, [N]; never below that of the start; -inf where that has none.
         per_point: [N, P] of the same.
         history: [iterations + 1, N], of the start and after each step; shorter if all stopped.
     """
@@ -239,7 +229,6 @@ def optimise_noise(
     scorer: Scorer,
     steps: int,
     settings: NoiseConfig,
-    name: str = "noise",
 ) -> Optimised:
     """Descend 1 - stability with momentum, on the sphere of the start's norm, and keep the best.
 
@@ -251,9 +240,6 @@ def optimise_noise(
         noise: the starts, float32 [N, C, h, w].
         conditions: P rows, one a point, the same for all noises.
         steps: T of each pass.
-        name: of what the noises are for, for errors.
-    Raises:
-        FloatingPointError: a start has no score.
     Source: Qi et al. 2024, arXiv 2407.14041: 100 steps, rate 100, momentum 0.5. The sphere keeps
         the noise where the model expects it; the rate follows the norm, as the gradient does.
     """
@@ -261,10 +247,7 @@ def optimise_noise(
         # Tensors that were made in inference mode cannot take part in a graph; copies can.
         told = conditions.map(torch.clone)
         look = _Look(told, _with_gradient(scorer, settings), steps, settings.reduce)
-        found = _descend(noise.to(told.tokens.device, copy=True), look, settings)
-    if not found.scores.isfinite().all():
-        raise FloatingPointError(f"{name}: a start has no stability; the network gave NaN")
-    return found
+        return _descend(noise.to(told.tokens.device, copy=True), look, settings)
 
 
 @dataclass(frozen=True)

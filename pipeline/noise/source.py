@@ -1,7 +1,8 @@
 """What noise a batch of groups gets, and what their records say about it."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ from pipeline.plan import BuildPlan, MixGroup
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import LatentDiffusion
 
-# Groups to their noise, float32 [G, C, h, w] on the CPU, and the `noise` part of each record.
-NoiseSource = Callable[[Sequence[MixGroup]], tuple[Tensor, list[dict[str, Any]]]]
+# Noise of some groups, float32 [G, C, h, w] on the CPU; the `noise` part of each record; and by row
+# why it cannot be used.
+Drawn = tuple[Tensor, list[dict[str, Any]], dict[int, str]]
+NoiseSource = Callable[[Sequence[MixGroup]], Drawn]
+UNSTABLE = "no noise has a stability: the network gave NaN; try another dtype"
 
 
 def noise_source(
@@ -57,9 +61,9 @@ def noise_source(
 def random_noise(shape: Sequence[int]) -> NoiseSource:
     """The noise of each group's own seed, unscored."""
 
-    def draw(groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
+    def draw(groups: Sequence[MixGroup]) -> Drawn:
         record = {"strategy": "random", "stability": None}
-        return initial_noise([group.seed for group in groups], shape), [record] * len(groups)
+        return initial_noise([group.seed for group in groups], shape), [record] * len(groups), {}
 
     return draw
 
@@ -78,13 +82,9 @@ class Chooser:
     scorer: Scorer
     shape: tuple[int, ...]
 
-    def select(self, groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
+    def select(self, groups: Sequence[MixGroup]) -> Drawn:
         """The most stable candidate of each group of a batch; a short one repeats its last group,
-        since the layout of a forward batch moves the last bits of a score.
-
-        Raises:
-            FloatingPointError: no candidate of a group has a score, by its name.
-        """
+        since the layout of a forward batch moves the last bits of a score."""
         missing = self.plan.config.shards.groups_per_batch - len(groups)
         choices = self._choices([*groups, *[groups[-1]] * missing])[: len(groups)]
         seeds = [choice.seeds[choice.best] for choice in choices]
@@ -99,17 +99,13 @@ class Chooser:
             }
             for choice, seed, one in zip(choices, seeds, noise, strict=True)
         ]
-        return noise, records
+        return noise, records, _faults(choice.scores[choice.best] for choice in choices)
 
-    def optimise(self, groups: Sequence[MixGroup]) -> tuple[Tensor, list[dict[str, Any]]]:
+    def optimise(self, groups: Sequence[MixGroup]) -> Drawn:
         """Gradient descent from the best candidate of each group, or from its only one; one group
-        after the other, since gradients leave no room on the device for more.
-
-        Raises:
-            FloatingPointError: a start has no score, by the group's name.
-        """
+        after the other, since gradients leave no room on the device for more."""
         noises, records = zip(*[self._optimised(group) for group in groups], strict=True)
-        return torch.stack(noises), list(records)
+        return torch.stack(noises), list(records), _faults(r["stability"] for r in records)
 
     def _optimised(self, group: MixGroup) -> tuple[Tensor, dict[str, Any]]:
         config, seeds = self.plan.config, self._seeds(group)
@@ -120,7 +116,6 @@ class Chooser:
             scorer=self.scorer,
             steps=scoring_steps(config),
             settings=config.noise,
-            name=_name(group),
         )
         start = float(found.history[0, 0])
         # No seed gives this noise again, and whoever keeps it keeps float16: images start from what
@@ -144,7 +139,6 @@ class Chooser:
             scorer=self.scorer,
             shape=self.shape,
             rungs=rungs(config),
-            names=[_name(group) for group in groups],
             reduce=config.noise.reduce,
         )
 
@@ -188,5 +182,7 @@ def noise_digest(noise: Tensor) -> str:
     return hashlib.sha256(noise.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _name(group: MixGroup) -> str:
-    return f"group {group.index}"
+def _faults(scores: Iterable[float | None]) -> dict[int, str]:
+    """By row, that no noise of a group has a score."""
+    rows = enumerate(scores)
+    return {row: UNSTABLE for row, score in rows if score is None or not math.isfinite(score)}

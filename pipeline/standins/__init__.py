@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from data.errors import InputError
+from data.files import published
 from data.fingerprint import file_digest, fingerprint
-from data.real import RealDataset
-from pipeline.standins.progress import Report, shown_progress
-from pipeline.standins.publishing import published
-from pipeline.standins.recipe import Recipe, Stage, recipe_for
-from pipeline.standins.suitability import check_suitable
+from data.splits import RealDataset
+from pipeline.standins.recipe import Recipe, Report, Stage, recipe_for, shown_progress
 
 __all__ = [
     "Recipe",
@@ -96,3 +96,32 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError("folder", folder, f"cannot be made: {error.strerror}") from error
+
+
+SMALLEST_SIDE = 16  # pixels
+FEWEST_PER_CLASS = 2
+
+
+def check_suitable(real: RealDataset) -> int:
+    """Refuse what the small models cannot be trained on; returns the images' side in pixels.
+
+    Raises:
+        InputError: fewer than two classes, a class with fewer than two training images, a side
+            below 16 or no multiple of 8.
+    """
+    classes = len(real.class_names)
+    if classes < 2:
+        raise InputError("class_names", list(real.class_names), "mixing needs at least two classes")
+    counts = np.bincount(real.train.targets, minlength=classes)
+    if len(counts) > classes:
+        raise InputError("train", f"class {len(counts) - 1}", f"there are {classes} class names")
+    scarce = int(counts.argmin())
+    if counts[scarce] < FEWEST_PER_CLASS:
+        name = real.class_names[scarce]
+        remedy = f"class {name!r} needs at least {FEWEST_PER_CLASS} to learn from"
+        raise InputError("train", f"{counts[scarce]} images", remedy)
+    side = real.train.images([0]).shape[1]
+    if side < SMALLEST_SIDE or side % 8:
+        remedy = f"choose a multiple of 8, at least {SMALLEST_SIDE}"
+        raise InputError("real.image_size", side, remedy)
+    return int(side)

@@ -18,8 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
-from pipeline.standins.progress import Report
-from pipeline.standins.recipe import Recipe
+from pipeline.standins.recipe import Recipe, Report
 from pipeline.standins.text import Captions, build_tokenizer, tokenise
 from pipeline.standins.training import TrainingImages, batches, fit, seeded
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from data.fingerprint import hashed_seed
-from data.real import RealDataset
+from data.splits import RealDataset
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
 from pipeline.noise import initial_noise

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import InputError
-from data.real import ImageSplit
+from data.splits import ImageSplit
 from pipeline.standins.recipe import Stage
 
 WARM_UP_STEPS = 50

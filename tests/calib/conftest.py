@@ -16,7 +16,7 @@ from calib.run_folder import claim_run
 from data.images import encode_image
 from data.real import RealDataConfig, load_real
 from data.settings import load_settings
-from data.shards import GroupSample
+from data.tar import GroupSample
 from tests import handmade
 
 SIZE = 16
@@ -42,9 +42,10 @@ def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     for group, pair in enumerate(itertools.combinations(range(10), 2)):
         series = [a * pictures[pair[0]] + (1 - a) * pictures[pair[1]] for a in ALPHAS]
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in ALPHAS]
-        record = handmade.record(group, classes=list(pair), alphas=ALPHAS, weights=ALPHAS)
+        given = {"classes": list(pair), "alphas": ALPHAS, "weights": ALPHAS, "labels": labels}
+        record = handmade.series_of(handmade.record(group, **given))
         images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
-        samples.append(GroupSample({**record, "labels": labels}, images, "webp"))
+        samples.append(GroupSample(record, images, "webp"))
     return handmade.root_of(tmp_path_factory.mktemp("mixed"), samples, real.class_names).url
 
 

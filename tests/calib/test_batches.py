@@ -7,10 +7,9 @@ import torch
 
 from calib.batches import Batches, Normalise, apply_changes
 from calib.config import AugmentConfig
+from data.dataset import MixedDataset, end_and_inner
 from data.errors import InputError
 from data.fingerprint import derived_seed
-from data.mixed import MixedDataset
-from data.mixed.draws import end_and_inner
 
 PLAIN = AugmentConfig(shift=0)
 

@@ -10,8 +10,8 @@ from calib.losses import MIXED_LOSSES, REAL_LOSSES
 from calib.methods import METHODS
 from calib.models import MODELS
 from calib.run_folder import claim_run, pin_data, pinned_index
-from data.digits import NAMES
 from data.errors import InputError
+from data.real import DIGITS
 from tests import handmade
 
 
@@ -55,7 +55,7 @@ def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
 
 
 def test_a_root_without_index_is_not_finished(make_config, tmp_path):
-    plan = handmade.make_plan(1, 1, class_names=list(NAMES))
+    plan = handmade.make_plan(1, 1, class_names=list(DIGITS))
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     refused(make_config, r"^mixed\.url = .*: is not finished; run", f"mixed.url={tmp_path}")
 

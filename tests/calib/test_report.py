@@ -21,12 +21,11 @@ from calib.report.page import pooled_bins, write_report
 from calib.report.provenance import duration, provenance
 from calib.report.sheet import contact_sheet
 from calib.report.tables import comparison, differences, print_table, summary_table
+from data.dataset import MixedDataset
 from data.errors import InputError
 from data.images import ENCODINGS, encode_image
-from data.mixed import MixedDataset
-from data.pages.environment import fixed
-from data.shards import GroupSample
-from data.store import Store
+from data.pages import fixed
+from data.tar import GroupSample
 from tests import handmade
 
 NAUGHTY = '<b>&"'
@@ -92,6 +91,7 @@ NOISES = [
     {"strategy": "select", "stability": 0.7, "scores": [0.7, 0.1, None]},
     RANDOM,
 ]
+NAMES = (NAUGHTY, "one", "two")
 
 
 def make_mixed(folder: Path) -> str:
@@ -105,9 +105,10 @@ def make_mixed(folder: Path) -> str:
     for group, (pair, row) in enumerate(zip(classes, weights, strict=True)):
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
         given = {"classes": pair, "alphas": alphas, "weights": row, "noise": NOISES[group]}
-        record = handmade.record(group, **given)
-        samples.append(GroupSample({**record, "labels": labels}, [picture] * 3, encoding))
-    return handmade.root_of(folder / "mixed", samples, [NAUGHTY, "one", "two"]).url
+        given["names"] = [NAMES[k] for k in pair]
+        record = handmade.series_of(handmade.record(group, **given, labels=labels))
+        samples.append(GroupSample(record, [picture] * 3, encoding))
+    return handmade.root_of(folder / "mixed", samples, NAMES).url
 
 
 class Page(HTMLParser):
@@ -194,47 +195,11 @@ def test_chosen_noise_is_shown_with_its_scores(source):
     assert "83.3 ± 14.5" in text
 
 
-FAILED_GATE = {
-    "passed": False,
-    "criteria": [
-        {"name": "rising", "exact": 0.5, "fast": 0.25, "other": 0.51, "limit": 0.1}
-        | {"distance": 0.25, "passed": False},
-        {"name": "Frechet", "exact": None, "fast": 0.75, "other": 1.0, "limit": 1.2}
-        | {"distance": 0.75, "passed": True},
-    ],
-    "diagnostics": {
-        "psnr_db_median": 21.26,
-        "weight_change_median": 0.05,
-        "weight_change_95": 0.3,
-    },
-    "groups": 135,
-    "speedup": 2.345,
-    "recipe": {"cache_steps": 3, "tiny_decoder": NAUGHTY},
-}
-
-
-def test_the_fidelity_gate_is_shown_where_images_are_approximate(source, tmp_path, runs):
-    assert "Approximate images" not in source
-    mixed = make_mixed(tmp_path)
-    Store(mixed).put("fidelity.json", json.dumps(FAILED_GATE).encode())
-    path = tmp_path / "report.html"
-    write_report(path, runs=runs, mixed=mixed, agreement=None, facts={}, title="t")
-    assert NAUGHTY not in path.read_text()
-    page = Page(path.read_text())
-    assert page.open == []
-    text = " ".join(page.text.split())
-    assert f"Made with cache_steps 3, tiny_decoder {NAUGHTY}, 2.35 times as fast" in text
-    assert "135 series" in text and "The gate was not passed" in text
-    assert "rising0.50.250.51exact ± 0.1failed" in text
-    assert "Frechet0.751at most 1.2passed" in text
-    assert "21.3 dB PSNR; weight moved by 0.050 in the median, 0.300 at the 95th" in text
-
-
 def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
     whole = MixedDataset(make_mixed(tmp_path))
     (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
     assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
-    whole.groups = [{"noise": RANDOM}] * 3
+    whole.groups = [g.model_copy(update={"noise": RANDOM}) for g in whole.groups]
     (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
     assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 19.2")
 
@@ -369,7 +334,8 @@ def test_small_texts():
 
 def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
     mixed = MixedDataset(make_mixed(tmp_path))
-    mixed.numbers += 40  # as where some are left out
+    # As where some are left out.
+    mixed.groups = [g.model_copy(update={"group": g.group + 40}) for g in mixed.groups]
     got = contact_sheet(mixed)
     assert [series.group for series in got] == [40, 41, 42]
     worst = "least ordered of all, \N{GREEK SMALL LETTER RHO} 0.50"

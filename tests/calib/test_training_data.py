@@ -12,9 +12,9 @@ from calib.batches import Batches
 from calib.config import check
 from calib.run_folder import pin_data
 from calib.training_data import open_data
-from data.digits import NAMES
+from data.dataset import MixedDataset
 from data.errors import InputError
-from data.label_sets import create_set
+from data.real import DIGITS
 from data.root import Root
 from tests import handmade
 
@@ -23,23 +23,14 @@ DIGEST = "cd34" * 16
 
 def relabel(root: Root) -> None:
     """A label set by hand: every image is of its first class."""
-    record = {"schema": 1, "digest": DIGEST, "plan": root.plan["digest"], "features": "root"}
-    labels = create_set(root, record | {"annotation": {}, "encoders": {}, "batch": 1})
-    mixed_classes = {g["group"]: g["classes"] for g in groups(root)}
-    labels.commit(
-        0,
-        images=root.committed()[0]["sha256"],
-        groups=[
-            {"group": group, "weights": [0.0, 0.3, 0.7, 1.0], "labels": [[[classes[0], 1.0]]] * 4}
-            for group, classes in mixed_classes.items()
-        ],
-    )
-
-
-def groups(root: Root) -> list[dict]:
-    from data.mixed import MixedDataset
-
-    return MixedDataset(root.url).groups
+    labels = handmade.label_set(root, digest=DIGEST)
+    groups = [
+        handmade.labels_of(
+            g.group, weights=[0.0, 0.3, 0.7, 1.0], labels=[[[g.classes[0], 1.0]]] * 4
+        )
+        for g in MixedDataset(root.url).groups
+    ]
+    labels.commit(0, images=root.images()[0], groups=groups)
 
 
 def test_index_label_set_and_exclusion_are_pinned(make_config, mixed_url, tmp_path):
@@ -112,7 +103,7 @@ def test_splits_that_share_images_are_refused(make_config, tmp_path):
 
 
 def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, tmp_path):
-    names = (*NAMES[1::-1], *NAMES[2:])
+    names = (*DIGITS[1::-1], *DIGITS[2:])
     sample = handmade.sample(0, side=16)
     url = handmade.root_of(tmp_path / "root", [sample], names).url
     for refuse in (open_data, check):
@@ -131,7 +122,7 @@ def test_a_mixed_dataset_with_classes_in_another_order_is_refused(make_config, t
 )
 def test_labels_that_are_none_are_refused_by_name(make_config, tmp_path, labels, message):
     bad = handmade.sample(0, side=16, labels=[labels, labels])
-    url = handmade.root_of(tmp_path / "root", [bad], NAMES).url
+    url = handmade.root_of(tmp_path / "root", [bad], DIGITS).url
     with pytest.raises(InputError, match=rf"^mixed\.url = .*/root: .*shards/0000/.*{message}"):
         open_data(make_config(f"mixed.url={url}"))
 

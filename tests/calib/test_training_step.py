@@ -18,7 +18,7 @@ from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
 from calib.methods import METHODS, build_method
 from calib.optimiser import build_optimiser
 from calib.training_step import TrainingStep
-from data.mixed import MixedDataset
+from data.dataset import MixedDataset
 
 META = torch.device("meta")
 CLASSES = 10

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from data.config_file import read_config_file, whole_path
 from data.errors import InputError
+from data.settings import read_config_file, whole_path
 from tests.s3 import s3_client
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from data.duplicates import shared_images
+from data.splits import shared_images
 
 
 def images(*values: int) -> np.ndarray:

@@ -1,7 +1,14 @@
 import pytest
+import torch
 
 from data.errors import InputError
-from data.fingerprint import canonical_json, derived_seed, fingerprint, hashed_seed
+from data.fingerprint import (
+    canonical_json,
+    derived_seed,
+    fingerprint,
+    generator_for,
+    hashed_seed,
+)
 
 
 def test_key_order_and_tuples_do_not_matter():
@@ -20,3 +27,11 @@ def test_seeds_are_the_first_digits_of_sha256():
     """Of `0/7` it is 8cc99d736ffa5304..., of `[0,"base",1]` a872fc5c3705ffe..."""
     assert hashed_seed(0, 7) == 0x8CC99D736FFA5304 >> 1
     assert derived_seed(0, "base", 1) == 0xA872FC5C3705FFE
+
+
+def test_random_numbers_of_one_purpose_say_nothing_of_another():
+    parts = [(0, 1), (1, 0), (0, 2), (0, 1, "order"), ("0", 1)]
+    drawn = {part: torch.rand(4, generator=generator_for(*part)) for part in parts}
+    assert len({derived_seed(*part) for part in parts}) == len(parts)
+    assert len({tuple(values.tolist()) for values in drawn.values()}) == len(parts)
+    assert torch.equal(drawn[0, 1], torch.rand(4, generator=generator_for(0, 1)))

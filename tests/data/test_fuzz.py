@@ -18,7 +18,7 @@ from tests.fuzz.targets import attempt, targets
 from tests.handmade import pixels, record
 
 ROOT = Path(__file__).parents[2]
-INPUTS = 20_000
+INPUTS = 25_000
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
 TARGETS = targets()
 
@@ -29,7 +29,7 @@ def drive(*options: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.process
-def test_twenty_thousand_mutated_shards_images_and_records(tmp_path):
+def test_many_thousand_mutated_files(tmp_path):
     """In 512 MiB, two seconds an input, and no surprise; the process tells which input it was."""
     note = tmp_path / "note"
     done = drive("--inputs", str(INPUTS), "--note", str(note))
@@ -86,7 +86,10 @@ def test_mutated_tensor_files():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "runs"),
-    [("shard", 150_000), ("image", 300_000), ("group", 300_000), ("commit", 100_000)],
+    [
+        *(("shard", 150_000), ("image", 300_000), ("group", 300_000)),
+        *(("commit", 100_000), ("index", 100_000), ("labels", 100_000)),
+    ],
 )
 def test_coverage_guided(kind, runs, tmp_path):
     """libFuzzer's limit counts the instrumented interpreter too, and stops at 5 s an input."""

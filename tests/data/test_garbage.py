@@ -1,3 +1,5 @@
+"""What nothing refers to any more: found by name, and removed only where nobody can want it."""
+
 import json
 import os
 import shutil
@@ -7,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from data.formats import File, shard_stem
 from data.garbage import garbage, remove
-from data.indices import open_index
-from data.label_sets import create_set
+from data.index import open_index
 from data.leases import claim
 from data.machine import machine
 from data.root import Root
-from data.shards import shard_name
-from tests.handmade import record
+from data.verify import damage
+from tests.data.whole_roots import failure
+from tests.handmade import label_set, labels_of
 
 HOURS = 3600.0
 DIGEST = 64 * "a"
@@ -40,7 +43,7 @@ def names(root: Root, **options) -> list[str]:
 
 def orphan(root: Root, shard: int = 1) -> tuple[str, str]:
     """Bytes that no record, index or label set names, two hours old."""
-    stem = f"{shard_name(shard)}-0123abcd"
+    stem = f"{shard_stem(shard)}-0123abcd"
     for name in (f"{stem}.tar", f"{stem}.features.safetensors"):
         root.store.put(name, b"1234")
         when = time.time() - 2 * HOURS
@@ -61,7 +64,7 @@ def test_orphans_are_shown_and_go_only_on_request(root):
     before = set(root.store.list("")) - set(files)
     assert [g.name for g in remove(root, garbage(root))] == list(files)
     assert set(root.store.list("")) == before
-    assert root.verify(full=True) == []
+    assert damage(root, full=True) == []
 
 
 def test_what_is_young_stays_by_the_stores_clock(root, monkeypatch):
@@ -81,43 +84,12 @@ def test_files_from_the_future_stay(root):
 def test_what_an_index_pins_stays_when_its_record_is_gone(root):
     root.discard(1)
     assert names(root) == []
-    (part,) = root.store.list("index/parts")
-    root.store.delete("index/0.json")
-    found = names(Root(root.url))
-    assert (len(found), found[-1]) == (3, part)
-
-
-def test_parts_stay_while_any_index_names_them(root):
-    (first,) = root.store.list("index/parts")
-    root.discard(1)
+    entry = open_index(root.store, "index/0.json").shards()[1]
     root.write_index()
     aged(Path(root.url))
-    assert names(root) == []
+    assert names(root) == []  # the older index still pins it
     root.store.delete("index/0.json")
-    found = garbage(root)
-    assert (found[-1].name, found[-1].why) == (first, "no index names it")
-    assert remove(root, found) == found
-    assert len(list(open_index(root.store, "index/1.json").shards())) == 2
-
-
-def test_a_part_that_is_written_again_meanwhile_stays(root):
-    (part,) = root.store.list("index/parts")
-    content = root.store.get(part)
-    root.store.delete("index/0.json")
-    found = garbage(root)
-    assert [item.name for item in found] == [part]
-    root.store.put(part, content)  # by one who is about to write its index
-    assert remove(root, found) == []
-    assert Root(root.url).write_index() == "index/0.json"
-    aged(Path(root.url))
-    assert remove(root, found) == []
-
-
-def test_an_index_without_one_of_its_parts_is_damaged(root):
-    orphan(root)
-    (part,) = root.store.list("index/parts")
-    root.store.delete(part)
-    assert [(g.name, part in g.why) for g in garbage(root)] == [("index/0.json", True)]
+    assert names(Root(root.url)) == [entry.features.name, entry.tar]
 
 
 def test_with_a_damaged_index_nothing_that_it_may_pin_goes(root):
@@ -153,22 +125,20 @@ def test_a_builder_that_starts_between_looking_and_removing_loses_nothing(root):
 
 def test_a_tar_that_was_committed_between_looking_and_removing_stays(root):
     root.store.delete("index/0.json")
-    for part in root.store.list("index/parts"):
-        root.store.delete(part)
     entry = root.record(2)
-    root.store.delete(f"{shard_name(2)}.json")
+    root.store.delete(f"{shard_stem(2)}.json")
     found = garbage(Root(root.url))
-    assert {item.name for item in found} == {entry["tar"], entry["features"]["name"]}
+    assert {item.name for item in found} == {entry.tar, entry.features.name}
     root.commit(entry)
     assert remove(root, found) == []
-    assert root.verify(full=True) == []
+    assert damage(root, full=True) == []
 
 
 def test_failures_that_are_past_and_leases_that_are_forgotten(root):
-    root.record_failure(0, {"error": "OSError", "message": "disk full", "time": 1.0})
+    root.record_failure(failure(0))
     root.store.create("leases/0000002.json", b'{"host": "gone", "pid": 1}')
     root.discard(1)
-    root.record_failure(1, {"error": "OSError", "message": "disk full", "time": 1.0})
+    root.record_failure(failure(1))
     aged(Path(root.url))
     found = remove(root, garbage(root))
     assert [item.name for item in found] == ["leases/0000002.json", "failed/0000/0000000.1.json"]
@@ -202,29 +172,18 @@ def test_features_that_waited_for_prototypes(root):
 
 
 def test_features_of_a_label_set_that_no_labels_name(root):
-    values = {
-        "schema": 1,
-        "digest": "a" * 64,
-        "plan": root.plan["digest"],
-        "annotation": {},
-        "encoders": {},
-        "features": "images",
-        "batch": 4,
-    }
-    labels = create_set(root, values)
+    labels = label_set(root, features="images")
     kept, stray = (f"{labels.stem(1)}-{n * 8}.features.safetensors" for n in "12")
     for name in (kept, stray):
         root.store.put(name, b"abc")
-    groups = [
-        {key: record(group)[key] for key in ("group", "weights", "labels")} for group in (2, 3)
-    ]
-    features = {"name": kept, "sha256": "1" * 64, "bytes": 3}
-    images = root.committed()[1]["sha256"]
+    groups = [labels_of(group) for group in (2, 3)]
+    features = File(name=kept, sha256="1" * 64, bytes=3)
+    images = root.committed()[1].sha256
     labels.commit(1, images=images, groups=groups, features=features)
     for shard in (1, 2):
-        labels.record_failure(shard, {"error": "OSError", "message": "disk full", "time": 1.0})
+        labels.record_failure(failure(shard))
     aged(Path(root.url))
     past = f"{labels.folder}/failed/0000/0000001.1.json"
     assert names(root) == [stray, past]
-    assert claim(root.store, "labels-aaaaaaaaaaaa-0000001")
+    assert claim(root.store, "labels-ab12ab12ab12-0000001")
     assert names(root) == [past]  # a living relabelling, even if it is this process

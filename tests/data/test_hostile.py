@@ -14,13 +14,14 @@ import torch
 import webdataset as wds
 from safetensors.torch import save
 
+from data.dataset import MixedDataset
 from data.errors import InputError
+from data.formats import record_name, shard_stem
 from data.images import decode_image
-from data.indices import make_part, open_index, part_name
-from data.mixed import MixedDataset
 from data.root import Root
-from data.shards import read_shard, shard_name
+from data.tar import read_shard
 from data.tensors import read_arrays, read_tensors
+from data.verify import damage
 from tests.data import hostile
 from tests.handmade import make_root, sample, tar_of
 
@@ -32,9 +33,10 @@ READER = """
 import io, json, os, pickle, sys
 from pathlib import Path
 import torch
+from data.formats import CommitRecord, ShardLabels
 from data.images import decode_image, encode_image
-from data.schemas import read_commit_record, read_index
-from data.shards import read_tar, scan_tar
+from data.index import read_index
+from data.tar import read_tar, scan_tar
 from data.tensors import read_arrays, read_tensors
 from tests.handmade import sample, tar_of
 
@@ -62,7 +64,8 @@ def tried(read, content):
     return None
 
 readers = [images, lambda content: list(scan_tar(io.BytesIO(content))), decode_image,
-           read_commit_record, read_index, lambda content: read_tensors(content, where="x")]
+           CommitRecord.read, ShardLabels.read, read_index,
+           lambda content: read_tensors(content, where="x")]
 armed = False
 for extension in ("webp", "png", "jpg"):  # lets Pillow load its readers
     images(tar_of(sample(1, extension=extension)))
@@ -139,19 +142,19 @@ def test_the_watch_and_the_payload_work(watched, tmp_path):
 
 def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
     root = make_root(tmp_path, shards=len(shards) + 1, groups=1, tars=list(shards.values()))
-    problems = {p.shard: p.text for p in root.verify(full=True) if p.kind == "shard"}
+    problems = {p.shard: p.text for p in damage(root, full=True) if p.kind == "shard"}
     committed = root.committed()
     assert sorted(problems) == list(range(len(shards)))
     for shard, text in problems.items():
-        assert committed[shard]["tar"] in text
+        assert committed[shard].tar in text
     for shard, found in committed.items():
-        with pytest.raises(ValueError, match=found["tar"]) if shard in problems else nullcontext():
+        with pytest.raises(ValueError, match=found.tar) if shard in problems else nullcontext():
             for series in read_shard(root.store, found):
                 for image in series.images:
                     try:
                         decode_image(image)
                     except ValueError as error:
-                        raise ValueError(f"{found['tar']}: {error}") from None
+                        raise ValueError(f"{found.tar}: {error}") from None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_a_hostile_shard_is_refused_by_name(shards, tmp_path):
 )
 def test_a_training_run_refuses_it_by_name(shards, kind, tmp_path):
     root = make_root(tmp_path, shards=2, groups=1, tars=[shards[kind]])
-    with pytest.raises(ValueError, match=root.committed()[0]["tar"]):
+    with pytest.raises(ValueError, match=root.committed()[0].tar):
         everything = MixedDataset(root.url)
         everything.draw(torch.tensor([0]), rng=torch.Generator())
 
@@ -167,8 +170,8 @@ def test_a_training_run_refuses_it_by_name(shards, kind, tmp_path):
 def test_a_class_that_the_plan_has_not_is_refused_by_name(tmp_path):
     beyond = sample(0, classes=[0, 3], labels=[[[0, 0.5], [3, 0.5]]] * 2)
     root = make_root(tmp_path, shards=2, groups=1, tars=[tar_of(beyond)])
-    name = root.committed()[0]["tar"]
-    assert next(p.text for p in root.verify(full=True) if p.shard == 0).startswith(name)
+    name = root.committed()[0].tar
+    assert next(p.text for p in damage(root, full=True) if p.shard == 0).startswith(name)
     with pytest.raises(ValueError, match=name):
         MixedDataset(root.url)
 
@@ -177,13 +180,13 @@ def test_verify_reports_hostile_features_and_goes_on(canary, tmp_path):
     files = hostile.tensor_files(canary)
     root = make_root(tmp_path, shards=len(files) + 1, groups=1)
     for shard, content in enumerate(files.values()):
-        committed = json.loads(root.store.get(f"{shard_name(shard)}.json"))
+        committed = json.loads(root.store.get(record_name(shard)))
         digest = hashlib.sha256(content).hexdigest()
-        name = f"{shard_name(shard)}-{digest[:8]}.features.safetensors"
+        name = f"{shard_stem(shard)}-{digest[:8]}.features.safetensors"
         committed["features"] = {"name": name, "sha256": digest, "bytes": len(content)}
         root.store.put(name, content)
-        root.store.put(f"{shard_name(shard)}.json", json.dumps(committed).encode())
-    found = {p.shard: p.text for p in Root(root.url).verify(full=True) if p.kind == "shard"}
+        root.store.put(record_name(shard), json.dumps(committed).encode())
+    found = {p.shard: p.text for p in damage(Root(root.url), full=True) if p.kind == "shard"}
     assert sorted(found) == list(range(len(files)))
     assert all(".features.safetensors" in text for text in found.values())
     assert not canary.exists()
@@ -194,7 +197,7 @@ def test_verify_reports_hostile_prototypes(canary, tmp_path):
     deep = save({"prototypes": torch.zeros(3, 4)}, {"semix": "[" * 100_000})
     for content in (*hostile.tensor_files(canary).values(), deep):
         root.store.put("prototypes.safetensors", content)
-        assert "prototypes" in {problem.kind for problem in root.verify(full=True)}
+        assert "prototypes" in {problem.kind for problem in damage(root, full=True)}
     assert not canary.exists()
 
 
@@ -239,24 +242,18 @@ def test_records_that_point_elsewhere_do_not_count(name, tmp_path):
     root = make_root(tmp_path / "root")
     stored = json.loads(root.store.get("shards/0000/0000000.json"))
     root.store.put("shards/0000/0000000.json", json.dumps(stored | {"tar": name}).encode())
-    shards = list(open_index(root.store, "index/0.json").shards())
-    shards[0]["tar"] = name
-    index = {"plan": root.plan["digest"]}
-    root.store.put("index/0.json", json.dumps(index | {"shards": shards}).encode())
-    part, content = make_part(root.plan["digest"], 0, shards)
-    root.store.put(part_name(part), content)
-    root.store.put("index/1.json", json.dumps(index | {"parts": [part]}).encode())
+    index = root.store.get("index/0.json").replace(stored["tar"].encode(), name.encode())
+    root.store.put("index/0.json", index)
     assert Root(root.url).missing() == [0]
-    for index in root.indices():
-        with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
-            MixedDataset(root.url, index=index)
+    with pytest.raises(ValueError, match="tar is not shards/0000/0000000"):
+        MixedDataset(root.url)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"schema":' * 99_999])
 def test_a_damaged_plan_is_named(content, tmp_path):
     root = make_root(tmp_path)
     root.store.put("plan.json", content)
-    with pytest.raises(ValueError, match=r"plan\.json"):
+    with pytest.raises(InputError, match=r"plan\.json"):
         Root(root.url)
 
 

@@ -1,3 +1,5 @@
+"""Leases: who holds what, for how long, by the store's clock."""
+
 import json
 import os
 import socket

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import digits
+from data import real as real_data
 from data.errors import InputError
 from data.imagefolder import survey
-from data.real import ImageSplit, RealDataConfig, RealDataset, class_names, load_real
+from data.real import RealDataConfig, class_names, load_real
 from data.settings import load_settings
 
 
@@ -268,41 +268,10 @@ def test_images_of_a_folder_are_called_by_their_paths(tmp_path):
         assert few.images([index])[0, 0, 0].tolist() == [200 * few.targets[index], green, 0]
 
 
-def test_newer_settings_at_their_defaults_leave_a_plan_as_it_was():
-    old = {
-        "name": "digits",
-        "path": None,
-        "image_size": 32,
-        "train_per_class": None,
-        "validation_per_class": None,
-        "split_seed": 0,
-    }
-    config = RealDataConfig(name="digits")
-    assert config.model_dump(mode="json") == old
-    assert RealDataConfig.model_validate(old) == config
-    changed = RealDataConfig(name="digits", test_per_class=7, allow_overlap=2, skip_bad=0.5)
-    assert changed.model_dump() == old | {"test_per_class": 7, "allow_overlap": 2, "skip_bad": 0.5}
-    assert RealDataConfig.model_validate(changed.model_dump()) == changed
-
-
-@pytest.mark.parametrize(("target", "index"), [(2, 1), (-1, 0)])
-def test_a_target_that_is_no_class_is_refused(target, index):
-    targets = np.array([0, 1, 1])
-    targets[index] = target
-
-    def split(targets):
-        return ImageSplit(targets, load=lambda indices: np.zeros((0,)), content=str)
-
-    good = split(np.array([0, 1]))
-    remedy = rf"^test target = {target}: of image {index}; the 2 classes are 0 to 1"
-    with pytest.raises(InputError, match=remedy):
-        RealDataset(("cat", "dog"), good, good, split(targets))
-
-
 def test_the_digits_are_those_that_scikit_learn_gives():
     from sklearn.datasets import load_digits
 
-    images, targets = digits._read(8)
+    images, targets = real_data._read_digits(8)
     bundled = load_digits()
     assert (images[..., 0] == np.round(bundled.images * 255 / 16)).all()
     assert (targets == bundled.target).all()

@@ -1,11 +1,15 @@
+import os
 import threading
+import time
 
 import pytest
 
+from data.machine import cores
 from data.threads import mapped, one_ahead
 
 
-def test_results_come_in_order_and_few_items_are_taken_ahead():
+@pytest.mark.parametrize(("ahead", "most"), [(None, 6), (4, 4), (0, 0)])
+def test_results_come_in_order_and_few_items_are_taken_ahead(ahead, most):
     taken = []
 
     def items():
@@ -13,9 +17,13 @@ def test_results_come_in_order_and_few_items_are_taken_ahead():
             taken.append(number)
             yield number
 
-    results = mapped(lambda number: number * number, items(), threads=3)
+    def square(number: int) -> int:
+        time.sleep(0.02 / (1 + number))  # the first is done last
+        return number * number
+
+    results = mapped(square, items(), threads=3, ahead=ahead)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
-    assert len(taken) <= 5 + 2 * 3 + 1
+    assert len(taken) == 5 + most
     assert list(results) == [number * number for number in range(5, 100)]
 
 
@@ -24,9 +32,30 @@ def test_work_goes_on_at_the_same_time():
     assert len(list(mapped(lambda _: both.wait(), range(2), threads=2))) == 2
 
 
-def test_an_error_reaches_the_caller():
+def test_an_error_reaches_the_caller_at_its_place():
+    results = mapped(lambda number: 1 // number, [1, 0, 1], threads=2)
+    assert next(results) == 1
     with pytest.raises(ZeroDivisionError):
-        list(mapped(lambda number: 1 // number, [1, 0, 1], threads=2))
+        next(results)
+
+
+def test_who_stops_leaves_no_thread_and_no_work_to_begin():
+    before, begun, held = threading.active_count(), [], threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number:
+            held.wait(10)
+
+    results = mapped(work, range(100), threads=1, ahead=20)
+    next(results)
+    while len(begun) < 2:
+        time.sleep(0.001)
+    threading.Timer(0.05, held.set).start()
+    results.close()
+    assert begun == [0, 1]
+    while threading.active_count() > before:  # the timer's
+        time.sleep(0.001)
 
 
 def test_one_item_is_made_while_the_one_before_is_in_use():
@@ -60,3 +89,11 @@ def test_no_thread_is_left_by_who_stops(taken):
     assert threading.active_count() == before + 1
     found.close()
     assert threading.active_count() == before
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
+    assert cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() == os.cpu_count()
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores() == 1

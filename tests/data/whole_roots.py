@@ -10,8 +10,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from data.fingerprint import canonical_json
-from data.root import Root, spec_digest
-from data.shards import shard_name
+from data.formats import CommitRecord, Failure, File, shard_stem, spec_digest
+from data.root import Root
 from data.store import Store
 from tests.handmade import PLAN_DIGEST, make_plan, make_root
 from tests.tally import Tally
@@ -36,22 +36,33 @@ def whole_root(folder: Path | str, shards: int = 3, groups: int = 2) -> Root:
     return root
 
 
-def commit_record(shard: int, *, plan: str = PLAN_DIGEST, groups: int = 2) -> dict[str, Any]:
+def commit_record(
+    shard: int, *, plan: str = PLAN_DIGEST, groups: int = 2, **changes: Any
+) -> CommitRecord:
     """Of a shard whose tar and features hold `abc`."""
-    part = {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
-    stem = f"{shard_name(shard)}-{part['sha256'][:8]}"
-    return {
+    digest = hashlib.sha256(b"abc").hexdigest()
+    stem = f"{shard_stem(shard)}-{digest[:8]}"
+    values: dict[str, Any] = {
         "spec": spec_digest(plan, shard),
         "shard": shard,
         "tar": f"{stem}.tar",
-        **part,
-        "features": {"name": f"{stem}.features.safetensors", **part},
+        "sha256": digest,
+        "bytes": 3,
+        "features": File(name=f"{stem}.features.safetensors", sha256=digest, bytes=3),
         "groups": groups,
         "first": shard * groups,
         "seconds": {"generate": 1.5, "write": 0.5},
         "wall_seconds": 2.0,
         "tflop": 0.25,
+        "attempt": 1,
     }
+    return CommitRecord(**values | changes)
+
+
+def failure(shard: int, time: float = 1.0, **changes: Any) -> Failure:
+    """An attempt that failed; its number is given where it is written down."""
+    values = {"shard": shard, "attempt": 1, "error": "ValueError", "message": "group 3: flat"}
+    return Failure(**values | {"time": time} | changes)
 
 
 def empty_root(folder: Path, shards: int = 3, groups: int = 2) -> Root:
@@ -66,11 +77,12 @@ class Counting:
 
     def __init__(self, store: Store) -> None:
         self.store, self.calls = store, Tally()
-        self.parallel = store.parallel
+        self.url, self.parallel = store.url, store.parallel
 
     def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
         names = list(names)
-        self.calls.add("get", len(names))
+        if names:
+            self.calls.add("get", len(names))
         return self.store.get_many(names)
 
     def get(self, name: str) -> bytes:

@@ -12,7 +12,8 @@ from prefect.artifacts import Artifact, create_markdown_artifact
 
 from calib.config import TrainConfig
 from data.files import write_json
-from data.progress import Progress
+from data.formats import Failure
+from data.root import Progress
 from data.settings import load_settings
 from flows.artifacts import (
     artifact_key,
@@ -40,6 +41,7 @@ HALF = Progress(
     groups_done=4,
     images=32,
     images_done=16,
+    left_out=0,
     seconds=8.0,
     stages={"encode": 1.0, "generate": 6.0},
     tflop=None,
@@ -71,6 +73,11 @@ def test_a_summary_in_numbers():
         "stage generate": "6.0 s of workers",
         "stage encode": "1.0 s of workers",
     }
+
+
+def test_a_summary_tells_of_series_left_out():
+    found = replace(HALF, left_out=1, groups_done=3, images_done=12)
+    assert summary(found, began=NONE, seconds=32.0)["left out"] == "1 series"
 
 
 def test_results_as_a_table():
@@ -111,7 +118,7 @@ def shown(artifacts_of, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shown")
     root = make_root(folder / "mixed", shards=6)
     root.discard(4)
-    root.record_failure(4, {"error": "OSError", "message": "disk full", "time": 0.0})
+    root.record_failure(Failure(shard=4, attempt=1, error="OSError", message="disk full", time=0.0))
     (folder / "study.md").write_text("# Study\n\n| a |\n|---|\n| 1 |\n\n![](figures/a.png)\n")
     seen, lines = [], []
     handler = logging.Handler()

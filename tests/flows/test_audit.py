@@ -12,11 +12,10 @@ from calib.config import TrainConfig
 from calib.report.noise import Compared, noise_rows
 from calib.run_folder import claim_run
 from calib.train import train
-from data.end_points import strayed_groups
+from data.dataset import MixedDataset
 from data.errors import InputError
-from data.exclusion import Exclusion, kept
-from data.indices import open_index
-from data.mixed import MixedDataset
+from data.exclusion import Exclusion, SeriesFilter
+from data.pinned import Pinned
 from data.quality import weight_curve
 from data.root import Root
 from data.settings import load_settings
@@ -91,12 +90,17 @@ def test_flags_are_stored_where_readers_exclude_by_them(root, found):
     assert found["flags_file"] == "audit/0.json"
     flags = json.loads(root.store.get("audit/0.json"))
     assert flags["flags"] == found["flags"]
-    records = MixedDataset(root.url).groups
-    excluded = set(found["flags"]["not_monotone"])
-    keep = kept(Exclusion(monotone=True), records, root=root, index=found["index"])
-    assert [r["group"] not in excluded for r in records] == keep
-    shards = list(open_index(root.store, found["index"]).shards())
-    assert strayed_groups(root, shards, records) == set(found["flags"]["end_points"]) != set()
+    source = Pinned(Root(root.url))
+    for flag, rules in (
+        ("not_monotone", Exclusion(monotone=True)),
+        ("end_points", Exclusion(end_points=True)),
+    ):
+        chosen, left_out = SeriesFilter(rules, source), set()
+        for shard in source.shards:
+            records = [sample.record for sample in source.samples(shard)]
+            keep = chosen.keep(shard, records)
+            left_out |= {r.group for r, kept in zip(records, keep, strict=True) if not kept}
+        assert left_out == set(found["flags"][flag]) != set()
 
 
 def test_the_command_prints_a_table_and_leaves_the_page_in_place(root, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 
+from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.build import BuildFailed, build, resume
 from pipeline.root import create_root
@@ -53,7 +54,7 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
                 log.message.startswith("shard 7: ") for log in client.read_logs(mine, 200, 0)
             )
         )
-        key = artifact_key("build", root.url, root.plan["digest"])
+        key = artifact_key("build", root.url, root.plan.digest)
         artifact = latest_artifact(key)
         assert artifact["flow_run_id"] == str(run.id)
         assert artifact["description"].startswith("156 of 180 images, 1 failed shard")
@@ -65,4 +66,4 @@ def test_resume_makes_what_is_missing_and_pins_it(broken):
     assert resume(root, slots=1).missing() == []
     assert {k: v for k, v in root.committed().items() if k != 3} == before
     assert root.indices() == ["index/0.json"]
-    assert root.verify(full=True) == []
+    assert damage(root, full=True) == []

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,15 @@ import pytest
 import yaml
 from PIL import Image
 
+from data.formats import LeftOut, record_name
 from data.leases import living
 from data.root import Root
+from data.settings import load_settings
+from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from tests.command import semix
-from tests.data.whole_roots import commit_record, prototypes
+from tests.data.whole_roots import commit_record, failure, prototypes
 from tests.family import below
 from tests.handmade import make_plan
 
@@ -53,13 +57,13 @@ def make_root(folder: Path, *, shards: int, committed: list[int], failed: list[i
     root = Root(str(folder))
     for shard in committed:
         facts = {"seconds": {"generate": 2.0, "encode": 1.25}, "wall_seconds": 3.0, "tflop": 0.6}
-        record = {**commit_record(shard), **facts}
-        root.store.put(record["tar"], b"abc")
-        root.store.put(record["features"]["name"], b"abc")
+        record = commit_record(shard, **facts)
+        root.store.put(record.tar, b"abc")
+        root.store.put(record.features.name, b"abc")
         root.commit(record)
     for shard in failed:
-        facts = {"error": "OSError", "message": "disk full", "time": 0.0, "traceback": ["..."] * 9}
-        root.record_failure(shard, facts)
+        facts = {"error": "OSError", "message": "disk full", "traceback": ["..."] * 9}
+        root.record_failure(failure(shard, **facts))
     return folder
 
 
@@ -85,13 +89,36 @@ def test_status_for_people(root):
     lines = [line.split() for line in out.splitlines()]
     assert ["missing", "2"] in lines
     assert ["stages", "generate", "2", "s,", "encode", "1.2", "s"] in lines
+    assert not any(line[0] == "left" for line in lines)
+    found = Root(str(root))
+    short = found.record(0).model_copy(
+        update={"groups": 1, "left_out": [LeftOut(group=1, reason="image 0 is one flat value")]}
+    )
+    found.store.put(record_name(0), short.written())
+    _, out, _ = semix("status", str(root))
+    assert ["left", "out", "1", "series"] in [line.split() for line in out.splitlines()]
+
+
+def test_a_model_that_was_moved_is_named_with_where_to_say_so(hasty_config, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(hasty_config.generator.model, moved)
+    config = load_settings(BuildConfig, hasty_config.model_dump(), [f"generator.model={moved}"])
+    root = create_root(config, str(tmp_path / "mixed"))
+    moved.rename(tmp_path / "away")
+    status, out, err = semix("resume", root.url)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"error: generator.model = {moved}: there is no such folder; if it lies elsewhere now: "
+        f"semix resume {root.url} --set generator.model=PLACE\n"
+    )
+    status, _, err = semix("resume", root.url, "--set", "mixing.seed=1")
+    assert status == 2 and "only where things lie may change" in err
 
 
 def test_failures_are_shown_with_their_reason(root):
     status, out, _ = semix("failures", str(root))
     assert (status, out.splitlines()[0]) == (0, "shard 2: OSError: disk full (1 attempt)")
-    again = {"error": "ValueError", "message": "group 5: flat", "time": 1.0, "group": 5}
-    Root(str(root)).record_failure(2, again)
+    Root(str(root)).record_failure(failure(2, message="group 5: flat", group=5))
     _, out, _ = semix("failures", str(root))
     assert out.splitlines()[0] == "shard 2: ValueError: group 5: flat (group 5, 2 attempts)"
     _, out, _ = semix("failures", str(root), "--json")
@@ -106,7 +133,7 @@ def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
     assert status == 0
     assert out.splitlines()[0].startswith("orphan: shard 1: shards/0000/0000001-00000000.tar: no")
     assert out.splitlines()[1] == f"1 shards as recorded; 1 orphans, see `semix gc {root}`"
-    (root / commit_record(0)["tar"]).write_text("xx")
+    (root / commit_record(0).tar).write_text("xx")
     (root / "prototypes.safetensors").write_text("xx")
     status, out, _ = semix("verify", str(root))
     assert status == 1
@@ -138,7 +165,7 @@ def test_gc_shows_and_then_removes(root):
 def test_failed_shards_left_out_need_no_prefect(root):
     """All that is missing has failed: nothing is tried, and the limit decides."""
     for shard in (1, 1):
-        Root(str(root)).record_failure(shard, {"error": "E", "message": "m", "time": 0.0})
+        Root(str(root)).record_failure(failure(shard))
     status, _, err = semix("resume", str(root), "--skip-failed", "1")
     assert status == 1
     assert "error: 2 of 3 shards not made: 1-2" in err
@@ -146,8 +173,8 @@ def test_failed_shards_left_out_need_no_prefect(root):
     status, out, err = semix("resume", str(root), "--skip-failed", "67%", "--json")
     assert (status, json.loads(out)["missing"]) == (0, 2)
     assert "2 of 3 shards failed and are left out: 1-2; the index is without them" in err
-    (part,) = json.loads((root / "index/0.json").read_text())["parts"]
-    assert part["shards"] == 1
+    (shard,) = json.loads((root / "index/0.json").read_text())["shards"]
+    assert shard["shard"] == 0
 
 
 @pytest.mark.parametrize(
@@ -271,7 +298,7 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.parametrize("kept", [0, 700])
 def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, kept):
     """In the fixture each holds three bytes; longer ones are zeros."""
-    name = commit_record(0)["tar"]
+    name = commit_record(0).tar
     (root / name).write_bytes(bytes(kept))
     Root(str(root)).write_index()
     given = command.format(root=root, to=tmp_path / "to").split(" ")
@@ -305,10 +332,10 @@ def test_a_place_that_cannot_be_written_is_named_first(root, tmp_path, command, 
 @pytest.mark.parametrize(("command", "told"), [("status", False), ("resume", True)])
 @pytest.mark.parametrize("end", [OSError("the network"), SystemExit(143)])
 def test_only_what_goes_on_says_so(root, monkeypatch, command, told, end):
-    def failing(url):
+    def failing(root, url, **_):
         raise end
 
-    monkeypatch.setattr("data.root.Root", failing)
+    monkeypatch.setattr("data.root.Root.__init__", failing)
     status, _, err = semix(command, str(root))
     assert status in (1, 143)
     assert ("the same command goes on" in err) == told
@@ -331,7 +358,7 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
 
 
 def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_path):
-    from pipeline.costs.estimate import estimate
+    from pipeline.estimate import estimate
     from pipeline.plan import BuildPlan
 
     arguments = ("--check", "--json", "--rate", "2", "--share", "0.5")

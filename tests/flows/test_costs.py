@@ -5,12 +5,11 @@ from data.errors import InputError
 from data.settings import load_settings
 from data.store import Store
 from flows.build import check
-from flows.cost_words import amount, readable
-from flows.costs import free_bytes
-from pipeline.build import generate_shard, load_models
+from flows.costs import amount, free_bytes, readable
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.shard import generate_shard, load_models
 from pipeline.work import finish
 
 
@@ -21,7 +20,7 @@ def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
 def test_a_model_that_is_not_here_has_no_cost(hasty_config, tmp_path):
     model = ("generator.model=owner/model", f"generator.revision={'a' * 40}")
     found = check(altered(hasty_config, *model), str(tmp_path), rate=1)
-    unknown = ("tflop", "gate_tflop", "hours", "bytes", "network_rows", "shallow_rows")
+    unknown = ("tflop", "hours", "bytes", "network_rows")
     assert [found[key] for key in unknown] == [None] * len(unknown)
     assert found["unknown"].startswith("generator.model = owner/model: is not on this machine")
     assert (found["groups"], found["noise_rows"]) == (45, 0)
@@ -97,11 +96,13 @@ def test_free_space_of_a_place_that_is_not_there_yet(tmp_path):
     assert free_bytes(later) == pytest.approx(free_bytes(there), rel=0.01)
 
 
-def test_words_for_the_gate_and_caches(hasty_config, tmp_path):
-    fast = altered(hasty_config, "generator.approximate.cache_steps=2")
-    words = readable(check(fast, str(tmp_path), rate=1))
-    assert words["network calls"] == "960 rows, and 480 of the outermost layers alone"
-    assert words["TFLOP"].endswith(" for the fidelity gate before")
+def test_words_of_rows_flop_and_hours(hasty_config, tmp_path):
+    found = check(hasty_config, str(tmp_path), rate=1)
+    words = readable(found)
+    # 7 shards of 6 series and one of 3, in batches of 4; 3 steps, guided, of 4 images.
+    assert words["network calls"] == f"{(7 * 8 + 4) * 3 * 2 * 4:,} rows"
+    assert words["TFLOP"] == f"{found['tflop']:,.4g}"
+    assert words["hours"].endswith(" on one device, at 45% of 1 TFLOP/s (cpu, float32, as given)")
     assert words["noise selection"] == "adds nothing"
 
 

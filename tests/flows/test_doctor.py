@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from data.digits import NAMES
 from data.errors import InputError
+from data.formats import LabelSetRecord, SeriesLabels
 from data.label_sets import create_set
 from data.leases import TIME_TO_LIVE
+from data.real import DIGITS
 from flows import gpus
 from flows.cgroup import MemoryLimit
 from flows.cli import app
@@ -352,13 +353,13 @@ def training(tmp_path):
         labels = [[[pair[0], weight], [pair[1], 1 - weight]] for weight in weights]
         changes = {"classes": pair, "alphas": alphas, "weights": weights, "labels": labels}
         samples.append(handmade.sample(group, 3, side=32, **changes))
-    root = handmade.root_of(tmp_path / "mixed", samples, NAMES)
+    root = handmade.root_of(tmp_path / "mixed", samples, DIGITS)
     for digest, labelled in (("ab12" * 16, True), ("cd34" * 16, False)):
-        record = {"schema": 1, "digest": digest, "plan": root.plan["digest"], "features": "root"}
-        labels = create_set(root, record | {"annotation": {}, "encoders": {}, "batch": 1})
-        groups = [{key: s.record[key] for key in ("group", "weights", "labels")} for s in samples]
+        made = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
+        labels = create_set(root, LabelSetRecord(digest=digest, plan=root.plan.digest, **made))
+        groups = [SeriesLabels(group=s.record.group, **s.record.parts()) for s in samples]
         if labelled:
-            labels.commit(0, images=root.committed()[0]["sha256"], groups=groups)
+            labels.commit(0, images=root.images()[0], groups=groups)
     path = tmp_path / "train.yaml"
     settings = {"real": {"name": "digits"}, "mixed": {"url": root.url}}
     path.write_text(json.dumps({"name": "a", "model": {"name": "lenet"}, **settings}))

@@ -23,13 +23,14 @@ from prefect.utilities.urls import url_for
 from data.errors import InputError
 from data.root import Root
 from data.settings import load_settings
+from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
 from flows.build_start import check_work, opened
 from flows.flow_runs import running
 from flows.slots.settings import SlotSettings
 from pipeline.config import BuildConfig
-from pipeline.root import create_root
+from pipeline.root import create_root, plan_of
 
 CHECKOUT = Path(__file__).parents[2]
 KINDS = ("build", "relabel", "train", "evaluate", "study", "quickstart")
@@ -82,9 +83,10 @@ def test_a_flow_function_runs_only_as_a_flow(tmp_path):
         pass
 
 
-def test_overrides_need_a_config(tmp_path):
+def test_without_a_config_only_places_may_change(built):
+    assert plan_of(opened(built.url, "", ["real.path=null"])).digest == built.plan.digest
     with pytest.raises(InputError, match=r"^overrides = mixing\.seed=1: a root keeps the settings"):
-        opened(str(tmp_path), "", ["mixing.seed=1"])
+        opened(built.url, "", ["mixing.seed=1"])
 
 
 def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
@@ -157,8 +159,8 @@ def test_a_run_that_has_only_its_parameters_builds_it_all(executed, ended_tasks)
     assert run.state.is_completed()
     assert run.name == "build Mixed Öne"
     assert set(run.tags) == {"semix", "build"}
-    assert root.plan["config"]["mixing"]["seed"] == 7
-    assert list(root.missing()) == []
+    assert root.plan.config["mixing"]["seed"] == 7
+    assert root.missing() == []
     assert root.indices() == ["index/0.json"]
     tasks = ended_tasks(run.id, 3)
     assert sorted(tasks) == ["generate slot 0", "index", "plan"]
@@ -180,7 +182,7 @@ def test_what_semix_says_is_in_the_runs_log_and_once_on_the_terminal(executed, c
 
 def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of, latest_artifact):
     run, root, _ = executed
-    key = artifact_key("build", root.url, root.plan["digest"])
+    key = artifact_key("build", root.url, root.plan.digest)
     assert key.startswith("semix-build-mixed-ne-") and len(key) == len("semix-build-mixed-ne-") + 8
     found = artifacts_of(run.id)
     assert {name: item["type"] for name, item in found.items()} == {
@@ -222,5 +224,5 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
     assert "error: cancelled in Prefect; what was committed stays" in said()
     assert client.read_flow_run(run.id).state.is_cancelled()
     root = Root(str(tmp_path / "cancelled"))
-    assert root.missing() and root.verify(full=True) == []
+    assert root.missing() and damage(root, full=True) == []
     assert root.store.list("leases") == []  # its worker was asked to end, and has

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from data.label_sets import LabelSet
+from data.formats import LabelSetRecord, SeriesLabels
+from data.label_sets import LabelSet, create_set
 from data.leases import claim, held_by
 from data.root import Root
+from data.tar import read_shard
 from flows.slots.lost_shards import record_lost
 from flows.supervise import Outcome, supervise
-from pipeline.relabel.relabelling import Relabelling
+from pipeline.relabel import Relabelling
 from pipeline.work import Building, Work
-from tests.data import test_label_sets
-from tests.data.test_label_sets import commit_labels, new_set
+from tests.handmade import make_root
 
 pytestmark = pytest.mark.process
 
 CHECKOUT = Path(__file__).parents[2]
-root = test_label_sets.root  # three shards made by hand
 HOLD = """
 import os, sys
 from data.leases import claim
@@ -27,6 +27,11 @@ for work in sys.argv[2:]:
     assert claim(Store(sys.argv[1]), int(work) if work.isdecimal() else work)
 os.kill(os.getpid(), 9)
 """
+
+
+@pytest.fixture
+def root(tmp_path) -> Root:
+    return make_root(tmp_path / "mixed", shards=3)
 
 
 def killed(root: Root, *held: int | str) -> Outcome:
@@ -42,8 +47,11 @@ def work(request, root) -> Work:
         for shard in (1, 2):
             root.discard(shard)
         return Building(root)
-    labels = new_set(root)
-    commit_labels(labels, 0)
+    made = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
+    labels = create_set(root, LabelSetRecord(digest="ab" * 32, plan=root.plan.digest, **made))
+    records = [sample.record for sample in read_shard(root.store, root.committed()[0])]
+    groups = [SeriesLabels(group=r.group, **r.parts()) for r in records]
+    labels.commit(0, images=root.images()[0], groups=groups)
     return Relabelling(labels)
 
 
@@ -56,7 +64,7 @@ def test_a_shard_that_was_being_made_failed_once_and_is_free(work):
     place = LabelSet(root, labels.digest) if labels else Root(root.url)
     assert list(place.failures()) == [1]
     [failure] = place.failures()[1]
-    assert (failure["error"], failure["message"]) == ("WorkerLost", "killed by signal 9 (SIGKILL)")
+    assert (failure.error, failure.message) == ("WorkerLost", "killed by signal 9 (SIGKILL)")
     assert held_by(root.store, outcome.pid) == []
     assert len(root.store.list("leases")) == 1
 

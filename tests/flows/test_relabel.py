@@ -9,7 +9,8 @@ from prefect.client.orchestration import get_client
 from data.errors import InputError
 from data.label_sets import LabelSet, label_sets
 from data.root import Root
-from data.shards import read_tar
+from data.tar import read_shard
+from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.relabel import RelabelFailed, listed, relabel
 from pipeline.root import create_root
@@ -80,9 +81,7 @@ def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
     assert files(root) == before
     first, second = map(Root, map(str, baked))
     assert first.plan == second.plan
-    assert {r["sha256"] for r in first.committed().values()} == {
-        r["sha256"] for r in second.committed().values()
-    }
+    assert set(first.images().values()) == set(second.images().values())
     assert "8 shards from stored features" in said()
 
 
@@ -103,7 +102,7 @@ def test_images_are_read_by_workers_and_their_features_serve_the_next_set(
 
 
 def test_shards_that_cannot_be_labelled_are_named_and_the_rest_is_done(root):
-    name = root.committed()[5]["features"]["name"]
+    name = root.record(5).features.name
     content = root.store.get(name)
     root.store.delete(name)
     with pytest.raises(RelabelFailed) as caught:
@@ -160,9 +159,9 @@ def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
     facts = relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
     assert facts["baked"] == 8
     baked = Root(facts["out"])
-    assert baked.verify(full=True) == []
+    assert damage(baked, full=True) == []
     assert baked.indices() == ["index/0.json"]
-    assert baked.plan["baked_from"]["labels"] == facts["digest"]
+    assert baked.plan.baked_from["labels"] == facts["digest"]
     assert images(baked) == images(root)
     before = files(baked)
     assert relabel(root, ["annotation.scale=4.0"], out=baked.url) == facts
@@ -171,21 +170,20 @@ def test_baking_makes_a_root_that_names_its_source(root, tmp_path):
 
 def images(root: Root) -> dict[int, list[bytes]]:
     found = {}
-    for record in root.committed().values():
-        with root.store.open(record["tar"]) as file:
-            found |= {sample.record["group"]: sample.images for sample in read_tar(file)}
+    for entry in root.entries():
+        found |= {s.record.group: s.images for s in read_shard(root.store, entry)}
     return found
 
 
 def test_damaged_images_are_not_baked_and_named(root, tmp_path):
-    record = root.committed()[4]
-    tar = bytearray(root.store.get(record["tar"]))
+    name = root.record(4).tar
+    tar = bytearray(root.store.get(name))
     tar[700] ^= 1
-    root.store.put(record["tar"], bytes(tar))
+    root.store.put(name, bytes(tar))
     with pytest.raises(RelabelFailed) as caught:
         relabel(root, ["annotation.scale=4.0"], out=str(tmp_path / "baked"))
     text = str(caught.value)
-    assert text.startswith(f"1 of 8 shards not baked: 4\nshard 4: {record['tar']}: ")
+    assert text.startswith(f"1 of 8 shards not baked: 4\nshard 4: {name}: ")
     assert text.endswith(f"go on after: semix resume {root.url}")
     baked = Root(str(tmp_path / "baked"))
     assert baked.missing() == [4]
@@ -204,4 +202,4 @@ def test_the_command_shows_and_lists(root, prefect_api, monkeypatch):
 
 
 def own_clip(root: Root) -> str:
-    return root.plan["config"]["annotation"]["model"]
+    return root.plan.config["annotation"]["model"]

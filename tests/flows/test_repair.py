@@ -7,17 +7,21 @@ from pathlib import Path
 import pytest
 
 from data.errors import InputError
+from data.formats import shard_stem
 from data.garbage import garbage
-from data.indices import open_index
+from data.index import open_index
 from data.root import Root
-from data.shards import shard_name
+from data.verify import damage
 from flows.build import BuildFailed, build, extend, resume
+from flows.relabel import relabel
 from flows.selection import Selection, most_failed
+from pipeline.root import create_root
+from pipeline.worker import main as worker
 from tests.command import semix
 
 
 def tars(root: Root) -> dict[str, bytes]:
-    return root.store.get_many(record["tar"] for record in root.committed().values())
+    return root.store.get_many(entry.tar for entry in root.entries())
 
 
 def changed(root: Root, name: str, change) -> None:
@@ -25,14 +29,14 @@ def changed(root: Root, name: str, change) -> None:
 
 
 def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog):
-    names = [record["tar"] for record in root.committed().values()]
+    names = [entry.tar for entry in root.entries()]
     changed(root, names[0], lambda content: content[:-100])
     changed(root, names[1], lambda content: content[:3000] + b"?" + content[3001:])
     root.store.delete(names[2])
-    changed(root, f"{shard_name(3)}.json", lambda content: content[:-100])
-    root.store.delete(f"{shard_name(4)}.json")
+    changed(root, f"{shard_stem(3)}.json", lambda content: content[:-100])
+    root.store.delete(f"{shard_stem(4)}.json")
     changed(root, "prototypes.safetensors", lambda content: content[:-1] + b"?")
-    changed(root, "index/0.json", lambda content: content[:-1])
+    changed(root, "index/0.json", lambda content: content[:-2])
     status, out, _ = semix("verify", root.url, "--full", "--json")
     assert status == 1
     found = [(p["kind"], p["shard"]) for p in json.loads(out) if p["damage"]]
@@ -45,7 +49,7 @@ def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog
     assert tars(mended) == tars(built)
     same = "prototypes.safetensors"
     assert mended.store.get(same) == built.store.get(same)
-    assert [p.kind for p in mended.verify(full=True)] == ["index"]
+    assert [problem.kind for problem in damage(mended, full=True)] == ["index"]
     assert mended.indices() == ["index/0.json", "index/1.json"]
     assert sorted(root.store.list("discarded")) == [
         *(f"discarded/0000/000000{shard}.1.json" for shard in range(4)),
@@ -53,16 +57,44 @@ def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog
     ]
 
 
+@pytest.fixture
+def similar(make_config, hasty_standins, tmp_path) -> Root:
+    """A whole root of pairs that were drawn by similarity."""
+    pairs = "mixing.pairs={kind: similar, count: 3}"
+    root = create_root(make_config(hasty_standins, pairs), str(tmp_path / "similar"))
+    assert worker([root.url, "--device", "cpu"]) == 0
+    root.write_index()
+    return root
+
+
+@pytest.mark.parametrize("name", ["pairs.json", "prototypes.safetensors"])
+def test_what_a_whole_root_was_made_with_is_made_again(similar, name):
+    before = similar.store.get(name)
+    similar.store.delete(name)
+    status, _, err = semix("show", similar.url, "1", "--regenerate", "--device", "cpu")
+    assert status == 2 and f"needs {name}; run `semix resume" in err
+    status, _, err = semix("resume", similar.url, "--device", "cpu")
+    assert status == 0 and f"{name} is missing" in err
+    assert similar.store.get(name) == before
+    assert semix("verify", similar.url)[0] == 0
+
+
+def test_relabelling_wants_the_pairs(similar):
+    similar.store.delete("pairs.json")
+    with pytest.raises(InputError, match=r"kind = similar: .*`semix resume` draws them again"):
+        relabel(similar, ["annotation.scale=4.0"])
+
+
 def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
     before = {name: root.store.get(name) for name in root.store.list("")}
     longer = extend(root, 2, slots=1)
-    assert longer.plan["num_groups"] == 90
+    assert longer.plan.num_groups == 90
     assert longer.missing() == []
-    assert longer.verify(full=True) == []
+    assert damage(longer, full=True) == []
     assert {name: root.store.get(name) for name in before} == before
     assert longer.indices() == ["index/0.json", "index/1.json"]
     shards = open_index(root.store, "index/1.json").shards()
-    assert [shard["shard"] for shard in shards] == list(range(16))
+    assert [shard.shard for shard in shards] == list(range(16))
     assert garbage(longer, older_than_s=0) == []
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):
         extend(longer, 2)
@@ -72,7 +104,7 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
     logging.getLogger("semix").propagate = True
     for shard in (3, 5):
         root.discard(shard)
-    obstacle = Path(root.url) / f"{shard_name(3)}.json"
+    obstacle = Path(root.url) / f"{shard_stem(3)}.json"
     obstacle.mkdir()
     left_out = "1 of 8 shards failed and are left out: 3; the index is without them"
     with caplog.at_level(logging.WARNING, "semix.build"):  # of 8 shards 13 % is one
@@ -91,7 +123,7 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
     root.discard(6)
     again = resume(Root(root.url), slots=1, selection=Selection(retry_failed=True))
     assert again.missing() == [6]
-    assert again.record(3)["attempt"] == 2
+    assert again.record(3).attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +144,7 @@ def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
     status, out, err = semix("show", root.url, "44", *arguments)
     assert status == 0, err
     lines = out.splitlines()
-    assert lines[0] == f"group 44, shard 7: {root.committed()[7]['tar']}"
+    assert lines[0] == f"group 44, shard 7: {root.record(7).tar}"
     assert lines[1] == "classes  eight (8), nine (9)"
     assert lines[-2:] == ["pixels made anew equal the stored ones", f"picture  {picture}"]
     assert picture.read_bytes().startswith(b"\x89PNG")

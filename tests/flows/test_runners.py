@@ -18,8 +18,7 @@ from prefect import flow
 from prefect.context import FlowRunContext
 
 from data.errors import InputError
-from data.progress import Progress
-from data.root import Root
+from data.root import Progress, Root
 from flows.slots.run_lease import FORGOTTEN_AFTER_S
 from flows.slots.running import follow, slots_running
 from flows.slots.settings import SlotSettings

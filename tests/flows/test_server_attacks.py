@@ -21,9 +21,10 @@ from prefect.settings import get_current_settings
 from torch import nn
 
 from data.errors import InputError
+from data.formats import Failure
 from flows.artifacts import build_summary, link_to, markdown_file, series_sheet
 from flows.artifacts.result_table import as_markdown as results_as_markdown
-from pipeline.generators.compilation import compile_network
+from pipeline.generators.latent_diffusion import compile_network
 from tests.handmade import make_root
 
 REQUESTS = [  # of a browser that was lured: tokens, pages, what runs said, and changes
@@ -204,7 +205,7 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
     folder = tmp_path / "<img src=x onerror=alert(1)>` <b>"
     root = make_root(folder / "<i>_mixed_", shards=2)
     root.discard(1)
-    root.record_failure(1, {"error": "<b>", "message": HOSTILE, "time": 0.0})
+    root.record_failure(Failure(shard=1, attempt=1, error="<b>", message=HOSTILE, time=0.0))
     (folder / "study.md").write_text("# Study\n")
 
     @flow

@@ -17,6 +17,7 @@ import pytest
 
 from data.errors import InputError
 from data.root import Root
+from data.verify import damage
 from flows import child
 from flows.cli import explain
 from flows.errors import RunFailed
@@ -303,7 +304,7 @@ def test_a_build_ends_well_whatever_becomes_of_its_server(server, build, until, 
     status, text = ended(process)
     assert status == 0, text
     root = Root(str(out))
-    assert root.missing() == [] and root.verify(full=True) == [] and root.indices()
+    assert root.missing() == [] and damage(root, full=True) == [] and root.indices()
     assert "Traceback" not in text and "Error logging" not in text
     said = {"never": "does not answer", "wiped": "was its database wiped?"}
     assert back == "soon" or said[back] in text
@@ -316,7 +317,7 @@ def test_a_locked_database_holds_nothing_up(server, build, until):
     until(lambda: committed(out), timeout_s=280)
     with sqlite3.connect(server.home / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
-        until(lambda: committed(out) == Root(str(out)).plan["num_shards"], timeout_s=280)
+        until(lambda: committed(out) == Root(str(out)).plan.num_shards, timeout_s=280)
         database.execute("ROLLBACK")
     status, text = ended(process)
     assert status == 0 and "Traceback" not in text, text

@@ -10,14 +10,26 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data.progress import progress_of
-from data.sums import Sums
-from flows.progress import Steps, shown
+from data.root import Progress
+from flows.progress import Steps, describe, shown, standing
 from flows.terminal import details_in, print_findings, set_up_logging
 from tests.command import semix
 from tests.handmade import make_root
 
 CHECKOUT = Path(__file__).parents[2]
+NONE = Progress(
+    shards=9,
+    done=0,
+    failed=0,
+    groups=135,
+    groups_done=0,
+    images=1080,
+    images_done=0,
+    left_out=0,
+    seconds=0.0,
+    stages={},
+    tflop=None,
+)
 CODE = """
 import logging
 from flows.terminal import set_up_logging
@@ -50,13 +62,11 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
 
 
 def test_a_builds_lines_count_images(monkeypatch, caplog):
-    plan = {"images_per_group": 8, "num_groups": 135, "num_shards": 9}
-    none = progress_of(plan, Sums(), failed=0)
     clock = iter([0.0, 20.0, 40.0, 60.0])
     monkeypatch.setattr("flows.progress.time.monotonic", lambda: next(clock))
     with caplog.at_level(logging.INFO, logger="semix.build"), shown("generate") as show:
         for images in (0, 128, 384):
-            show(replace(none, done=images // 128, images_done=images))
+            show(replace(NONE, done=images // 128, images_done=images))
     assert caplog.messages == [
         "generate: 0 of 1,080 images",
         "generate: 128 of 1,080 images",
@@ -64,12 +74,22 @@ def test_a_builds_lines_count_images(monkeypatch, caplog):
     ]
 
 
+def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
+    """Of 9 shards of 15 series of 8 images, two series of the second could not be stored."""
+    half = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
+    assert describe(half, 2.0) == "2 series left out, 2 images/s, about 7 min left"  # 840 images
+    assert standing(half)["worker_seconds_left"] == 420.0
+    whole = replace(half, done=9, groups_done=133, images_done=1064)
+    assert describe(whole, 2.0) == "2 series left out, 2 images/s"
+    assert standing(whole)["worker_seconds_left"] == 0.0
+    assert describe(NONE, None) == ""
+
+
 def test_a_bar_counts_images_too(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr("flows.progress.console", screen)
-    plan = {"images_per_group": 8, "num_groups": 135, "num_shards": 9}
     with shown("generate") as show:
-        show(replace(progress_of(plan, Sums(), failed=0), done=3, images_done=384))
+        show(replace(NONE, done=3, images_done=384))
     assert "384 of 1,080 images" in screen.file.getvalue()
 
 
@@ -89,9 +109,9 @@ def test_what_may_be_copied_is_whole_on_a_narrow_screen(tmp_path):
     root = make_root(place)
     narrow = {"COLUMNS": "60"}
     assert str(place) in semix("doctor", "--out", str(place), **narrow)[1]
-    Path(place, root.record(0)["tar"]).unlink()
+    Path(place, root.record(0).tar).unlink()
     assert f"`semix resume {place}`" in semix("verify", str(place), **narrow)[1]
-    digest = root.plan["digest"]
+    digest = root.plan.digest
     assert digest in semix("status", str(place), **narrow)[1]
 
 

@@ -19,10 +19,10 @@ from collections import Counter
 from pathlib import Path
 
 from tests.fuzz.mutations import mutate
-from tests.fuzz.targets import Target, attempt, targets
+from tests.fuzz.targets import FILES, Target, attempt, targets
 
-SHARES = {"shard": 7, "image": 4, "group": 3, "commit": 1, "failure": 1, "plan": 1}
-SHARES |= {"index": 1, "inline": 1, "part": 1}
+SHARES = {"shard": 7, "image": 4, "group": 3, "index": 2}
+SHARES |= dict.fromkeys(("plan", "pairs", *FILES), 1)
 
 
 def main() -> int:

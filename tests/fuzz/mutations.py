@@ -29,7 +29,11 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 def mutate(content: bytes, rng: random.Random, *, kind: str) -> bytes:
     """One to three changes; `kind` is a name of `targets`."""
-    fitting = {"shard": [tar_header, tar_members], "image": [image_part, image_part]}
+    fitting = {
+        "shard": [tar_header, tar_members],
+        "image": [image_part, image_part],
+        "index": [index_line, index_line],
+    }
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         content = rng.choice([blindly, *fitting.get(kind, [json_value, json_text])])(content, rng)
     return content
@@ -175,6 +179,23 @@ def json_text(content: bytes, rng: random.Random) -> bytes:
     start = rng.choice(places) + 1 if places else 0
     stop = start + rng.choice((0, 0, 1, 5))
     return content[:start] + insertion + content[stop:]
+
+
+def index_line(content: bytes, rng: random.Random) -> bytes:
+    """One line changed inside, dropped, doubled or moved."""
+    lines = content.split(b"\n")
+    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    way = rng.randrange(6)
+    if way == 0:
+        del lines[at]
+    elif way == 1:
+        lines.insert(other, lines[at])
+    elif way == 2:
+        lines[at], lines[other] = lines[other], lines[at]
+    else:
+        entry, comma = lines[at].removesuffix(b","), lines[at].endswith(b",")
+        lines[at] = rng.choice((json_value, json_text))(entry, rng) + b"," * comma
+    return b"\n".join(lines)
 
 
 def image_part(content: bytes, rng: random.Random) -> bytes:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 
 from data.root import Root
-from pipeline.build import Models, generate_shard, load_models
 from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
+from pipeline.shard import Models, generate_shard, load_models
 from pipeline.work import finish
 
 # They tell who made a shard when; everything else is a function of the plan.
@@ -79,6 +79,7 @@ def contents(root: Root) -> dict[str, object]:
         for name in root.store.list("shards")
         if not name.endswith(".json")
     }
-    for shard, record in root.committed().items():
-        found[f"record {shard}"] = {k: v for k, v in record.items() if k not in CIRCUMSTANCES}
-    return found
+    entries = {f"record {entry.shard}": entry for entry in root.entries()}
+    return found | {
+        name: entry.model_dump(exclude=CIRCUMSTANCES) for name, entry in entries.items()
+    }

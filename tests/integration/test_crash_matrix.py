@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from data.root import Root
+from data.verify import damage
 from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import at_step, die, fill_disk, in_child
@@ -39,8 +40,8 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
     code = in_child(work)
     assert code in (0, -signal.SIGKILL)
     seen = Root(root.url)
-    assert 0 in seen.committed()
-    assert seen.verify(full=True) == [], "what is committed is whole"
+    assert 0 in seen.done()
+    assert damage(seen, full=True) == [], "what is committed is whole"
     done = tiny.finish(seen)
     done.store.sweep()
     assert contents(done) == unbroken
@@ -50,7 +51,7 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
 def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
     tiny, unbroken, root, step, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.build.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("pipeline.shard.load_models", lambda *_, **__: tiny.models)
 
     def work() -> None:
         with at_step(step, die, after=False):
@@ -58,8 +59,8 @@ def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
 
     assert in_child(work) == -signal.SIGKILL
     seen = Root(root.url)
-    assert 0 in seen.committed()
-    assert seen.verify(full=True) == [], "what is committed is whole"
+    assert 0 in seen.done()
+    assert damage(seen, full=True) == [], "what is committed is whole"
     assert worker([root.url, "--device", "cpu"]) == 0
     assert contents(Root(root.url)) == unbroken
 
@@ -73,7 +74,7 @@ def test_the_disk_is_full_at_a_step_of_publishing(tiny, unbroken, root, step):
     code = in_child(work)
     assert code in (0, 1)
     seen = Root(root.url)
-    assert seen.verify(full=True) == []
+    assert damage(seen, full=True) == []
     assert contents(tiny.finish(seen)) == unbroken
 
 

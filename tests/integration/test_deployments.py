@@ -148,7 +148,7 @@ def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
         run = start(client, "semix-build/failing", same)
         lost = start(client, "semix-build/failing", same | {"config": "/data/lost.yaml"})
         until(lambda: is_in(client, run, "Failed"))
-        assert set(Root(root.url).committed()) == {0, 1, 2, 4, 5, 6, 7}
+        assert set(Root(root.url).done()) == {0, 1, 2, 4, 5, 6, 7}
         obstacle.rmdir()
         until(lambda: is_in(client, run, "Completed"))
     again, refused = client.read_flow_run(run), client.read_flow_run(lost)
@@ -173,7 +173,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(
         run = start(client, "semix-build/dying", {"config": config_file, "out": str(root)})
         until(lambda: list(root.glob("shards/*/*.json")))
         end_all(machine)
-    before = set(Root(str(root)).committed())
+    before = set(Root(str(root)).done())
     assert is_in(client, run, "Running"), "nobody is left to say otherwise"
     with site.worker("dying", name="second"):
         until(lambda: is_in(client, run, "Completed"))
@@ -243,5 +243,5 @@ def test_two_ranges_on_two_machines_make_one_root(
             assert is_in(client, run, "Completed"), client.read_flow_run(run).state
     root = Root(str(tmp_path / "mixed"))
     assert contents(root) == contents(quiet)
-    first, second = (root.record(shard)["worker"] for shard in (0, root.plan["num_shards"] // 2))
+    first, second = (root.record(n).worker for n in (0, root.plan.num_shards // 2))
     assert first != second, "each began with a part of its own"

@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,15 @@ from calib.methods import METHODS
 from calib.run_folder import claim_run
 from calib.stopping import Interrupted, never
 from calib.train import train
+from data.formats import SeriesLabels
 from data.root import Root
 from data.settings import load_settings
-from data.shards import GroupSample, read_tar
+from data.tar import GroupSample, read_shard
 from flows.evaluate import measured
-from pipeline.annotation.encoders import Encoders
+from pipeline.annotate import Encoders
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
-from pipeline.relabel.prototypes import ensure_set_prototypes
-from pipeline.relabel.sets import plan_set, relabelled_config
+from pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
 from pipeline.root import create_root
 from pipeline.work import Building
 from pipeline.worker import Worker
@@ -178,14 +178,7 @@ VARIANTS = {
     ),
     "spherical": ("mixing.interpolation=spherical", "shards.store_size=16"),
     "similar": ("mixing.pairs={kind: similar, count: 3}", "shards.image_format=jpg"),
-    "cached": (
-        "mixing.alphas=4",
-        "generator.approximate.cache_anchors=2",
-        "generator.approximate.cache_steps=2",
-        "generator.approximate.guidance_interval=[0, 0.6]",
-        "generator.approximate.accept_failure=true",
-        "generator.approximate.gate_groups=20",
-    ),
+    "guided in an interval": ("mixing.alphas=4", "generator.guidance_interval=[0, 0.6]"),
 }
 
 
@@ -204,11 +197,7 @@ def build(hasty_config: BuildConfig, tmp_path: Path) -> Callable[..., Root]:
 
 
 def samples(root: Root) -> list[GroupSample]:
-    found = []
-    for record in root.committed().values():
-        with root.store.open(record["tar"]) as file:
-            found += list(read_tar(file))
-    return found
+    return [sample for entry in root.entries() for sample in read_shard(root.store, entry)]
 
 
 # Of an optimised noise. A CPU's gradients too differ in last bits under any dispatch mode of torch.
@@ -220,14 +209,14 @@ def assert_same_shards(root: Root, other: Root) -> None:
     assert sorted(committed) == sorted(others) != []
     for one, two in zip(samples(root), samples(other), strict=True):
         assert one.images == two.images
-        if one.record["noise"]["strategy"] == "optimise":
-            notes = one.record["noise"], two.record["noise"]
+        notes = one.record.noise, two.record.noise
+        if notes[0]["strategy"] == "optimise":
             for scores in ([note.pop(name) for note in notes] for name in SCORES):
                 torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-5, atol=0)
         assert one.record == two.record
     for shard, record in committed.items():
-        assert record["features"]["sha256"] == others[shard]["features"]["sha256"]
-        assert record["tflop"] == others[shard]["tflop"]
+        assert record.features.sha256 == others[shard].features.sha256
+        assert record.tflop == others[shard].tflop
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -286,13 +275,13 @@ def test_labels_of_another_clip_are_those_of_the_cpu(build, other_clip, tmp_path
     root = build("cpu")
     shutil.copytree(root.url, tmp_path / "copy")
 
-    def relabelled(root: Root, device: str) -> dict[int, dict]:
+    def relabelled(root: Root, device: str) -> dict[int, Mapping[int, SeriesLabels]]:
         config = relabelled_config(root, [f"annotation.model=local-dir:{other_clip}"])
         labels = plan_set(root, config)
         ensure_set_prototypes(labels, device=device)
         assert worker([root.url, "--labels", labels.digest, "--device", device]) == 0
         assert labels.missing() == []
-        return {shard: labels.labels(shard) for shard in labels.committed()}
+        return {shard: labels.labels(shard) for shard in labels.done()}
 
     expected = relabelled(root, "cpu")
     with emulated_cuda():

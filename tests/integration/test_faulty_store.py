@@ -7,12 +7,10 @@ import pytest
 
 from data.root import Root
 from data.store import Store
-from data.store.retries import Patience
-from pipeline.relabel.bake import bake_shard
-from pipeline.relabel.baked_root import open_baked
-from pipeline.relabel.prototypes import ensure_set_prototypes
-from pipeline.relabel.sets import plan_set, relabelled_config
-from pipeline.relabel.stored import label_stored
+from data.store.services import Patience
+from data.verify import damage
+from pipeline.bake import bake_shard, open_baked
+from pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
 from pipeline.root import plan_of
 from pipeline.worker import main as worker
 from tests.integration.conftest import contents
@@ -26,7 +24,7 @@ def test_a_fifth_of_all_requests_fail(tiny, unbroken, bucket, faulty_s3):
     faulty_s3.fail(errors=0.1, lost=0.05, cut_answers=0.03, cut_requests=0.02)
     done = tiny.finish(root)
     assert contents(done) == unbroken
-    assert done.verify(full=True) == []
+    assert damage(done, full=True) == []
     assert sum(faulty_s3.done.values()) >= 5
 
 
@@ -47,10 +45,10 @@ def relabelled(root: Root, url: str) -> dict[str, object]:
     ensure_set_prototypes(labels, device="cpu")
     label_stored(labels, labels.missing())
     target, plan = open_baked(root, config, labels, url), plan_of(root)
-    for shard in labels.committed():
+    for shard in labels.done():
         bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
     assert target.missing() == []
-    assert target.verify(full=True) == []
+    assert damage(target, full=True) == []
     return contents(target)
 
 
@@ -73,8 +71,8 @@ def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
 
     assert in_child(work) == -signal.SIGKILL
     seen = Root(root.url)
-    assert 0 in seen.committed()
-    assert seen.verify(full=True) == []
+    assert 0 in seen.done()
+    assert damage(seen, full=True) == []
     assert contents(tiny.finish(seen)).items() >= unbroken.items()
 
 
@@ -89,8 +87,8 @@ def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
     tiny, unbroken, bucket, faulty_s3, monkeypatch, capsys, fault, status, told
 ):
     hasty = Patience(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
-    monkeypatch.setattr("data.store.PATIENT", hasty)
-    monkeypatch.setattr("pipeline.build.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("data.store.services.PATIENT", hasty)
+    monkeypatch.setattr("pipeline.shard.load_models", lambda *_, **__: tiny.models)
     root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
 
     def failing(self, partial, name):
@@ -104,7 +102,7 @@ def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
     assert told in output.err.splitlines()[-1]
     assert output.out.startswith("shard 0: ")
     faulty_s3.heal()
-    assert list(Root(root.url).committed()) == [0]
+    assert Root(root.url).done() == [0]
     assert contents(tiny.finish(root)) == unbroken
 
 
@@ -116,6 +114,6 @@ def test_a_bucket_that_turns_read_only_stops_the_build_and_loses_nothing(
     faulty_s3.fail(read_only=True)
     with pytest.raises(PermissionError):
         tiny.make(root, 1)
-    assert list(Root(root.url).committed()) == [0]
+    assert Root(root.url).done() == [0]
     faulty_s3.heal()
     assert contents(tiny.finish(root)) == unbroken

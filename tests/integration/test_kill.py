@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from data.root import Root
+from data.verify import damage
 
 SEMIX = [sys.executable, "-m", "flows.cli"]
 
@@ -19,7 +20,7 @@ SEMIX = [sys.executable, "-m", "flows.cli"]
 def contents(root: Root) -> dict[str, bytes]:
     names = [name for name in root.store.list("") if not name.startswith(("index", "leases"))]
     tars = {name: root.store.get(name) for name in names if name.endswith(".tar")}
-    assert len(tars) == root.plan["num_shards"] == len(root.committed())
+    assert len(tars) == root.plan.num_shards == len(root.done())
     return tars
 
 
@@ -50,15 +51,15 @@ def survive(kills: int, file: Path, unbroken: Root, api: str, *, longest_s: floa
         time.sleep(rng.uniform(0, longest_s))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        done.append(len(Root(str(out)).committed()))
+        done.append(len(Root(str(out)).done()))
     process = start(file, out, api)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert done == sorted(done), "a committed shard was lost"
     root = Root(str(out))
-    assert done[-1] < root.plan["num_shards"], "killed too late"
+    assert done[-1] < root.plan.num_shards, "killed too late"
     assert contents(root) == contents(unbroken)
-    assert root.verify(full=True) == []
+    assert damage(root, full=True) == []
     assert root.failures() == {}
     assert not list(out.rglob("*.partial"))
 

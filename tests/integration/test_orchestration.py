@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from data.root import Root
+from data.verify import damage
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from pipeline.worker import main as worker
@@ -91,7 +92,7 @@ class Watch:
         return found
 
     def done(self) -> int:
-        return len(self.root.committed())
+        return len(self.root.done())
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def survive(config, bucket: str, tmp_path: Path) -> None:
             assert driver.wait(240) == 0, log.read_text()
         root = Root(out)
         assert contents(root) == expected
-        assert root.verify(full=True) == []
+        assert damage(root, full=True) == []
         left = [json.loads(root.store.get(name)) for name in root.store.list("leases")]
         assert all(lease["pid"] in killed for lease in left)  # killed between commit and release
         begun = [shard for shard, _ in watch.begun]

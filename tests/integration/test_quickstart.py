@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.svm import SVC
 
-from data.mixed import MixedDataset
+from data.dataset import MixedDataset
 from data.quality import end_points, endpoint_agreement, series_quality
 from flows.quickstart import CHOSEN, METHODS, RANDOM
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data import leases
-from data.part import Part
+from data.ranges import Part
 from data.root import Root
 from pipeline.work import Building
 from pipeline.worker import Worker

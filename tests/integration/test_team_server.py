@@ -15,6 +15,7 @@ import yaml
 
 from data.errors import InputError
 from data.root import Root
+from data.verify import damage
 from flows.server import standing
 from flows.server.backends import check_database, check_redis
 from pipeline.config import BuildConfig
@@ -181,10 +182,10 @@ def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins
     root = create_root(config, out)
     with servers.worker("first") as first:
         lost = start_build(servers, out=out, config=file, slots=1, device="cpu")
-        until(lambda: root.committed() and workers_of(first))
+        until(lambda: root.done() and workers_of(first))
         workers_of(first)[0].kill()
-        done = len(root.committed())
-        until(lambda: len(root.committed()) > done)  # started again
+        done = len(root.done())
+        until(lambda: len(root.done()) > done)  # started again
         first.kill()
         assert health(servers.worker_environment("first")) != 0
         assert root.missing(), "killed too late to show anything"
@@ -193,4 +194,4 @@ def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins
         assert ended(servers, resumed) == "Completed", (servers.folder / "second.log").read_text()
     assert state(servers, lost) == "Running"  # nobody was left to say otherwise
     assert contents(root) == contents(quiet)
-    assert root.verify(full=True) == []
+    assert damage(root, full=True) == []

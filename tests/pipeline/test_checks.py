@@ -14,8 +14,8 @@ from data.errors import InputError
 from data.fingerprint import file_digest
 from data.settings import load_settings
 from pipeline.checks import check_generator, check_models, notes
-from pipeline.checks.model_paths import local_path, lora_file
 from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.model_paths import local_path, lora_file
 from pipeline.provenance import model_identities
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -113,10 +113,7 @@ def test_a_safety_checker_in_another_format_does_not_matter(tiny_sd, copied):
     [
         (r"generator\.unet", {"unet": "/nowhere"}),
         (r"generator\.lora", {"lora": [{"path": "/nowhere"}]}),
-        (
-            r"generator\.approximate\.tiny_decoder",
-            {"approximate": {"tiny_decoder": "/nowhere"}},
-        ),
+        (r"generator\.tiny_decoder", {"tiny_decoder": "/nowhere"}),
     ],
 )
 def test_additions_that_are_not_there_are_refused(tiny_sd, field, changes):
@@ -131,7 +128,7 @@ def test_additions_that_are_not_there_are_refused(tiny_sd, field, changes):
     [
         (r"generator\.unet", {"unet": "FOLDER"}),
         (r"generator\.lora", {"lora": [{"path": "FOLDER"}]}),
-        (r"generator\.approximate\.tiny_decoder", {"approximate": {"tiny_decoder": "FOLDER"}}),
+        (r"generator\.tiny_decoder", {"tiny_decoder": "FOLDER"}),
         (r"generator\.lora", {"lora": [{"path": "FOLDER/x.bin"}]}),
     ],
 )
@@ -158,10 +155,7 @@ def test_a_unet_must_be_the_unets_own_directory(tiny_sd):
             "generator.lora revision",
             {"lora": [{"path": "some/lora", "weight_name": "x.safetensors"}]},
         ),
-        (
-            "generator.approximate.tiny_decoder_revision",
-            {"approximate": {"tiny_decoder": "some/taesd"}},
-        ),
+        ("generator.tiny_decoder_revision", {"tiny_decoder": "some/taesd"}),
     ],
 )
 def test_what_comes_from_the_hub_is_pinned(field, changes):
@@ -262,7 +256,8 @@ def test_all_parts_of_the_generator_are_recorded(tiny_sd, hasty_config, tmp_path
         "revision": COMMIT,
         "unet": str(tiny_sd / "unet"),
         "lora": [{"path": str(lora)}, {"path": "some/lora", "revision": COMMIT}],
-        "approximate": {"tiny_decoder": "some/taesd", "tiny_decoder_revision": COMMIT},
+        "tiny_decoder": "some/taesd",
+        "tiny_decoder_revision": COMMIT,
     }
     config = load_settings(BuildConfig, hasty_config.model_dump() | {"generator": generator})
     found = model_identities(config)["generator"]

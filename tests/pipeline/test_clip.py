@@ -15,10 +15,9 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from data.errors import InputError
-from pipeline.annotation.encoders import Encoders
-from pipeline.annotation.preprocessing import preprocess, unsupported
+from pipeline.annotate import Encoders
 from pipeline.checks import check_clip
-from pipeline.clip import ClipEncoder
+from pipeline.clip import ClipEncoder, preprocess, unsupported
 from pipeline.config import AnnotationConfig, EncoderConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

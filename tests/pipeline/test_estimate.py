@@ -1,25 +1,246 @@
-"""Estimates against what real builds run, count and store."""
+"""Estimates: FLOP against published numbers and loaded models, the rest against real builds."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
+from open_clip import create_model
 
-from pipeline.build import generate_shard, load_models
-from pipeline.config import BuildConfig
-from pipeline.costs.estimate import estimate, hours, image_bytes
-from pipeline.costs.flops import flops
-from pipeline.costs.work import all_computed_groups, network_calls, series_work
+from data.errors import InputError
+from data.formats import CommitRecord
+from data.images import ENCODINGS
+from pipeline.clip import ClipEncoder
+from pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
+from pipeline.estimate import (
+    clip_work,
+    computed_groups,
+    estimate,
+    flops,
+    generator_work,
+    hours,
+    series_work,
+)
+from pipeline.generators import load_generator
+from pipeline.generators.schedulers import network_calls, network_rows
+from pipeline.model_paths import NotHere
 from pipeline.plan import BuildPlan
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root, plan_of
+from pipeline.rehearsal import device_rate, rehearse
+from pipeline.root import plan_of
+from pipeline.shard import generate_shard, load_models
+from pipeline.standins.text import build_tokenizer, captions_of
 from pipeline.work import finish
+from tests.pipeline.roots import begun, made
 
+GIGA = 1e9
+VAE = {
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "layers_per_block": 2,
+    "latent_channels": 4,
+}
+# The published configs; what they leave out are the classes' defaults.
+SD15 = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
+SD21 = {
+    "sample_size": 64,
+    "cross_attention_dim": 1024,
+    "attention_head_dim": [5, 10, 20, 20],
+    "use_linear_projection": True,
+}
+SDXL = {
+    "sample_size": 128,
+    "cross_attention_dim": 2048,
+    "attention_head_dim": [5, 10, 20],
+    "block_out_channels": [320, 640, 1280],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "transformer_layers_per_block": [1, 2, 10],
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+DIT_XL_2 = {
+    "sample_size": 32,
+    "num_layers": 28,
+    "num_attention_heads": 16,
+    "attention_head_dim": 72,
+    "in_channels": 4,
+    "out_channels": 8,
+    "patch_size": 2,
+    "num_embeds_ada_norm": 1000,
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # 5 series of 4 images in shards of 3 and 2, in batches of 2: 4 + 2 series are computed.
 SMALL = ("mixing.pairs.kind=sampled", "mixing.pairs.count=5")
 SMALL += ("shards.groups_per_shard=3", "shards.groups_per_batch=2")
 COMPUTED = 6
+
+UNET = "UNet2DConditionModel"
+
+
+def write(path: Path, **content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]]) -> str:
+    """A model directory with the configs that a hub repository has, and no weights.
+
+    Args:
+        networks: by part, the class and its config.
+    """
+    networks = networks | {"vae": ("AutoencoderKL", VAE)}
+    index = {"_class_name": pipeline, "scheduler": ["diffusers", "DDIMScheduler"]}
+    DDIMScheduler().save_pretrained(folder / "scheduler")
+    for part, (kind, settings) in networks.items():
+        library = "transformers" if kind.startswith("CLIP") else "diffusers"
+        index[part] = [library, kind]
+        write(folder / part / "config.json", _class_name=kind, **settings)
+        if library == "transformers":
+            tokenizer = build_tokenizer(("cat",), captions_of(("cat",), ("{class}",)))
+            tokenizer.model_max_length = 77
+            tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
+            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
+    write(folder / "model_index.json", **index)
+    return str(folder)
+
+
+def text(width: int, layers: int) -> dict:
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "projection_dim": width}
+    return {"model_type": "clip_text_model", "num_hidden_layers": layers, **sizes}
+
+
+@pytest.mark.process  # for its length
+@pytest.mark.parametrize(
+    ("family", "pipeline", "networks", "row", "decode"),
+    [
+        # The U-Net of SD 1.5 without its attention products is the 338.76 GMAC that DeepCache
+        # and T-GATE print; that of SDXL without them is 5.98 TFLOP in diffusers' benchmark.
+        (
+            "stable_diffusion",
+            "StableDiffusionPipeline",
+            {"unet": (UNET, SD15), "text_encoder": ("CLIPTextModel", text(768, 12))},
+            803.3,
+            2_515,
+        ),
+        (
+            "stable_diffusion",
+            "StableDiffusionPipeline",
+            {"unet": (UNET, SD21), "text_encoder": ("CLIPTextModel", text(1024, 23))},
+            804.3,
+            2_515,
+        ),
+        (
+            "sdxl",
+            "StableDiffusionXLPipeline",
+            {
+                "unet": (UNET, SDXL),
+                "text_encoder": ("CLIPTextModel", text(768, 12)),
+                "text_encoder_2": ("CLIPTextModelWithProjection", text(1280, 32)),
+            },
+            6_761,
+            10_470,
+        ),
+        # 118.6 GMAC in table 4 of Peebles and Xie 2023.
+        ("dit", "DiTPipeline", {"transformer": ("DiTTransformer2DModel", DIT_XL_2)}, 237.2, 622),
+    ],
+)
+def test_published_networks(tmp_path, family, pipeline, networks, row, decode):
+    model = configs_of(tmp_path, pipeline, networks)
+    found = generator_work(GeneratorConfig(family=family, model=model))
+    assert found.row / GIGA == pytest.approx(row, rel=2e-3)
+    assert found.decode / GIGA == pytest.approx(decode, rel=1e-3)
+    assert found.image_size == (256 if family == "dit" else 1024 if family == "sdxl" else 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("ViT-B-32-quickgelu", 8.82), ("ViT-L-14", 162.0), ("ViT-H-14", 334.6)]
+)
+def test_published_clip_towers(name, published):
+    work, width = clip_work(AnnotationConfig(model=name, pretrained="openai"))
+    assert work / GIGA == pytest.approx(published, rel=1e-3)
+    assert width == {"B": 512, "L": 768, "H": 1024}[name[4]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "fixture"),
+    [
+        ("stable_diffusion", "tiny_sd_epsilon"),
+        ("sdxl", "tiny_sdxl"),
+        ("dit", "tiny_dit"),
+    ],
+)
+def test_the_loaded_model_computes_as_much(family, fixture, dtype, request, tiny_names):
+    model = str(request.getfixturevalue(fixture))
+    config = GeneratorConfig(family=family, model=model, dtype=dtype, compile="regional")
+    generator = load_generator(config.model_copy(update={"compile": "none"}), device="cpu")
+    condition = generator.encode(tiny_names[:1])
+    latents = torch.randn(1, *generator.latent_shape)
+    inputs = latents.to(generator.dtype)
+    counted, _ = flops(lambda: generator.denoiser(inputs, torch.tensor(500), condition))
+    found = generator_work(config)
+    assert found.row == counted
+    assert found.decode == flops(lambda: generator.decode(latents))[0]
+
+
+def test_the_loaded_clip_computes_as_much(hasty_config):
+    config = hasty_config.annotation
+    encoder = ClipEncoder(config, device="cpu")
+    pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
+    with attention_in_the_open():
+        assert clip_work(config)[0] == flops(lambda: encoder.encode(pixels))[0]
+
+
+def test_a_whole_text_and_image_model_gives_the_same():
+    """The tower alone is built; open_clip's own factory builds all of it."""
+    model = create_model("RN50", load_weights=False).eval()
+    size = model.visual.image_size
+    counted, _ = flops(lambda: model.encode_image(torch.randn(1, 3, size, size)))
+    assert clip_work(AnnotationConfig(model="RN50", pretrained="openai"))[0] == counted
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_sampling_computes_as_much_as_its_rows(tiny_sd_epsilon, tiny_names, guidance_scale):
+    """By the model's own PNDM, guided in half of its calls."""
+    settings = {"steps": 5, "guidance_scale": guidance_scale, "guidance_interval": (0, 0.5)}
+    config = GeneratorConfig(model=str(tiny_sd_epsilon), **settings)
+    generator = load_generator(config, device="cpu")
+    noise = torch.randn(1, *generator.latent_shape)
+    told = generator.encode(tiny_names[:1])
+    counted, _ = flops(lambda: generator.sample(noise, told))
+    assert counted == network_rows(config, 1) * generator_work(config).row
+
+
+def test_models_that_are_not_here_are_not_counted(tmp_path):
+    message = r"^generator\.model = owner/model: is not on this machine; what it costs can be told"
+    with pytest.raises(NotHere, match=message):
+        generator_work(GeneratorConfig(model="owner/model", revision="0" * 40))
+    with pytest.raises(InputError, match=r"^generator\.model = .+/gone: there is no such folder"):
+        generator_work(GeneratorConfig(model=str(tmp_path / "gone")))
+    with pytest.raises(NotHere, match=r"^annotation\.model = owner/clip: is not on this machine"):
+        clip_work(AnnotationConfig(model="hf-hub:owner/clip", revision="0" * 40))
+
+
+def test_a_hub_model_is_counted_once_all_of_it_was_fetched(tiny_sd, tmp_path, monkeypatch):
+    """Its config files, that is; weights are not looked for."""
+    copy = tmp_path / "models--owner--model" / "snapshots" / COMMIT
+    shutil.copytree(tiny_sd, copy, ignore=shutil.ignore_patterns("*.safetensors", "unet"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = GeneratorConfig(model="owner/model", revision=COMMIT)
+    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
+        generator_work(config)
+    (copy / "unet").mkdir()
+    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: cannot be loaded"):
+        generator_work(config)
+    shutil.copy(tiny_sd / "unet" / "config.json", copy / "unet")
+    assert generator_work(config) == generator_work(GeneratorConfig(model=str(tiny_sd)))
 
 
 @pytest.fixture
@@ -28,10 +249,11 @@ def small(make_config, hasty_standins):
     return lambda *overrides: make_config(hasty_standins, *SMALL, *overrides)
 
 
-def built(config: BuildConfig, folder: str) -> tuple[list[dict], list[int], list[int]]:
+def counted_build(
+    config: BuildConfig, folder: Path
+) -> tuple[list[CommitRecord], list[int], list[int]]:
     """Make all shards: commit records, FLOP of each, rows through the whole U-Net in each."""
-    root = create_root(config, folder)
-    ensure_prototypes(root, device="cpu")
+    root = begun(config, folder)
     plan = plan_of(root)
     models = load_models(root, plan, device="cpu")
     records, counted, rows = [], [], []
@@ -69,12 +291,7 @@ RECIPES = {
     "heun, unguided": ("generator.scheduler=heun", "generator.guidance_scale=1"),
     "pndm, guided in an interval": (
         "generator.scheduler=pndm",
-        "generator.approximate.guidance_interval=[0, 0.5]",
-    ),
-    "cached anchors, fewer steps": (
-        "generator.approximate.cache_anchors=2",
-        "generator.approximate.steps=2",
-        "generator.approximate.scheduler=dpmpp_2m",
+        "generator.guidance_interval=[0, 0.5]",
     ),
     "simplex": (
         "mixing.classes=3",
@@ -96,13 +313,12 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_and_flop_are_those_that_a_build_runs(small, tmp_path, recipe):
     config = small(*RECIPES[recipe])
-    records, counted, rows = built(config, str(tmp_path))
+    records, counted, rows = counted_build(config, tmp_path)
     found = estimate(BuildPlan(config))
-    if found.shallow_rows == 0:  # those pass the whole network by
-        assert sum(rows) == found.network_rows + found.noise_rows
+    assert sum(rows) == found.network_rows + found.noise_rows
     # A simplex is mixed and projected by small matrix products, which are no network's.
     share = 1e-4 if recipe == "simplex" else 1e-9
-    assert [record["tflop"] * 1e12 for record in records] == pytest.approx(counted, rel=share)
+    assert [record.tflop * 1e12 for record in records] == pytest.approx(counted, rel=share)
     assert found.tflop * 1e12 == pytest.approx(sum(counted), rel=share)
     assert found.unknown is None
 
@@ -112,27 +328,29 @@ def test_rows_by_hand(small):
     # 3 steps, each with and without the prompt, of 4 images.
     assert found.network_rows == COMPUTED * 4 * 3 * 2
     assert (found.groups, found.images, found.shards) == (5, 20, 2)
-    assert (found.noise_rows, found.noise_ratio, found.shallow_rows) == (0, 0, 0)
-    interval = small("generator.steps=10", "generator.approximate.guidance_interval=[0.2, 0.5]")
+    assert (found.noise_rows, found.noise_ratio) == (0, 0)
+    interval = small("generator.steps=10", "generator.guidance_interval=[0.2, 0.5]")
     assert estimate(BuildPlan(interval)).network_rows == COMPUTED * 4 * (10 + 3)
 
 
 def test_tflop_by_hand(small):
     config = small("noise.strategy=select", "noise.max_cost=9")
-    costs, found = series_work(config).costs, estimate(BuildPlan(config))
-    generated = found.network_rows * costs.row + COMPUTED * 4 * costs.decode + 20 * costs.clip
+    work, found = series_work(config), estimate(BuildPlan(config))
+    row, decode = work.generator.row, work.generator.decode
+    generated = found.network_rows * row + COMPUTED * 4 * decode + 20 * work.clip
     # 8 candidates at 3 alphas, 3 steps there and 3 back, for each series; by whole batches.
     assert found.noise_rows == COMPUTED * 8 * 3 * 6
-    assert found.tflop * 1e12 == pytest.approx(generated + found.noise_rows * costs.row)
+    assert found.tflop * 1e12 == pytest.approx(generated + found.noise_rows * row)
     assert found.noise_ratio == pytest.approx(8 * 3 * 6 / (4 * 3 * 2))
 
 
-def test_the_fidelity_gate_comes_on_top(small):
-    exact = estimate(BuildPlan(small("shards.groups_per_batch=1")))
-    fast = estimate(BuildPlan(small("shards.groups_per_batch=1", "generator.approximate.steps=1")))
-    # All five series, as there are fewer than the gate would take.
-    assert fast.gate_tflop == pytest.approx(fast.tflop + 2 * exact.tflop)
-    assert exact.gate_tflop == 0
+def test_the_price_of_chosen_noise_is_told_by_the_samplers_own_calls(small, tiny_sd_epsilon):
+    """PNDM, which the model brings, makes four calls in three steps."""
+    noise = ("noise.strategy=select", "noise.max_cost=9", "shards.groups_per_batch=1")
+    found = estimate(BuildPlan(small(f"generator.model={tiny_sd_epsilon}", *noise)))
+    assert found.network_rows == 5 * 4 * 4 * 2
+    assert found.noise_rows == 5 * 8 * 3 * 6
+    assert found.noise_ratio == found.noise_rows / found.network_rows
 
 
 @pytest.mark.parametrize(
@@ -141,7 +359,7 @@ def test_the_fidelity_gate_comes_on_top(small):
         ("stable_diffusion", "tiny_sd", (), 7),
         ("stable_diffusion", "tiny_sd_epsilon", (), 8),  # PNDM takes one step twice
         ("stable_diffusion", "tiny_sd_epsilon", ("generator.scheduler=heun",), 13),
-        ("sdxl", "tiny_sdxl", ("generator.approximate.steps=4",), 4),
+        ("sdxl", "tiny_sdxl", ("generator.steps=4",), 4),
         ("dit", "tiny_dit", ("generator.scheduler=unipc",), 7),
     ],
 )
@@ -149,33 +367,24 @@ def test_network_calls_of_the_families(request, small, family, fixture, override
     model = request.getfixturevalue(fixture)
     more = (f"generator.family={family}", f"generator.model={model}", "generator.steps=7")
     config = small(*more, *overrides)
-    assert network_calls(config.generator) == calls
-    # Latents of 8 pixels and a VAE that doubles them.
-    assert series_work(config).costs.image_size == 16
+    found = generator_work(config.generator)
+    assert found.calls == network_calls(config.generator) == calls
+    assert found.image_size == 16  # latents of 8 pixels and a VAE that doubles them
 
 
 @pytest.mark.parametrize("image_format", ["webp", "png", "jpg"])
 def test_bytes_of_a_build(small, tmp_path, image_format):
     config = small(f"shards.image_format={image_format}")
-    create_and_fill(config, str(tmp_path))
+    made(config, tmp_path)
     stored = sum(file.stat().st_size for file in (tmp_path / "shards").rglob("*.*"))
     assert estimate(BuildPlan(config)).bytes == pytest.approx(stored, rel=0.25)
 
 
-def create_and_fill(config: BuildConfig, folder: str) -> None:
-    root = create_root(config, folder)
-    ensure_prototypes(root, device="cpu")
-    plan = plan_of(root)
-    models = load_models(root, plan, device="cpu")
-    for shard in range(plan.num_shards):
-        finish(generate_shard(plan.shard(shard), plan, models=models, root=root))
-
-
 def test_bytes_of_an_image():
-    assert image_bytes("webp", 512) == pytest.approx(346_000)
-    assert image_bytes("webp", 32) == pytest.approx(1_664)
-    assert image_bytes("png", 1024) == pytest.approx(4 * 434_000)
-    between = image_bytes("jpg", 340)  # nearly midway by the logarithm of the side
+    assert ENCODINGS["webp"].expected_bytes(512) == pytest.approx(346_000)
+    assert ENCODINGS["webp"].expected_bytes(32) == pytest.approx(1_664)
+    assert ENCODINGS["png"].expected_bytes(1024) == pytest.approx(4 * 434_000)
+    between = ENCODINGS["jpg"].expected_bytes(340)  # nearly midway by the logarithm of the side
     assert between / 340**2 == pytest.approx((31_000 / 224**2 + 132_000 / 512**2) / 2, rel=0.01)
 
 
@@ -203,12 +412,48 @@ def test_millions_of_series_by_arithmetic(small):
     plan = BuildPlan(small("mixing.groups_per_pair=1000003"))
     assert divmod(plan.num_groups, 3) == (1_666_671, 2)
     computed = 4 * 1_666_671 + 2
-    assert all_computed_groups(plan) == computed
+    assert computed_groups(plan) == computed
     one, many = estimate(BuildPlan(small())), estimate(plan)
     assert many.network_rows == computed * one.network_rows // COMPUTED
 
 
 def test_a_scheduler_that_does_not_suit_is_refused(small, tiny_sdxl_turbo):
     config = small("generator.family=sdxl", f"generator.model={tiny_sdxl_turbo}")
-    with pytest.raises(ValueError, match=r"generator\.scheduler = nothing: the model's own Euler"):
+    with pytest.raises(InputError, match=r"generator\.scheduler = nothing: the model's own Euler"):
         estimate(BuildPlan(config))
+
+
+# How fast this device is.
+
+
+def test_a_batch_that_fills_up_is_counted_as_it_runs(make_config, hasty_standins):
+    """3 series in batches of 4: all four are generated, three are labelled."""
+    config = make_config(
+        hasty_standins, "mixing.pairs.kind=sampled", "mixing.pairs.count=3", "generator.steps=1"
+    )
+    found = rehearse(BuildPlan(config), device="cpu", noise_ratio=0.5)
+    assert found.images == 3 * 4
+    work = series_work(config)
+    generated = 4 * (4 * 2 * work.generator.row + 4 * work.generator.decode)
+    assert found.tflop == pytest.approx((generated + 3 * 4 * work.clip) / 1e12)
+    assert found.build_seconds == pytest.approx(1.5 * found.seconds)  # one batch is all of it
+    assert set(found.stages) == {"noise", "generate", "annotate"}
+    assert sum(found.stages.values()) <= found.seconds
+
+
+def test_similar_pairs_need_not_be_known(make_config, hasty_standins):
+    config = make_config(
+        hasty_standins, "mixing.pairs.kind=similar", "mixing.pairs.count=20", "generator.steps=1"
+    )
+    found = rehearse(BuildPlan(config), device="cpu", noise_ratio=0)
+    # 20 series in shards of 6: 8 + 8 + 8 + 4 are computed, in batches of 4.
+    assert found.build_seconds == pytest.approx(7 * found.seconds)
+
+
+def test_the_rate_of_this_device():
+    assert 0 < device_rate("cpu", "float32") < 1000
+
+
+def test_no_rate_in_a_precision_that_the_device_lacks():
+    with pytest.raises(InputError, match=r"^dtype = float16: needs a GPU"):
+        device_rate("cpu", "float16")

@@ -22,11 +22,10 @@ from data.errors import InputError
 from data.root import PLAN, Root
 from data.settings import load_settings
 from pipeline.checks import check_clip, check_models
-from pipeline.clip import ClipEncoder
+from pipeline.clip import ClipEncoder, image_tower
 from pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
-from pipeline.costs.skeletons import image_tower
 from pipeline.generators import load_generator
-from pipeline.plan import BuildPlan
+from pipeline.provenance import identity
 from pipeline.worker import CONFIGURATION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -35,7 +34,7 @@ PLACE = Path(__file__).parents[2]
 LOADING = """
 import json, sys
 from data.settings import load_settings
-from pipeline.annotation.encoders import Encoders
+from pipeline.annotate import Encoders
 from pipeline.config import AnnotationConfig, GeneratorConfig
 from pipeline.generators import load_generator
 
@@ -135,7 +134,7 @@ def every_place(tiny_sd: Path, clip: Path, **revision: str) -> list[tuple[str, d
         ("generator", {"model": "some/model", **revision}),
         ("generator", local | unet),
         ("generator", local | {"lora": [lora]}),
-        ("generator", local | {"approximate": tiny}),
+        ("generator", local | tiny),
         ("annotation", {"model": "hf-hub:some/clip", **revision}),
         ("annotation", here | {"second": {"model": "hf-hub:some/second", **revision}}),
     ]
@@ -180,11 +179,11 @@ def foreign(root) -> Callable[..., Root]:
     """A whole root whose plan was changed, as its maker can."""
 
     def made(*overrides: str) -> Root:
-        plan = dict(root.plan)
-        config = load_settings(BuildConfig, plan["config"], overrides)
-        digest = BuildPlan(config, tuple(plan["class_names"])).digest
-        plan |= {"config": config.model_dump(mode="json"), "digest": digest}
-        (Path(root.url) / PLAN).write_text(json.dumps(plan))
+        plan = root.plan
+        config = load_settings(BuildConfig, plan.config, overrides)
+        digest = identity(config, plan.class_names, plan.models)
+        changes = {"config": config.model_dump(mode="json"), "digest": digest}
+        root.store.put(PLAN, plan.model_copy(update=changes).written())
         return Root(root.url)
 
     return made
@@ -313,7 +312,7 @@ def test_a_clip_whose_tower_comes_from_elsewhere_is_refused(clip, tower, setting
     (clip / "open_clip_config.json").write_text(json.dumps(found))
     refused(rf"annotation\.model = .*: its {tower} takes .*of no commit", f"local-dir:{clip}")
     with pytest.raises(InputError, match="of no commit"):
-        image_tower(EncoderConfig(model=f"local-dir:{clip}"))
+        image_tower(EncoderConfig(model=f"local-dir:{clip}"), "annotation")
 
 
 def test_a_clip_by_name_whose_text_tower_is_asked_for_is_refused():

@@ -1,11 +1,13 @@
 import itertools
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from data.errors import InputError
 from data.settings import load_settings
-from pipeline.config import BuildConfig, MixingConfig
+from pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
 from pipeline.plan import (
     BuildPlan,
     MixGroup,
@@ -16,6 +18,8 @@ from pipeline.plan import (
     mixture_points,
     permuted,
 )
+from pipeline.provenance import identity, model_identities
+from tests.pipeline.roots import altered
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")
 SETTINGS = {
@@ -55,10 +59,76 @@ def test_shards_cover_every_group_once():
     assert len({spec.digest for spec in specs}) == 5
 
 
-def test_the_digest_follows_every_setting():
-    assert plan().digest == plan().digest
+def test_the_digest_follows_what_decides_bytes():
     changed = ["mixing.seed=1", "generator.steps=21", "real.split_seed=1", "annotation.scale=4"]
-    assert len({plan().digest, *(plan(change).digest for change in changed)}) == 5
+    changed += ["generator.prompt=one {class}", "generator.revision=abc", "generator.model=other"]
+    changed += ["annotation.pretrained=other", "noise.strategy=select", "shards.store_size=16"]
+    digests = {plan().digest, *(plan(change).digest for change in changed)}
+    names = ("one", *NAMES[1:], *"fghij")
+    digests |= {BuildPlan(plan().config, names, models=plan().models).digest}
+    assert len(digests) == len(changed) + 2
+    assert plan().digest == plan().digest
+
+
+@pytest.mark.parametrize(
+    "override", ["real.path=/elsewhere", "noise.max_cost=9", "shards.max_left_out=0.2"]
+)
+def test_the_digest_does_not_follow_what_decides_no_byte(override):
+    digests = {
+        BuildPlan(load_settings(BuildConfig, SETTINGS, changes), NAMES).digest
+        for changes in ((), (override,))
+    }
+    assert len(digests) == 1
+
+
+def test_a_model_is_known_by_its_files_wherever_they_lie(hasty_config, hasty_standins, tmp_path):
+    lora = tmp_path / "lora.safetensors"
+    lora.write_bytes(b"weights")
+
+    def digest(folder: Path) -> str:
+        changes = {"model": f"{folder}/sd", "unet": f"{folder}/sd/unet"}
+        changes["tiny_decoder"] = f"{folder}/sd/vae"
+        config = altered(
+            hasty_config,
+            *(f"generator.{name}={place}" for name, place in changes.items()),
+            f"generator.lora=[{{path: {folder}/lora.safetensors}}]",
+            f"annotation.model=local-dir:{folder}/clip",
+            f"annotation.second={{model: 'local-dir:{folder}/other'}}",
+        )
+        return BuildPlan(config).digest
+
+    for place in (tmp_path / "one", tmp_path / "two"):
+        shutil.copytree(hasty_standins.diffusion, place / "sd")
+        for name in ("clip", "other"):
+            shutil.copytree(hasty_standins.clip, place / name)
+        shutil.copy(lora, place)
+    moved, digests = tmp_path / "two", [digest(tmp_path / "one"), digest(tmp_path / "two")]
+    assert digests[0] == digests[1]
+    files = ["sd/unet/config.json", "sd/vae/config.json", "lora.safetensors"]
+    files += ["clip/open_clip_config.json", "other/open_clip_config.json"]
+    for name in files:
+        content = (moved / name).read_bytes()
+        (moved / name).write_bytes(content + b" ")
+        digests.append(digest(moved))
+        (moved / name).write_bytes(content)
+    assert len(set(digests)) == 1 + len(files)
+
+
+def test_a_setting_that_comes_later_changes_no_digest_at_its_default():
+    class LaterGenerator(GeneratorConfig):
+        sharpness: float = 0.5
+
+    class Later(BuildConfig):
+        generator: LaterGenerator
+
+    config = load_settings(Later, SETTINGS)
+    models = model_identities(config)
+    assert (
+        BuildPlan(config, NAMES, models=models).digest
+        == BuildPlan(load_settings(BuildConfig, SETTINGS), NAMES, models=models).digest
+    )
+    sharper = load_settings(Later, SETTINGS, ["generator.sharpness=0.7"])
+    assert identity(sharper, NAMES, models) != identity(config, NAMES, models)
 
 
 def test_out_of_range_indices_are_errors():
@@ -115,9 +185,10 @@ def test_a_derived_shard_is_of_whole_batches(batch: int, size: int):
     assert sized(1000, f"shards.groups_per_batch={batch}").layout.size == size
 
 
-def test_plans_made_with_the_old_size_keep_their_digest():
-    old = plan("shards={groups_per_shard: 64}")
-    assert old.digest == "ef3f20da05b6b1143c7a4248f52bac943560cef80904b0cb7b4c6f763aba75ed"
+def test_a_plan_keeps_its_digest_from_version_to_version():
+    """Roots carry it."""
+    found = plan("shards={groups_per_shard: 64}")
+    assert found.digest == "abb20a78a46106fc552094b8503c7737bef1e0e7c3c647896fd99fc17b92a6d8"
 
 
 @pytest.mark.parametrize(("classes", "size"), [(2, 2), (10, 2), (57, 2), (7, 3), (8, 5)])
@@ -203,7 +274,7 @@ def test_settings_that_contradict_are_refused(settings, message):
 def test_similar_pairs_without_prototypes_know_their_number_only():
     sets = class_sets(mixing(pairs={"kind": "similar", "count": 4}), NAMES)
     assert len(sets) == 4
-    with pytest.raises(ValueError, match="not measured yet"):
+    with pytest.raises(InputError, match=r"drawn into pairs\.json once prototypes are measured"):
         sets[0]
 
 

@@ -1,182 +1,21 @@
-"""Prototypes measured in a stream: right, once, in little memory, whoever is killed."""
+"""Prototypes and pairs of a root: one worker measures, and shards are made with no others."""
 
-import itertools
 import json
-import logging
-import math
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from itertools import combinations
 
-import numpy as np
 import pytest
-import torch
 
-from data.cache_folder import cache_folder
 from data.errors import InputError
+from data.formats import PAIRS, PROTOTYPES, Pairs, record_name
 from data.machine import machine
-from data.real import ImageSplit, RealDataConfig, load_real
-from data.root import PROTOTYPES, Root
-from data.settings import load_settings
-from data.store import Store
-from pipeline.annotate import class_prototypes
-from pipeline.annotation import survey
-from pipeline.annotation.chunks import FeatureChunks
-from pipeline.annotation.measurement import measured
-from pipeline.annotation.statistics import WeightVariance, coinciding
-from pipeline.clip import ClipEncoder
-from pipeline.config import BuildConfig
-from pipeline.prototypes import (
-    ensure_prototypes,
-    measure,
-    prepare,
-    read_prototypes,
-    similar_pairs,
-    unpack,
-)
-from pipeline.provenance import annotation_identity
+from data.root import Root
+from data.verify import damage
+from flows.build_start import put_damage_aside
+from pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
 from pipeline.root import create_root
-
-CLASSES, WIDTH = 5, 7
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder of this test's own."""
-    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def encoded(monkeypatch) -> list[int]:
-    """How many images each call of CLIP encoded."""
-    counts: list[int] = []
-    original = ClipEncoder.encode
-
-    def counting(self, images):
-        counts.append(len(images))
-        return original(self, images)
-
-    monkeypatch.setattr(ClipEncoder, "encode", counting)
-    return counts
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(survey, "BATCH", 32)
-    monkeypatch.setattr(survey, "CHUNK", 64)
-
-
-def real_features(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
-    rng = torch.Generator().manual_seed(0)
-    targets = torch.randint(CLASSES, (count,), generator=rng)
-    centres = 1 + torch.randn(CLASSES, WIDTH, generator=rng)
-    return centres[targets] + torch.randn(count, WIDTH, generator=rng), targets
-
-
-def in_batches(features, targets, size=23):
-    return list(zip(features.split(size), targets.split(size), strict=True))
-
-
-def numpy_variance(features, targets, means, prototypes) -> float:
-    """The definition in plain loops: each real image, on the line to each other class."""
-    squares = []
-    for feature, own in zip(features, targets, strict=True):
-        for other in range(len(prototypes)):
-            if other != own:
-                axis = prototypes[own] - prototypes[other]
-                squares.append(((feature - means[own]) @ axis / (axis @ axis)) ** 2)
-    return float(np.mean(squares))
-
-
-def test_a_stream_measures_what_all_features_at_once_say():
-    features, targets = real_features()
-    found = measured(in_batches(features, targets), CLASSES)
-    assert torch.equal(found.prototypes, class_prototypes(features, targets, CLASSES))
-    f, t = features.double().numpy(), targets.numpy()
-    means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
-    np.testing.assert_allclose(found.prototypes, means, rtol=1e-6)
-    assert found.variance == pytest.approx(numpy_variance(f, t, means, means), rel=1e-5)
-
-
-def test_unit_features_have_prototypes_and_a_spread_of_their_own():
-    features, targets = real_features()
-    found = measured(in_batches(features, targets), CLASSES)
-    f = features.double().numpy()
-    f, t = f / np.linalg.norm(f, axis=1, keepdims=True), targets.numpy()
-    means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
-    units = means / np.linalg.norm(means, axis=1, keepdims=True)
-    np.testing.assert_allclose(found.unit, units, rtol=1e-5)
-    assert found.unit_variance == pytest.approx(numpy_variance(f, t, means, units), rel=1e-5)
-    assert found.scale("auto") != found.scale("auto", normalize=True)
-
-
-def test_order_and_batches_do_not_show():
-    features, targets = real_features()
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
-    one = measured(in_batches(features, targets), CLASSES)
-    other = measured(in_batches(features[order], targets[order], 64), CLASSES)
-    assert torch.equal(one.prototypes, other.prototypes)
-    assert one.variance == pytest.approx(other.variance, rel=1e-12)
-
-
-def test_prototypes_that_coincide_are_found_and_have_no_spread():
-    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1e-6]])
-    assert coinciding(vectors) == (0, 2)
-    assert coinciding(vectors[:2]) is None
-    spread = WeightVariance(vectors, vectors)
-    spread.add(vectors + 0.1, torch.tensor([0, 1, 2]))
-    assert spread.value() == float("inf")
-
-
-@pytest.mark.process
-def test_memory_does_not_grow_with_the_images(tmp_path):
-    """60,000 features of 512 numbers would be 120 MB; they pass through a few."""
-    script = tmp_path / "stream.py"
-    script.write_text(
-        """
-import sys
-import numpy as np, psutil, torch
-from data.real import ImageSplit
-from data.store import Store
-from pipeline.annotation.chunks import FeatureChunks
-from pipeline.annotation.measurement import measured
-
-matrix = torch.randn(192, 512, generator=torch.Generator().manual_seed(0))
-
-def run(count, folder):
-    split = ImageSplit(
-        np.arange(count) % 10,
-        load=lambda i: np.random.default_rng(int(i[0])).integers(
-            0, 256, (len(i), 8, 8, 3), dtype=np.uint8
-        ),
-        content=lambda: "",
-    )
-    held = []  # of this process after each batch; what the system calls peak is its parent's too
-
-    def encode(images):
-        held.append(psutil.Process().memory_info().rss / 1e6)
-        return images.flatten(1).float() @ matrix
-
-    chunks = FeatureChunks(split, encode, Store(sys.argv[1]), folder, size=1024, batch=256)
-    measured(chunks, 10)
-    return max(held)
-
-small = run(4_000, "small")
-print(run(60_000, "large") - small)
-"""
-    )
-    found = subprocess.run(
-        [sys.executable, script, tmp_path / "store"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert float(found.stdout) < 40  # MB
-    assert len(Store(str(tmp_path / "store")).list("large")) == 59
+from tests.command import semix
+from tests.pipeline.roots import begun, contents, made, samples, work
 
 
 def held_by(pid: int) -> bytes:
@@ -223,276 +62,22 @@ def test_who_measures_holds_a_lease_until_all_is_there(hasty_config, tmp_path, m
     assert root.store.list("leases") == []
 
 
-def test_prototypes_measured_again_must_be_those_that_shards_carry(built, hasty_config, tmp_path):
-    shutil.copytree(built.url, tmp_path / "mixed")
-    root = Root(str(tmp_path / "mixed"))
+def test_prototypes_measured_again_must_be_those_that_shards_carry(root):
     content = root.store.get(PROTOTYPES)
     root.store.delete(PROTOTYPES)
     prepare(root, device="cpu")
     assert root.store.get(PROTOTYPES) == content
     root.store.delete(PROTOTYPES)
-    name = next(name for name in root.store.list("shards") if name.endswith("0.json"))
-    record = json.loads(root.store.get(name)) | {"prototypes": "0" * 64}
-    root.store.put(name, json.dumps(record).encode())
-    with pytest.raises(InputError, match="are not those that 1 shards, 0 on, were labelled with"):
+    record = root.record(0).model_copy(update={"prototypes": "0" * 64})
+    root.store.put(record_name(0), record.written())
+    with pytest.raises(InputError, match="are not those that 1 shards, 0 on, were made with"):
         prepare(Root(root.url), device="cpu")
     assert not root.store.exists(PROTOTYPES)
 
 
-def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):
-    roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
-    ensure_prototypes(roots[0], device="cpu")
-    assert sum(encoded) == 300
-    ensure_prototypes(roots[0], device="cpu")
-    ensure_prototypes(roots[1], device="cpu")
-    assert sum(encoded) == 300
-    assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
-    assert roots[0].store.list("prototypes") == []
-    assert len(list(cache.iterdir())) == 1
-
-
-def test_the_cache_goes_by_content_not_by_place(hasty_config, tmp_path, cache, encoded):
-    ensure_prototypes(create_root(hasty_config, str(tmp_path / "one")), device="cpu")
-    folder = Path(hasty_config.annotation.model.removeprefix("local-dir:"))
-    shutil.copytree(folder, tmp_path / "moved")
-
-    def root(name: str, *overrides: str):
-        config = load_settings(BuildConfig, hasty_config.model_dump(), overrides)
-        return create_root(config, str(tmp_path / name))
-
-    moved = f"annotation.model=local-dir:{tmp_path / 'moved'}"
-    ensure_prototypes(root("two", moved, "annotation.scale=3", "mixing.seed=9"), device="cpu")
-    assert sum(encoded) == 300
-    ensure_prototypes(root("three", "real.split_seed=1"), device="cpu")  # other images
-    assert sum(encoded) == 600
-    settings = tmp_path / "moved" / "open_clip_config.json"
-    settings.write_text(settings.read_text() + "\n")  # another encoder, for all we know
-    ensure_prototypes(root("four", moved), device="cpu")
-    assert sum(encoded) == 900
-    ensure_prototypes(root("five", moved, "annotation.dtype=bfloat16"), device="cpu")
-    assert sum(encoded) == 1200
-
-
-@pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + bytes([c[-1] ^ 1])])
-def test_a_damaged_cache_is_measured_again(hasty_config, tmp_path, cache, encoded, caplog, damage):
-    roots = [create_root(hasty_config, str(tmp_path / name)) for name in ("one", "two")]
-    ensure_prototypes(roots[0], device="cpu")
-    (file,) = cache.iterdir()
-    file.write_bytes(damage(file.read_bytes()))
-    with caplog.at_level(logging.WARNING, logger="semix.build"):
-        ensure_prototypes(roots[1], device="cpu")
-    assert f"{file} is not used, and measured again" in caplog.text
-    assert sum(encoded) == 600
-    assert roots[0].store.get(PROTOTYPES) == roots[1].store.get(PROTOTYPES)
-
-
-def test_a_cache_that_cannot_be_written_is_worth_a_warning(
-    hasty_config, tmp_path, monkeypatch, caplog
-):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "file"))
-    root = create_root(hasty_config, str(tmp_path / "root"))
-    with caplog.at_level(logging.WARNING, logger="semix.build"):
-        ensure_prototypes(root, device="cpu")
-    assert "prototypes are not cached" in caplog.text
-    assert read_prototypes(root)[0].shape[0] == 10
-
-
-def test_without_a_setting_the_cache_is_in_the_home_folder(monkeypatch):
-    monkeypatch.delenv("SEMIX_CACHE")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_folder() == Path("/home/someone/.cache/semix")
-
-
-KILLED = """
-import os, sys
-from data.root import Root
-from data.store import Store
-from pipeline.annotation import survey
-from pipeline.prototypes import ensure_prototypes
-
-survey.BATCH, survey.CHUNK = 32, 64
-create, made = Store.create, []
-
-def killed_after_two(self, name, content):
-    done = create(self, name, content)
-    made.append(name)
-    if len(made) == 2:
-        os._exit(9)
-    return done
-
-Store.create = killed_after_two
-ensure_prototypes(Root(sys.argv[1]), device="cpu")
-"""
-
-
-@pytest.mark.process
-def test_a_killed_measurement_goes_on_with_the_next_chunk(
-    hasty_config, tmp_path, cache, encoded, small_chunks, monkeypatch
-):
-    root = create_root(hasty_config, str(tmp_path / "killed"))
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, script, root.url], env=os.environ | paths)
-    assert ended.returncode == 9
-    assert len(root.store.list("prototypes")) == 2
-    assert not root.store.exists(PROTOTYPES)
-    ensure_prototypes(root, device="cpu")
-    assert encoded == [32] * 5 + [12]  # 172 of 300: 128 were there
-    assert root.store.list("prototypes") == []
-    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "another"))
-    unbroken = create_root(hasty_config, str(tmp_path / "unbroken"))
-    ensure_prototypes(unbroken, device="cpu")
-    assert sum(encoded) == 472
-    assert root.store.get(PROTOTYPES) == unbroken.store.get(PROTOTYPES)
-
-
-def split_of(count: int, store: str, folder: str = "chunks") -> FeatureChunks:
-    """Chunks whose features are the mean colours of random images."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    split = ImageSplit(np.arange(count) % 2, load=lambda i: images[i], content=lambda: "")
-    return FeatureChunks(
-        split, lambda x: x.float().mean((1, 2)), Store(store), folder, size=10, batch=4
-    )
-
-
-def test_chunks_are_read_back_in_order_and_made_again_where_damaged(tmp_path):
-    chunks = split_of(25, str(tmp_path))
-    first = [features for features, _ in chunks]
-    assert [len(features) for features in first] == [10, 10, 5]
-    assert torch.equal(torch.cat([targets for _, targets in chunks]), torch.arange(25) % 2)
-    damaged = tmp_path / "chunks" / "0000001.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-3])
-    (tmp_path / "chunks" / "0000002.safetensors").unlink()  # by another process that finished
-    again = [features for features, _ in chunks]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    # A chunk under another's name is not taken for it.
-    shutil.copy(tmp_path / "chunks" / "0000000.safetensors", damaged)
-    assert torch.equal(list(chunks)[1][0], first[1])
-
-
-def test_a_feature_that_is_not_a_number_is_named(tmp_path):
-    chunks = split_of(25, str(tmp_path))
-
-    def encode(images):
-        features = images.float().mean((1, 2))
-        features[0] = float("nan") if len(images) < 4 else features[0]
-        return features
-
-    broken = FeatureChunks(chunks.split, encode, chunks.store, "nan", size=10, batch=4)
-    with pytest.raises(FloatingPointError, match="training image 8, of class 0: its CLIP features"):
-        list(broken)
-    assert chunks.store.list("nan") == []
-
-
-def pictures(folder: Path, *, same: bool) -> RealDataConfig:
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, 256, (3, 4, 16, 16, 3), dtype=np.uint8)
-    if same:
-        drawn[2] = drawn[0]
-    for name, images in zip(("ant", "bee", "cat"), drawn, strict=True):
-        for split in ("train", "test", "validation"):
-            (folder / split / name).mkdir(parents=True)
-            for index, image in enumerate(images):
-                Image.fromarray(image).save(folder / split / name / f"{index}.png")
-    return RealDataConfig(name="imagefolder", path=str(folder), image_size=32)
-
-
-def measured_for(config, real, store, **more) -> bytes:
-    identity = annotation_identity(config)
-    return measure(config, real, device="cpu", identity=identity, store=Store(str(store)), **more)
-
-
-def test_classes_that_clip_cannot_tell_apart_are_named(hasty_config, tmp_path):
-    real = pictures(tmp_path / "pictures", same=True)
-    with pytest.raises(InputError, match=r"real = classes 'ant' and 'cat': have one CLIP prototy"):
-        measured_for(hasty_config.annotation, real, tmp_path)
-
-
-def test_a_class_without_training_images_is_named(hasty_config, tmp_path, monkeypatch):
-    real = load_real(RealDataConfig(name="digits"))
-    kept = real.train.targets != 3
-    train = ImageSplit(real.train.targets[kept], real.train.load, real.train.content)
-    lacking = type(real)(real.class_names, train, real.validation, real.test)
-    monkeypatch.setattr(survey, "load_real", lambda config: lacking)
-    with pytest.raises(InputError, match="real = class 'three': has no training images; add some"):
-        measured_for(hasty_config.annotation, RealDataConfig(name="digits"), tmp_path)
-
-
-def test_what_is_known_needs_neither_images_nor_clip(hasty_config, tmp_path, encoded):
-    folder = Path(hasty_config.annotation.model.removeprefix("local-dir:"))
-    shutil.copytree(folder, tmp_path / "clip")
-    real = pictures(tmp_path / "pictures", same=False)
-    values = {"model": f"local-dir:{tmp_path / 'clip'}"}
-    config = load_settings(type(hasty_config.annotation), values)
-    known = measured_for(config, real, tmp_path)
-    identity, count = annotation_identity(config), len(encoded)
-    shutil.rmtree(tmp_path / "clip")
-    shutil.rmtree(tmp_path / "pictures")
-    changed = load_settings(type(config), values | {"scale": 3.0, "normalize": True})
-    content = measure(
-        changed, real, device="cpu", identity=identity, store=Store(str(tmp_path)), known=known
-    )
-    tensors, facts = unpack(content)
-    assert len(encoded) == count
-    assert facts["scale"] == "3.0"
-    assert torch.equal(tensors["prototypes"], unpack(known)[0]["prototypes"])
-
-
-def test_images_that_changed_since_are_refused(hasty_config, tmp_path):
-    real = pictures(tmp_path / "pictures", same=False)
-    known = measured_for(hasty_config.annotation, real, tmp_path)
-    (tmp_path / "pictures" / "train" / "ant" / "0.png").unlink()
-    other = load_settings(
-        BuildConfig,
-        hasty_config.model_dump(),
-        ["annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai"],
-    ).annotation
-    with pytest.raises(InputError, match=r"real = .*pictures: its images changed since"):
-        measured_for(other, real, tmp_path, known=known)
-
-
-def test_the_dial_is_printed(hasty_config, tmp_path, caplog):
-    config = hasty_config.annotation
-    with caplog.at_level(logging.INFO, logger="semix.build"):
-        content = measured_for(config, RealDataConfig(name="digits"), tmp_path)
-    facts = unpack(content)[1]
-    scale = float(facts["scale"])
-    assert scale == pytest.approx(min(max(1 / float(facts["weight_variance"]), 1), 20))
-    label = float(facts["label_of_average_real_image"])
-    assert label == pytest.approx(1 / (1 + np.exp(-scale / 2)))
-    assert (
-        f"scale {scale:.3g} (from the spread of real images); an average real image would be "
-        f"labelled {label:.3f}"
-    ) in caplog.text
-    assert json.loads(facts["class_names"])[3] == "three"
-
-
-@pytest.mark.parametrize(("scale", "label"), [(0.5, "0.562"), (3.4, None), (10.0, "0.993")])
-def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, caplog, scale, label):
-    config = hasty_config.annotation.model_copy(update={"scale": scale})
-    with caplog.at_level(logging.INFO, logger="semix.build"):
-        content = measured_for(config, RealDataConfig(name="digits"), tmp_path)
-    said = f"(as set); an average real image would be labelled {label}"
-    assert (said in caplog.text) == ("would be labelled" in caplog.text) == (label is not None)
-    assert float(unpack(content)[1]["scale"]) == scale
-
-
-def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
-    beats: list[int] = []
-    root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu", beat=lambda: beats.append(1))
-    assert len(beats) == 10  # 300 images in chunks of 64, batches of 32
-
-
 @pytest.mark.parametrize("damage", [lambda c: c[: len(c) // 2], lambda c: c[:-9] + b"!" + c[-8:]])
 def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
-    root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu")
+    root = begun(hasty_config, tmp_path / "root")
     root.store.put(PROTOTYPES, damage(root.store.get(PROTOTYPES)))
     with pytest.raises(
         ValueError, match=r"not a complete safetensors file|damaged: not of the SHA"
@@ -500,21 +85,60 @@ def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
         read_prototypes(root)
 
 
-def test_similar_pairs_follow_the_cosine():
-    angles = torch.tensor([0.0, 0.1, 1.5, 1.6, 3.0])
-    prototypes = torch.stack([angles.cos(), angles.sin()], 1)
-    closest = similar_pairs(prototypes, 2, temperature=1e-3, seed=0)
-    assert closest == [(0, 1), (2, 3)]
-    anything = {tuple(similar_pairs(prototypes, 1, temperature=1e3, seed=s)) for s in range(60)}
-    assert len(anything) > 6  # of ten, nearly uniform
-    assert similar_pairs(prototypes, 10, temperature=0.1, seed=3) == list(
-        itertools.combinations(range(5), 2)
-    )
+SIMILAR = ("mixing.pairs={kind: similar, count: 5}", "shards.groups_per_shard=2")
 
 
-def test_odds_of_similar_pairs_are_those_of_the_softmax():
-    prototypes = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])  # cosines 0.8, 0, 0.6
-    draws = [similar_pairs(prototypes, 1, temperature=0.5, seed=s)[0] for s in range(2000)]
-    odds = [math.exp(c / 0.5) for c in (0.8, 0.0, 0.6)]
-    for pair, weight in zip([(0, 1), (0, 2), (1, 2)], odds, strict=True):
-        assert draws.count(pair) / 2000 == pytest.approx(weight / sum(odds), abs=0.04)
+@pytest.fixture
+def similar(make_config, hasty_standins, tmp_path) -> Root:
+    """The first of three shards over five pairs that were drawn by similarity."""
+    return made(make_config(hasty_standins, *SIMILAR), tmp_path / "similar", "--shards", "0")
+
+
+def test_pairs_are_drawn_once_and_kept_in_the_root(similar):
+    pairs = Pairs.read(similar.store.get(PAIRS))
+    assert len(set(pairs)) == 5
+    assert [tuple(s.record.classes) for s in samples(similar).values()] == pairs[:2]
+    drawn = similar.store.get(PAIRS)
+    similar.store.delete(PAIRS)
+    ensure_prototypes(similar, device="cpu")
+    assert similar.store.get(PAIRS) == drawn
+
+
+def test_other_pairs_than_shards_were_made_with_are_refused_before_any_shard(similar, capsys):
+    """They are valid, and would be mixed without a word."""
+    pairs = Pairs.read(similar.store.get(PAIRS))
+    other = next(pair for pair in combinations(range(10), 2) if pair not in pairs)
+    similar.store.put(PAIRS, json.dumps(sorted([*pairs[1:], other])).encode())
+    before = contents(similar)
+    assert work(similar) == 78
+    said = capsys.readouterr().err
+    assert f"{similar.url}/pairs.json = " in said
+    assert "are not those that 1 shards, 0 on, were made with" in said
+    assert contents(similar) == before
+
+
+def test_damaged_pairs_are_named_by_a_worker_and_drawn_again_by_a_resume(similar, capsys):
+    assert work(similar) == 0
+    drawn = similar.store.get(PAIRS)
+    similar.store.put(PAIRS, drawn[:-3])
+    similar.discard(2)
+    assert work(similar) == 78
+    assert "pairs.json = damaged: cannot be read" in capsys.readouterr().err
+    put_damage_aside(Root(similar.url))
+    assert work(similar) == 0
+    assert similar.store.get(PAIRS) == drawn
+    similar.store.put(PAIRS, drawn[:-3])  # where nothing else is left to do
+    status, _, said = semix("resume", similar.url)
+    assert status == 0, said
+    assert similar.store.get(PAIRS) == drawn
+    assert damage(Root(similar.url), full=True) == []
+
+
+@pytest.mark.process
+def test_a_resume_over_damaged_pairs_goes_on_with_the_same_ones(similar, prefect_api):
+    drawn = similar.store.get(PAIRS)
+    similar.store.put(PAIRS, drawn[:-3])
+    status, _, said = semix("resume", similar.url)
+    assert status == 0, said
+    assert similar.store.get(PAIRS) == drawn
+    assert similar.missing() == []

@@ -1,13 +1,19 @@
+"""Series that are encoded on threads are written in order, a few at a time; errors come out."""
+
 import io
 import threading
 import time
 
 import pytest
 
-from data.shards import GroupSample, read_tar, write_tar
-from pipeline.shard_writer import WAITING, ShardWriter
-from pipeline.stopwatch import Stopwatch
-from tests.handmade import record
+from data.formats import SeriesRecord
+from data.tar import GroupSample, read_tar, write_tar
+from pipeline.shard_writer import WAITING, ShardWriter, Stopwatch
+from tests import handmade
+
+
+def series(group: int) -> SeriesRecord:
+    return handmade.series_of(handmade.record(group))
 
 
 def images(group: int) -> list[bytes]:
@@ -25,12 +31,12 @@ def test_the_tar_is_the_one_that_a_single_thread_writes():
                 time.sleep(0.02 if group % 3 == 0 else 0)
                 return images(group)
 
-            writer.add(record(group), slow)
-    write_tar(plain, [GroupSample(record(g), images(g), "webp") for g in range(20)])
+            writer.add(series(group), slow)
+    write_tar(plain, [GroupSample(series(g), images(g), "webp") for g in range(20)])
     assert threaded.getvalue() == plain.getvalue()
     assert clock.seconds["encode"] > 0.1
     threaded.seek(0)
-    assert [sample.record["group"] for sample in read_tar(threaded)] == list(range(20))
+    assert [sample.record.group for sample in read_tar(threaded)] == list(range(20))
 
 
 def test_what_waits_is_bounded():
@@ -43,7 +49,7 @@ def test_what_waits_is_bounded():
 
     def feed(writer):
         for group in range(40):
-            writer.add(record(group), held)
+            writer.add(series(group), held)
             done.append(group)
 
     with ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=2) as writer:
@@ -65,9 +71,9 @@ def test_an_error_while_encoding_reaches_the_caller():
         pytest.raises(OSError, match="no such codec"),
         ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=1) as writer,
     ):
-        writer.add(record(0), broken)
+        writer.add(series(0), broken)
         for group in range(1, 100):
-            writer.add(record(group), lambda: images(0))
+            writer.add(series(group), lambda: images(0))
 
 
 def test_a_file_that_takes_no_more_bytes_reaches_the_caller():
@@ -79,7 +85,7 @@ def test_a_file_that_takes_no_more_bytes_reaches_the_caller():
         pytest.raises(OSError, match="No space left"),
         ShardWriter(Full(), extension="webp", clock=Stopwatch(), threads=1) as writer,
     ):
-        writer.add(record(0), lambda: images(0))
+        writer.add(series(0), lambda: images(0))
 
 
 def test_leaving_by_an_exception_stops_the_threads():
@@ -89,7 +95,7 @@ def test_leaving_by_an_exception_stops_the_threads():
         ShardWriter(io.BytesIO(), extension="webp", clock=Stopwatch(), threads=2) as writer,
     ):
         for group in range(8):
-            writer.add(record(group), lambda: images(0))
+            writer.add(series(group), lambda: images(0))
         raise KeyboardInterrupt
     deadline = time.monotonic() + 10
     while set(threading.enumerate()) - before and time.monotonic() < deadline:

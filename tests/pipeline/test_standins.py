@@ -15,14 +15,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from data.errors import InputError
+from data.files import published
 from data.real import ImageSplit, RealDataset
 from pipeline.prompts import prompts
 from pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
-from pipeline.standins.autoencoder import encode, fold_standardisation, train_autoencoder
 from pipeline.standins.clip import contrastive_loss, train_clip
-from pipeline.standins.progress import Lines
-from pipeline.standins.publishing import published
-from pipeline.standins.recipe import recipe_for
+from pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
+from pipeline.standins.recipe import Lines, recipe_for
 from pipeline.standins.text import build_tokenizer, captions_of, learn_merges, tokenise, words_of
 from pipeline.standins.train import WORTH_A_PROCESS, one_thread
 from pipeline.standins.training import batches, fit, load_images, seeded

@@ -1,12 +1,12 @@
 """The worker's loop, over work that is as small as work can be."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,15 +16,27 @@ import pytest
 import torch
 
 from data.errors import InputError
+from data.formats import Failure, shard_stem
 from data.leases import claim
-from data.part import Part, parse_part
-from data.shards import shard_name
+from data.ranges import Part, parse_part
 from data.store import Store
-from pipeline.held import Held
-from pipeline.walk import Share, Walk
+from data.verify import verify
+from pipeline.shard import make_batch
 from pipeline.work import Making
-from pipeline.worker import DeviceError, FailsAlways, Worker, _chosen, _is_passing, _parse
+from pipeline.worker import (
+    DeviceError,
+    FailsAlways,
+    Held,
+    Share,
+    Walk,
+    Worker,
+    _chosen,
+    _is_passing,
+    _parse,
+)
 from pipeline.worker import main as worker
+from tests.pipeline.roots import begun
+from tests.pipeline.roots import work as work_on
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -59,12 +71,16 @@ class Numbers:
     def is_done(self, shard: int) -> bool:
         return self.store.exists(f"done/{shard}")
 
-    def failures(self) -> dict[int, list[dict]]:
-        found: dict[int, list[dict]] = {}
+    def failures(self) -> dict[int, list[Failure]]:
+        found: dict[int, list[Failure]] = {}
         for name in self.store.list("failed"):
             if not self.is_done(shard := int(name.split("/")[1])):
-                found.setdefault(shard, []).append(json.loads(self.store.get(name)))
+                found.setdefault(shard, []).append(Failure.read(self.store.get(name)))
         return found
+
+    def failed_attempts(self, missing: Sequence[int]) -> dict[int, int]:
+        found = self.failures()
+        return {shard: len(found[shard]) for shard in missing if shard in found}
 
     def lease(self, shard: int) -> str:
         return f"numbers-{shard}"
@@ -83,9 +99,9 @@ class Numbers:
         self.store.create(f"done/{shard}", b"")
         return "written"
 
-    def record_failure(self, shard: int, error: dict) -> None:
-        attempt = 1 + len(self.store.list(f"failed/{shard}"))
-        self.store.create(f"failed/{shard}/{attempt}", json.dumps(error).encode())
+    def record_failure(self, failure: Failure) -> None:
+        attempt = 1 + len(self.store.list(f"failed/{failure.shard}"))
+        self.store.create(f"failed/{failure.shard}/{attempt}", failure.written())
 
 
 def run(work: Numbers, *, slot: int = 0, slots: int = 1, **options) -> int:
@@ -124,9 +140,9 @@ def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
     work = Numbers(tmp_path, errors=errors)
     assert run(work) == 1
     assert sorted(work.tried) == [0, 1, 2, 3, 4, 5]
-    assert work.failures()[1][0]["group"] == 7
-    assert "group" not in work.failures()[3][0]
-    assert work.failures()[3][0]["error"] == "OSError"
+    assert work.failures()[1][0].group == 7
+    assert work.failures()[3][0].group is None
+    assert work.failures()[3][0].error == "OSError"
     again = Numbers(tmp_path, errors={3: OSError("disk full")})
     assert run(again) == 1
     assert again.tried == [1, 3]
@@ -134,28 +150,30 @@ def test_a_failing_shard_is_tried_once_a_run_and_stops_no_other(tmp_path):
     assert run(Numbers(tmp_path)) == 0
 
 
-NOTE = {"error": "ValueError", "message": "no", "time": 0.0}
+def note(shard: int) -> Failure:
+    return Failure(shard=shard, attempt=1, error="ValueError", message="no", time=0.0)
 
 
 def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
     work = Numbers(tmp_path)
     for shard in (0, 0, 2, 3):
-        work.record_failure(shard, NOTE)
+        work.record_failure(note(shard))
     assert run(work, slot=1, slots=2) == 0
     assert work.tried == [1, 5, 4, 3, 2, 0]
 
 
 def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
     work = Numbers(tmp_path, count=3)
-    work.record_failure(0, NOTE)
+    work.record_failure(note(0))
     walk = Walk(work, Share(0, 1))
+    assert walk.look()
     for shard in (0, 1, 2, 2):
-        work.record_failure(shard, NOTE)
+        work.record_failure(note(shard))
     assert walk.look()
     assert list(walk) == [1, 0]
     assert walk.failed == {2}
     walk.give_up(1)
-    work.record_failure(1, NOTE)
+    work.record_failure(note(1))
     assert walk.look()
     assert list(walk) == [0]
     assert walk.failed == {1, 2}
@@ -180,11 +198,12 @@ def test_a_shard_that_cannot_be_published_fails_as_one_that_cannot_be_made(tmp_p
     work = Numbers(tmp_path, late={1: OSError("disk full"), 5: ValueError("no")})
     assert run(work) == 1
     assert work.tried == [0, 1, 2, 3, 4, 5]
-    assert {shard: notes[0]["error"] for shard, notes in work.failures().items()} == {
+    found = work.failures()
+    assert {shard: notes[0].error for shard, notes in found.items()} == {
         1: "OSError",
         5: "ValueError",
     }
-    assert "raise self.late[shard]" in "".join(work.failures()[1][0]["traceback"])
+    assert "raise self.late[shard]" in "".join(found[1][0].traceback)
     assert work.store.list("leases") == []
     assert "shard 1 failed: OSError: disk full\n" in capsys.readouterr().err
 
@@ -262,8 +281,8 @@ def test_a_shard_that_we_failed_at_and_another_made_is_no_failure_in_the_end(tmp
 def test_the_exit_status_asks_for_a_new_process_where_shard_after_shard_fails(capsys, root):
     for shard in (3, 4, 5):
         root.discard(shard)
-        (Path(root.url) / f"{shard_name(shard)}.json").mkdir()  # its record cannot be written
-    assert worker([root.url, "--device", "cpu"]) == 75
+        (Path(root.url) / f"{shard_stem(shard)}.json").mkdir()  # its record cannot be written
+    assert work_on(root) == 75
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "3 shards in a row failed, asking for a new process"
     assert list(root.failures()) == [3, 4, 5]
@@ -394,7 +413,7 @@ def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
     root.discard(3)
     (Path(root.url) / "leases").rmdir()
     (Path(root.url) / "leases").write_text("")  # nothing can be claimed
-    assert worker([root.url, "--device", "cpu"]) == 75
+    assert work_on(root) == 75
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("the store or a file fails, asking for a new process: [Errno ")
     assert root.failures() == {}
@@ -435,7 +454,7 @@ def test_a_device_error_asks_for_a_new_process_after_writing_it_down(tmp_path):
     work = Numbers(tmp_path, errors={2: torch.OutOfMemoryError("no memory left")})
     with pytest.raises(DeviceError, match="no memory left"):
         run(work)
-    assert work.failures()[2][0]["error"] == "OutOfMemoryError"
+    assert work.failures()[2][0].error == "OutOfMemoryError"
     assert work.store.list("leases") == []
 
 
@@ -467,9 +486,14 @@ def test_wrong_settings_are_no_shards_failure(tmp_path):
     assert claim(work.store, "numbers-0")
 
 
-def test_an_unknown_label_set_is_told_by_the_exit_status(tmp_path, capsys):
-    assert worker([str(tmp_path), "--labels", "abcdef"]) == 78
+def test_a_place_without_a_root_is_told_by_the_exit_status(tmp_path, capsys):
+    assert worker([str(tmp_path)]) == 78
     assert "holds no plan.json" in capsys.readouterr().err
+
+
+def test_an_unknown_label_set_is_told_by_the_exit_status(root, capsys):
+    assert worker([root.url, "--labels", "abcdef"]) == 78
+    assert "labels = abcdef: is no label set here" in capsys.readouterr().err
 
 
 @pytest.mark.process
@@ -577,8 +601,8 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.walk.LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr("pipeline.walk.LOOKS_SHARE", 0)
+    monkeypatch.setattr("pipeline.worker.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("pipeline.worker.LOOKS_SHARE", 0)
     work = Numbers(tmp_path, count=100)
     asked = []
     make, is_done = work.make, work.is_done
@@ -626,3 +650,46 @@ def test_the_longer_a_shard_is_held_the_less_often_it_is_asked_for(monkeypatch):
     assert len(asked) < 50
     held.remove(7)
     assert held.due(7)
+
+
+# A worker of a root.
+
+
+def test_it_makes_only_the_shards_named(root):
+    for shard in range(8):
+        root.discard(shard)
+    assert work_on(root, "--shards", "1,6-7", "--slot", "1", "--slots", "2") == 0
+    assert root.done() == [1, 6, 7]
+
+
+def test_a_shard_is_published_while_the_next_one_is_generated(hasty_config, bucket, monkeypatch):
+    """The bucket takes the first tar no sooner than the second shard has been generated."""
+    root = begun(hasty_config, f"{bucket}/mixed")
+    events, generated = [], Event()
+    publish, create = Store.publish, Store.create
+
+    def generate(groups, plan, **options):
+        shard = plan.layout.shard_of(groups[0].index)
+        events.append(f"generate {shard}")
+        batch = make_batch(groups, plan, **options)
+        if shard == 1 and groups[-1].index + 1 == plan.shard(1).stop:
+            generated.set()
+        return batch
+
+    def slow(self, partial, name):
+        assert generated.wait(30), "nothing was generated meanwhile"
+        publish(self, partial, name)
+
+    def noted(self, name, content):
+        if name.startswith("shards/"):
+            events.append(f"record {int(name[-12:-5])}")
+        return create(self, name, content)
+
+    monkeypatch.setattr("pipeline.shard.make_batch", generate)
+    monkeypatch.setattr(Store, "publish", slow)
+    monkeypatch.setattr(Store, "create", noted)
+    assert work_on(root, "--shards", "0-3") == 0
+    assert [event for event in events if "record" in event] == [f"record {n}" for n in range(4)]
+    assert events.index("generate 1") < events.index("record 0") < events.index("generate 2")
+    assert events.index("record 1") < events.index("generate 3")
+    assert list(verify(root, full=True)) == [] and root.store.list("leases") == []

@@ -19,8 +19,8 @@ def store(request, tmp_path):
 @pytest.fixture
 def quick_pauses(monkeypatch):
     """Our own pauses between attempts, shortened: faults of tests heal at once."""
-    monkeypatch.setattr("data.store.retries.FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("data.store.retries.LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("data.store.services.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("data.store.services.LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

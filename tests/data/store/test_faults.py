@@ -10,8 +10,8 @@ import traceback
 import pytest
 
 from data.errors import InputError
-from data.store import Store, retries
-from data.store.retries import Patience, retrying
+from data.store import Store, services
+from data.store.services import Patience, retrying
 from tests.s3 import KEY_ID, SECRET, s3_client
 
 CONTENT = bytes(range(256)) * 3000
@@ -214,20 +214,20 @@ def test_pauses_grow_and_end(monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(retries.time, "sleep", sleep)
-    monkeypatch.setattr(retries.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(services.time, "sleep", sleep)
+    monkeypatch.setattr(services.time, "monotonic", lambda: now[0])
 
     def fail():
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", heals=lambda error: "slow", patience=retries.PATIENT)
+        retrying(fail, what="a", heals=lambda error: "slow", patience=services.PATIENT)
     # The last pause is the one that would have ended too late: at most 24 s are left over.
     assert 96 < sum(slept) <= 120
     assert 0.1 <= slept[0] <= 0.3 and max(slept) <= 24
     assert slept[3] > slept[0] and slept[6] > slept[3]
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", heals=lambda error: None, patience=retries.PATIENT)
+        retrying(fail, what="a", heals=lambda error: None, patience=services.PATIENT)
 
 
 def test_the_bytes_are_those_that_another_client_sees(bucket):

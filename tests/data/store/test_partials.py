@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.machine import machine
-from data.store.partials import WRITTEN_WITHIN_S, abandoned, in_use, staged, written_here
+from data.store.local import WRITTEN_WITHIN_S, abandoned, in_use, staged, written_here
 
 GONE = 2**22 + 1  # above the highest process number
 

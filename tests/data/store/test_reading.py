@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from data.store.reading import FIRST_RANGE, LONGEST_RANGE, RangeFile
+from data.store.objects import FIRST_RANGE, LONGEST_RANGE, RangeFile
 
 CONTENT = bytes(1024) * 20_000  # about 20 MB
 

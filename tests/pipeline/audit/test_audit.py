@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from data.errors import InputError
-from data.label_records import SET_SCHEMA, set_digest
-from data.label_sets import create_set
+from data.formats import PROTOTYPES, SeriesLabels
+from data.images import encode_image
 from data.pages import DARK, LIGHT
-from data.root import PROTOTYPES, Root
-from data.shards import GroupSample
-from pipeline.audit.audit import Audit, as_json, audit
-from pipeline.audit.page import write_page
-from pipeline.audit.source import Source
+from data.pinned import Pinned
+from data.root import Root
+from data.tar import GroupSample
+from pipeline.audit import Audit, as_json, audit
+from pipeline.audit.page import pair_rows, write_page
 from tests import featured, handmade
 
 COUNT = 4
@@ -45,7 +45,7 @@ def make(folder, *, features=None, **changes) -> Root:
 
 def run(root: Root, **options) -> Audit:
     judge = options.pop("judge", None)
-    return audit(Source(root, **options), judge=judge, judge_name=judge and "a test")
+    return audit(Pinned(root, **options), judge=judge, judge_name=judge and "a test")
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,6 @@ def test_a_judge_sees_each_unmixed_image_once(tmp_path):
 
 def test_bad_pictures_are_flagged(tmp_path):
     """Group 1 repeats a picture of group 0, 2 holds black ones, 3 does not move."""
-    from data.images import encode_image
-
     pictures = [list(handmade.pixels(group, COUNT, 16)) for group in range(4)]
     pictures[1][2] = pictures[0][3]
     pictures[2][0] = pictures[2][1] = np.zeros_like(pictures[2][0])
@@ -197,23 +195,19 @@ def test_simplex_series_have_a_correlation_for_each_class(tmp_path):
 def relabelled(root: Root) -> str:
     """A label set that turns every weight round; its digest."""
     annotation = {"rule": "projection", "model": "m"}
-    digest = set_digest(root.plan["digest"], annotation, {}, 1)
-    record = {"schema": SET_SCHEMA, "digest": digest, "plan": root.plan["digest"]}
-    record |= {"annotation": annotation, "encoders": {}, "features": "root", "batch": 1}
-    labels = create_set(root, record)
-    root.store.put(f"labels/{digest}/{PROTOTYPES}", root.store.get(PROTOTYPES))
-    for shard, images in root.committed().items():
-        numbers = range(images["first"], images["first"] + images["groups"])
+    labels = handmade.label_set(root, plan=root.plan.digest, annotation=annotation)
+    root.store.put(labels.prototypes, root.store.get(PROTOTYPES))
+    for entry in root.entries():
         groups = [
-            {
-                "group": number,
-                "weights": [1 - weight for weight in SERIES[number][1]],
-                "labels": [[[k, 0.5] for k in SERIES[number][0]] for _ in ALPHAS],
-            }
-            for number in numbers
+            SeriesLabels(
+                group=number,
+                weights=[1 - weight for weight in SERIES[number][1]],
+                labels=[[(k, 0.5) for k in SERIES[number][0]] for _ in ALPHAS],
+            )
+            for number in entry.group_numbers
         ]
-        assert labels.commit(shard, images=images["sha256"], groups=groups)
-    return digest
+        assert labels.commit(entry.shard, images=entry.sha256, groups=groups)
+    return labels.digest
 
 
 def test_a_label_set_is_audited_in_place_of_the_shards_labels(tmp_path, whole):
@@ -233,16 +227,17 @@ def test_an_unfinished_label_set_is_refused(tmp_path):
     digest = relabelled(root)
     root.store.delete(f"labels/{digest}/0000/0000001.json")
     with pytest.raises(
-        InputError, match=rf"labels = {digest[:12]}: lacks shards 1; run `semix rel"
+        InputError,
+        match=rf"labels = {digest[:12]}: has no labels for 1 shards .*shard 1 first; run `",
     ):
-        Source(root, labels=digest)
+        Pinned(root, labels=digest)
 
 
 @pytest.mark.parametrize("what", ["tar", "features", "cut", "image"])
 def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, what):
     root = make(tmp_path)
     shard = root.committed()[0]
-    name = shard["features"]["name"] if what == "features" else shard["tar"]
+    name = shard.features.name if what == "features" else shard.tar
     content = root.store.get(name)
     if what == "image":
         broken = series(0)
@@ -266,8 +261,8 @@ def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, what):
 
 def test_nothing_to_read_is_an_error(tmp_path):
     root = make(tmp_path)
-    for record in root.committed().values():
-        root.store.delete(record["tar"])
+    for entry in root.entries():
+        root.store.delete(entry.tar)
     with pytest.raises(
         ValueError, match=r"no shard of index/0.json can be read: shards/0000/.*not"
     ):
@@ -278,7 +273,7 @@ def test_another_index_and_a_missing_one_are_named(tmp_path):
     root = make(tmp_path)
     message = "index = index/7.json: is not in .*, which has: index/0.json"
     with pytest.raises(InputError, match=message):
-        Source(root, index="index/7.json")
+        Pinned(root, index="index/7.json")
 
 
 def test_numbers_are_json_without_nan(whole):
@@ -306,8 +301,20 @@ def test_the_page_is_self_contained_and_escapes_names(whole, tmp_path):
     assert cells.count("") == 10 and len(cells) > 10  # but for what to do about a check
 
 
+def test_pairs_are_in_the_order_of_their_correlation_then_of_their_end_points():
+    pairs = {
+        "classes": [[0, 1], [0, 2], [1, 2], [2, 3]],
+        "series": [1, 1, 1, 1],
+        "correlation_mean": [0.5, 0.9, 0.5, 0.5],
+        "end_points_nearest": [1.0, 0.0, None, 0.5],
+        "labels": [[1, 1]] * 4,
+    }
+    rows = pair_rows(pairs, ["a", "b", "c", "d"])
+    assert [row["classes"] for row in rows] == [[2, 3], [0, 1], [1, 2], [0, 2]]
+
+
 def test_the_page_does_not_list_half_a_million_pairs(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.audit.page.SHOWN", 1)
+    monkeypatch.setattr("pipeline.audit.page.ROWS", 1)
     page = tmp_path / "audit.html"
     write_page(page, whole, title="t")
     dash = "\N{EN DASH}"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.audit.duplicates import Duplicates, find_duplicates
-from pipeline.audit.pictures import look_at
+from pipeline.audit.pictures import Duplicates, find_duplicates, look_at
 
 SERIES, IMAGES = 60, 3
 

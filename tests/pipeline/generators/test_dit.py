@@ -9,8 +9,7 @@ from data.errors import InputError
 from data.settings import load_settings
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
-from pipeline.generators.dit import WeightedLabels
-from pipeline.generators.labels import label_numbers
+from pipeline.generators.dit import WeightedLabels, label_numbers
 
 LABELS = {0: "tench, Tinca tinca", 1: "crane", 2: "great white shark", 3: "crane", 4: "Eskimo dog"}
 

@@ -19,10 +19,15 @@ from torch import Tensor
 
 from data.errors import InputError
 from data.settings import load_settings
-from pipeline.checks.scheduler_rules import DETERMINISTIC
 from pipeline.config import GeneratorConfig
 from pipeline.generators import load_generator
-from pipeline.generators.schedulers import ddim_pair, sampler
+from pipeline.generators.schedulers import (
+    DETERMINISTIC,
+    ddim_pair,
+    network_calls,
+    network_rows,
+    sampler,
+)
 from pipeline.noise import initial_noise
 
 BETAS: dict[str, Any] = {
@@ -198,3 +203,36 @@ def test_sdxl_turbo_wants_a_sampler_named(tiny_sdxl_turbo):
     values = {"model": str(tiny_sdxl_turbo), "family": "sdxl", "steps": 2, "guidance_scale": 0}
     with pytest.raises(InputError, match=r"own EulerAncestralDiscreteScheduler may draw noise"):
         load_generator(load_settings(GeneratorConfig, values), device="cpu")
+
+
+@each_name
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_calls_are_told_without_the_sampler_as_it_counts_them(name, steps, tmp_path):
+    """Named, or as the model's own, whose files are read; one a step where there are none."""
+    found = sampler(OWN["epsilon"], name=name)
+    found.set_timesteps(steps)
+    named = GeneratorConfig(model="no/where", steps=steps, scheduler=name)
+    assert network_calls(named) == len(found.timesteps)
+    found.save_pretrained(tmp_path / "scheduler")
+    assert network_calls(GeneratorConfig(model=str(tmp_path), steps=steps)) == len(found.timesteps)
+    assert network_calls(GeneratorConfig(model="no/where", steps=steps)) == steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, 2 * 20),
+        ({"guidance_scale": 1.0}, 20),
+        ({"guidance_interval": (0, 0.6)}, 12 + 20),
+        ({"guidance_interval": (0.5, 1)}, 10 + 20),
+        ({"guidance_interval": (0.3, 0.74), "steps": 4}, 1 + 4),  # at 0, 1/4, 1/2, 3/4
+        ({"scheduler": "heun", "steps": 5}, 2 * 9),
+        ({"scheduler": "pndm", "steps": 5}, 2 * 6),
+    ],
+)
+def test_rows_of_a_series_by_hand(settings, rows):
+    assert network_rows(GeneratorConfig(model="no/where", **settings), 8) == 8 * rows
+
+
+def test_rows_of_a_sampler_that_counted_itself():
+    assert network_rows(GeneratorConfig(model="no/where"), 4, calls=3) == 4 * 2 * 3

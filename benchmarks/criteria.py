@@ -1,0 +1,165 @@
+"""What fast images must share with exact ones, and by how much they may differ."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BINS, RANGE = 20, (-0.5, 1.5)  # of the histogram of weights; those outside count in the end bins
+MIDDLE = (0.2, 0.8)
+RESAMPLES, LEVEL = 2000, 0.975
+FRECHET_FACTOR = 1.2
+ROUNDING = 1e-9
+# A covariance of d directions has d (d + 1) / 2 numbers; this many images stand for each direction.
+IMAGES_PER_DIRECTION = 10
+
+Criterion = dict[str, Any]
+Summary = Callable[[Tensor], Tensor]  # of the mean row of all series, [..., M] -> [...]
+
+
+def weight_criteria(exact: Tensor, fast: Tensor, other: Tensor, *, seed: int) -> list[Criterion]:
+    """Whether weights along the series are spread as exact ones are.
+
+    Each is a number of the whole set, and may differ from the exact recipe's by no more than the
+    exact recipe with other seeds does, sampling error of that difference included: the 97.5 %
+    quantile of its size when the series are drawn anew with replacement (bootstrap). Shares of
+    series have three series as their least limit: a share that both seeds give as 0 may be
+    that large (rule of three).
+
+    Args:
+        exact, fast, other: CLIP weights [G, A, k], the k classes' own where k > 2, else k = 1;
+            alpha grows along A where k = 1.
+    """
+    least = 3 / len(exact)
+    found = [
+        _criterion("entropy of weights", _histogram, _entropy, (exact, fast, other), seed=seed),
+        _criterion("weights in 0.2 to 0.8", _middle, _share, (exact, fast, other), seed, least),
+    ]
+    if exact.shape[-1] == 1:
+        name = "series that only rise"
+        found.insert(0, _criterion(name, _rises, _share, (exact, fast, other), seed, least))
+    return found
+
+
+def feature_criterion(exact: Tensor, fast: Tensor, other: Tensor) -> Criterion:
+    """Frechet distance of CLIP features to the exact ones: at most 1.2 times that of other seeds.
+
+    Args:
+        exact, fast, other: [N, D].
+    """
+    exact, fast, other = leading_directions([exact, fast, other])
+    distance, beside = frechet_distance(exact, fast), frechet_distance(exact, other)
+    limit = FRECHET_FACTOR * beside
+    return {
+        "name": "CLIP Frechet distance",
+        "exact": None,
+        "fast": distance,
+        "other": beside,
+        "distance": distance,
+        "limit": limit,
+        "passed": distance <= limit + ROUNDING,
+    }
+
+
+def frechet_distance(first: Tensor, second: Tensor) -> float:
+    """Squared Frechet distance of Gaussians fitted to two sets (Heusel et al. 2017, eq. 6).
+
+    |mu1 - mu2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)). The trace of the root is the sum of the
+    singular values of R1 R2^T, where S = R^T R: no matrix root, no complex numbers.
+
+    The estimate is biased upwards, by as much as the sets are small: two samples of one
+    distribution are at a distance above 0. The criterion compares two such distances of sets of one
+    size, and for that the bias is the measure; an unbiased one (KID) is 0 on average there, and
+    a multiple of 0 is no limit.
+
+    Args:
+        first, second: [N, D], [M, D].
+    """
+    means, roots = [], []
+    for features in (first.double(), second.double()):
+        mean = features.mean(0)
+        means.append(mean)
+        root = torch.linalg.qr(features - mean, mode="r")[1]
+        roots.append(root / (len(features) - 1) ** 0.5)
+    shared = torch.linalg.svdvals(roots[0] @ roots[1].T).sum()
+    spread = roots[0].square().sum() + roots[1].square().sum() - 2 * shared
+    distance = (means[0] - means[1]).square().sum() + spread
+    return max(0.0, float(distance))  # rounding may leave -1e-12
+
+
+def leading_directions(sets: list[Tensor]) -> list[Tensor]:
+    """The sets in the principal directions of all of them together.
+
+    Where images are few, they are one direction for ten images of a set: the rest of the
+    covariance would be noise. Directions that only one of the sets varies in are among them.
+
+    Args:
+        sets: [N, D] each.
+    Returns:
+        [N, d] each, float64.
+    """
+    together = torch.cat(sets).double()
+    centre = together.mean(0)
+    most = max(1, min(len(part) for part in sets) // IMAGES_PER_DIRECTION)
+    directions = torch.linalg.svd(together - centre, full_matrices=False)[2][:most]
+    return [(part.double() - centre) @ directions.T for part in sets]
+
+
+def _criterion(
+    name: str,
+    rows_of: Callable[[Tensor], Tensor],
+    summary: Summary,
+    weights: tuple[Tensor, Tensor, Tensor],
+    seed: int,
+    least: float = 0.0,
+) -> Criterion:
+    rows = [rows_of(part).double() for part in weights]  # [G, M] each
+    exact, fast, other = (float(summary(part.mean(0))) for part in rows)
+    limit = max(least, _sampled_difference(rows[0], rows[2], summary, seed))
+    return {
+        "name": name,
+        "exact": exact,
+        "fast": fast,
+        "other": other,
+        "distance": abs(fast - exact),
+        "limit": limit,
+        "passed": abs(fast - exact) <= limit + ROUNDING,
+    }
+
+
+def _sampled_difference(first: Tensor, second: Tensor, summary: Summary, seed: int) -> float:
+    """97.5 % quantile of |summary(first) - summary(second)| over resampled series."""
+    groups = len(first)
+    rng = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(groups, (RESAMPLES, groups), generator=rng)
+    counts = torch.zeros(RESAMPLES, groups, dtype=torch.float64)
+    counts.scatter_add_(1, drawn, torch.ones_like(counts))
+    # Series i has the same classes and alphas on both sides, so both are drawn together.
+    sizes = (summary(counts @ first / groups) - summary(counts @ second / groups)).abs()
+    return float(sizes.quantile(LEVEL))
+
+
+def _rises(weights: Tensor) -> Tensor:
+    return (weights[..., 0].diff(dim=1) >= 0).all(dim=1)[:, None]
+
+
+def _histogram(weights: Tensor) -> Tensor:
+    """Share of each bin in each series, [G, BINS]."""
+    low, high = RANGE
+    bins = ((weights - low) / (high - low) * BINS).long().clamp(0, BINS - 1).flatten(1)
+    return torch.nn.functional.one_hot(bins, BINS).double().mean(1)
+
+
+def _middle(weights: Tensor) -> Tensor:
+    inside = (weights >= MIDDLE[0]) & (weights <= MIDDLE[1])
+    return inside.double().flatten(1).mean(1, keepdim=True)
+
+
+def _share(mean: Tensor) -> Tensor:
+    return mean[..., 0]
+
+
+def _entropy(mean: Tensor) -> Tensor:
+    """In nats."""
+    return -torch.special.xlogy(mean, mean).sum(-1)

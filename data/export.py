@@ -1,0 +1,325 @@
+"""Images of a pinned index for other programs: a folder, parquet, Hugging Face datasets."""
+
+import csv
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from data.errors import InputError
+from data.files import published, write_json
+from data.formats import ShardEntry
+from data.images import MOST_PIXELS, check_header, decode_image, encode_image
+from data.pinned import Pinned
+from data.tar import GroupSample
+
+if TYPE_CHECKING:  # an extra
+    import pyarrow
+
+ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
+COLUMNS = {  # what each image has besides its picture and its label
+    **{"group": "int64", "position": "int64"},
+    **{"classes": "int64", "names": "string", "mixture": "float64"},
+    **{"alpha": "float64", "weight": "float64"},
+}
+LISTS = ("classes", "names", "mixture")
+UNSAFE = re.compile(r"[^A-Za-z0-9]+")
+LONGEST = 200  # characters of a folder's name, without numbers; file systems take 255
+MOST_ROWS, MOST_BYTES = 1000, 32 * 2**20  # of a row group, which is what is in memory
+FILE_BYTES = 500 * 2**20  # of images in one parquet file; more parallel reading, fewer restarts
+CARD = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*.parquet
+---
+# Images between two classes, with soft labels
+
+{images} images in series of {series}: each series starts from one noise, and its images go from
+one class to another. `mixture` is what the generator was asked for, `weight` where CLIP sees the
+image between the two classes (1 is the first, unclipped), `label` the soft label over all
+{classes} classes, whose names are the metadata `class_names` of each file and classes.json.
+
+```python
+from datasets import load_dataset
+
+images = load_dataset("FOLDER", split="train")
+```
+
+Made by semix. Plan {plan}, {index}{labels}.
+"""
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """One image.
+
+    Attributes:
+        classes, names, mixture: the classes mixed and their conditioning weights.
+        weight: CLIP's, of the first class, raw.
+        label: (class, probability), of the classes that have any.
+    """
+
+    group: int
+    position: int
+    classes: list[int]
+    names: list[str]
+    mixture: list[float]
+    alpha: float
+    weight: float
+    label: list[tuple[int, float]]
+    content: bytes
+    extension: str
+
+
+def image_rows(
+    source: Pinned,
+    shards: Sequence[ShardEntry] | None = None,
+    *,
+    image_format: ImageFormat = "keep",
+) -> Iterator[ImageRow]:
+    """Images of some shards, of all by default; no more than one series is in memory.
+
+    Raises:
+        ValueError: a shard or its labels are damaged, or not what the index says; names it.
+    """
+    for shard in source.shards if shards is None else shards:
+        for sample in source.samples(shard):
+            try:
+                yield from _series(sample, source.class_names, image_format)
+            except ValueError as error:
+                group = sample.record.group
+                raise ValueError(f"{shard.tar}: group {group}: {error}") from None
+
+
+def write_image_folder(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the images.
+
+    Folders are named by their classes, as cat_great-dane; see `folder_names`. In the table lists
+    are JSON in plain ASCII, so that no cell starts as a formula of a spreadsheet does.
+
+    Raises:
+        InputError: the target exists.
+    """
+    count = 0
+    folders: list[str] = []
+    with new_target(target) as partial:
+        partial.mkdir()
+        with (partial / "labels.csv").open("w", newline="", encoding="ascii") as file:
+            table = csv.writer(file)
+            table.writerow(["file", *COLUMNS, "label"])
+            for row in image_rows(source, image_format=image_format):
+                folders = folders or folder_names(source.class_names, together=len(row.classes))
+                folder = "_".join(folders[k] for k in row.classes)
+                (partial / folder).mkdir(exist_ok=True)
+                name = f"{folder}/{_file_name(row)}"
+                (partial / name).write_bytes(row.content)
+                table.writerow(_cells(name, row))
+                count += 1
+        write_json(partial / "classes.json", source.class_names)
+    return count
+
+
+def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
+    """A name for each class that any file system takes and no other class has.
+
+    ASCII letters, digits and dashes; where nothing else of a name is left, or it is left of two,
+    the class number stands behind a dot, which no name has.
+
+    Args:
+        together: so many of them are joined to one name, by underscores.
+    """
+    plain = (unicodedata.normalize("NFKD", name).encode("ascii", "ignore") for name in class_names)
+    safe = [UNSAFE.sub("-", name.decode()).strip("-")[: LONGEST // together] for name in plain]
+    times = Counter(name.lower() for name in safe)  # one name, where case is not told apart
+    digits = len(str(len(safe) - 1))
+    return [
+        name if name and times[name.lower()] == 1 else f"{name or 'class'}.{k:0{digits}d}"
+        for k, name in enumerate(safe)
+    ]
+
+
+def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+    """One file with a row an image, its bytes inside; returns how many.
+
+    Raises:
+        InputError: pyarrow is not installed, or the target exists.
+    """
+    _require_pyarrow()
+    with new_target(target) as partial:
+        return _write_rows(partial, image_rows(source, image_format=image_format), source)
+
+
+def write_hugging_face(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+    """A folder that `datasets.load_dataset` opens, offline too; returns the images.
+
+    It holds data/train-00000-of-00012.parquet and so on, classes.json, and README.md as a card.
+
+    Raises:
+        InputError: pyarrow is not installed, or the target exists.
+    """
+    _require_pyarrow()
+    count, files = 0, list(_files(source.shards))
+    with new_target(target) as partial:
+        (partial / "data").mkdir(parents=True)
+        for number, shards in enumerate(files):
+            path = partial / "data" / f"train-{number:05d}-of-{len(files):05d}.parquet"
+            rows = image_rows(source, shards, image_format=image_format)
+            count += _write_rows(path, rows, source)
+        write_json(partial / "classes.json", source.class_names)
+        (partial / "README.md").write_text(_card(source, images=count))
+    return count
+
+
+@contextmanager
+def new_target(target: Path) -> Iterator[Path]:
+    """A path to write to, as file or folder, that becomes `target` at the end.
+
+    Raises:
+        InputError: something is there already.
+    """
+    _refuse_existing(target)
+    with published(target) as partial:
+        yield partial
+        _refuse_existing(target)
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise InputError("--to", target, "is there already; choose another name, or remove it")
+
+
+def _series(
+    sample: GroupSample, class_names: Sequence[str], image_format: ImageFormat
+) -> Iterator[ImageRow]:
+    record, mixture = sample.record, sample.record.mixtures
+    for position, alpha in enumerate(record.alphas):
+        extension, content = _image(sample, position, image_format)
+        yield ImageRow(
+            group=record.group,
+            position=position,
+            classes=record.classes,
+            names=[class_names[k] for k in record.classes],
+            mixture=mixture[position],
+            alpha=alpha,
+            weight=record.weights[position],
+            label=[(target, share) for target, share in record.labels[position] if share > 0],
+            content=content,
+            extension=extension,
+        )
+
+
+def _image(sample: GroupSample, position: int, image_format: ImageFormat) -> tuple[str, bytes]:
+    content = sample.images[position]
+    try:
+        if image_format == "keep":
+            check_header(content, most_pixels=MOST_PIXELS)
+            return sample.extension, content
+        return "png", encode_image(decode_image(content), "png")
+    except ValueError as error:
+        raise ValueError(f"image {position}: {error}") from None
+
+
+def _file_name(row: ImageRow) -> str:
+    return f"{row.group:08d}.{row.position:02d}.{row.extension}"
+
+
+def _cells(name: str, row: ImageRow) -> list[object]:
+    values = {column: getattr(row, column) for column in COLUMNS}
+    cells = [json.dumps(value) if column in LISTS else value for column, value in values.items()]
+    return [name, *cells, json.dumps(row.label)]
+
+
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        remedy = "needs pyarrow; run pip install 'semix[export]'"
+        raise InputError("--format", "parquet or huggingface", remedy) from None
+
+
+def _write_rows(path: Path, rows: Iterable[ImageRow], source: Pinned) -> int:
+    """Write one parquet file, a row group at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count, schema = 0, _schema(source.class_names)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for part in _row_groups(rows):
+            values = [_value(row, len(source.class_names)) for row in part]
+            writer.write_table(pa.Table.from_pylist(values, schema))
+            count += len(part)
+    return count
+
+
+def _schema(class_names: Sequence[str]) -> "pyarrow.Schema":
+    """Columns, and beside them what Hugging Face datasets wants to know of them."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    for name, kind in COLUMNS.items():
+        value, feature = pa.type_for_alias(kind), {"dtype": kind, "_type": "Value"}
+        many = name in LISTS
+        columns[name] = pa.list_(value) if many else value
+        features[name] = {"feature": feature, "_type": "List"} if many else feature
+    classes, one = len(class_names), {"dtype": "float32", "_type": "Value"}
+    columns["label"] = pa.list_(pa.float32(), classes)
+    features["label"] = {"feature": one, "_type": "List", "length": classes}
+    notes = {
+        "huggingface": json.dumps({"info": {"features": features}}),
+        "class_names": json.dumps(class_names),
+    }
+    return pa.schema(columns.items(), metadata=notes)
+
+
+def _row_groups(rows: Iterable[ImageRow]) -> Iterator[list[ImageRow]]:
+    part: list[ImageRow] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += len(row.content)
+        if len(part) == MOST_ROWS or size >= MOST_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _value(row: ImageRow, num_classes: int) -> dict[str, Any]:
+    label = [0.0] * num_classes
+    for target, share in row.label:
+        label[target] = share
+    values = {column: getattr(row, column) for column in COLUMNS}
+    return values | {"image": {"bytes": row.content, "path": _file_name(row)}, "label": label}
+
+
+def _files(shards: Sequence[ShardEntry]) -> Iterator[list[ShardEntry]]:
+    """Shards that go into one file each."""
+    part: list[ShardEntry] = []
+    for shard in shards:
+        part.append(shard)
+        if sum(s.bytes for s in part) >= FILE_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _card(source: Pinned, *, images: int) -> str:
+    plan, labels = source.root.plan, source.label_set
+    return CARD.format(
+        images=f"{images:,}",
+        series=plan.images_per_group,
+        classes=len(source.class_names),
+        plan=plan.digest[:12],
+        index=source.index,
+        labels=f", label set {labels.digest[:12]}" if labels else "",
+    )

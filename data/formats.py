@@ -1,0 +1,538 @@
+"""Every file of a root: its name, its typed model, and the strict reader that anyone opens it by.
+
+    plan.json  pairs.json  prototypes.safetensors  extensions/N.json
+    shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
+    failed/0012/0012345.N.json  discarded/0012/0012345.N.json  leases/NAME.json
+    index/N.json  audit/N.json  labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
+
+A model's `read` raises ValueError (`what: field: problem`) for what is damaged, and InputError for
+what a newer version of semix wrote: that is whole, and must be left alone.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    model_validator,
+)
+
+from data.errors import InputError
+from data.fingerprint import canonical_json, fingerprint
+from data.strict_json import Strict, read_strictly
+
+PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
+SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
+INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
+PER_FOLDER = 1000  # shards; names say which folder, so this is part of the format
+MIB = 2**20
+MOST_RECORD = MIB  # bytes that are parsed at most; JSON takes thirty times its size in memory
+MOST_IMAGES = 100  # in a series: positions have two digits
+MOST_GROUPS = 10**8  # keys have eight digits
+MOST_SHARDS = 10**7  # names have seven
+MOST_SERIES = 10**6  # in a shard, which is far above any that is made
+ROUNDING = 1e-3  # of probabilities, which are stored as float32
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]  # as arrays hold it
+Group = Annotated[int, Field(ge=0, lt=MOST_GROUPS)]
+Number = Annotated[int, Field(ge=0, lt=MOST_SHARDS)]  # of a shard
+ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
+Text = Annotated[str, Field(max_length=1000)]
+Digest = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MaybeSha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+FreeForm = dict[str, Any]  # as its own reader checks it
+ImageFormat = Literal["webp", "png", "jpg"]  # of stored images; their extensions
+Stage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+def shard_stem(shard: int, folder: str = SHARDS) -> str:
+    """Where a shard lives, without extension: `shards/0012/0012345`."""
+    return f"{folder}/{shard // PER_FOLDER:04d}/{shard:07d}"
+
+
+def record_name(shard: int, folder: str = SHARDS) -> str:
+    """Of a shard's commit record; in the folder of a label set, of its labels."""
+    return f"{shard_stem(shard, folder)}.json"
+
+
+def tar_name(shard: int, sha256: str) -> str:
+    return f"{shard_stem(shard)}-{sha256[:8]}.tar"
+
+
+def features_name(shard: int, sha256: str, folder: str = SHARDS) -> str:
+    return f"{shard_stem(shard, folder)}-{sha256[:8]}.features.safetensors"
+
+
+def attempt_name(shard: int, number: int, folder: str = FAILED) -> str:
+    """Of the record of a failed attempt, or of a tombstone."""
+    return f"{shard_stem(shard, folder)}.{number}.json"
+
+
+def spec_digest(plan_digest: str, shard: int) -> str:
+    """What a commit record must carry to count: this plan, or label set, and this shard."""
+    return fingerprint([plan_digest, shard])
+
+
+class Format(Strict):
+    """A file of its own.
+
+    Attributes:
+        WHAT: its name in messages; MOST: bytes that are parsed at most.
+        SCHEMA: of what this version writes, and written from 2 on. It grows with every field that
+            is added, so that an older version knows a newer file from a damaged one.
+    """
+
+    WHAT: ClassVar[str]
+    MOST: ClassVar[int] = MIB
+    SCHEMA: ClassVar[int] = 1
+
+    schema_: int = Field(1, alias="schema", ge=1, exclude=True)
+
+    @classmethod
+    def read(cls, content: bytes, *, where: str = "") -> Self:
+        """What `content` spells.
+
+        Args:
+            where: the file's place, for the error that names what a newer version wrote.
+        Raises:
+            ValueError: `what: field: problem`; InputError: a newer version of semix wrote it.
+        """
+        try:
+            found = read_strictly(cls, content, what=cls.WHAT, most=cls.MOST)
+        except ValueError:
+            if len(content) <= cls.MOST:
+                refuse_newer(cls, content, where=where)
+            raise
+        _refuse_newer(cls, found.schema_, where)
+        return found
+
+    def written(self, *, indent: int | None = None) -> bytes:
+        """Its JSON text, keys sorted: canonical, or for a person to read with `indent`."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        values |= {"schema": self.SCHEMA} if self.SCHEMA > 1 else {}
+        text = canonical_json(values)
+        return (json.dumps(values, indent=indent, sort_keys=True) if indent else text).encode()
+
+
+class File(Strict):
+    """A published file, as a record describes it."""
+
+    name: str
+    sha256: Sha256
+    bytes: Count
+
+
+class Plan(BaseModel):
+    """`plan.json`: written once; what a reader needs of it, and the config that it came from.
+
+    Attributes:
+        digest: identity of what decides the bytes; see `pipeline.plan`.
+        num_groups, num_shards: as they were planned; extensions come behind.
+        config: as its own model checks it.
+        models: by part, name and file hashes.
+        baked_from: plan and label set, of a root whose labels were baked in.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+    SCHEMA: ClassVar[int] = 3
+    MOST: ClassVar[int] = 64 * MIB
+
+    schema_: int = Field(alias="schema")
+    digest: Digest
+    class_names: list[Text] = Field(min_length=2)
+    num_groups: int = Field(ge=0, le=MOST_GROUPS)
+    num_shards: int = Field(ge=0, le=MOST_SHARDS)
+    images_per_group: int = Field(ge=1, le=MOST_IMAGES)
+    config: FreeForm
+    models: FreeForm = Field({})
+    versions: FreeForm = Field({})
+    baked_from: FreeForm | None = None
+
+    @classmethod
+    def read(cls, content: bytes, *, where: str) -> Self:
+        """Raises ValueError for damage, InputError for the plan of another version."""
+        found = read_strictly(_Versioned, content, what=PLAN, most=cls.MOST)
+        if found.schema_ != cls.SCHEMA:
+            remedy = f"another version of semix wrote it, this one reads {cls.SCHEMA}"
+            raise InputError(f"{where} schema", found.schema_, f"{remedy}; use that version")
+        return read_strictly(cls, content, what=PLAN, most=cls.MOST)
+
+    def written(self) -> bytes:
+        values = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return json.dumps(values, indent=1, ensure_ascii=False).encode()
+
+
+class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
+    """`pairs.json`: the pairs that were drawn by similarity, ascending."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="after")
+    def _ascend(self) -> Self:
+        if not all(first < second for first, second in self.root):
+            raise ValueError("a pair does not ascend")
+        if not all(one < other for one, other in pairwise(self.root)):
+            raise ValueError("pairs do not ascend")
+        return self
+
+    @classmethod
+    def read(cls, content: bytes) -> list[tuple[int, int]]:
+        """Raises ValueError."""
+        return read_strictly(cls, content, what=PAIRS, most=64 * MIB).root
+
+
+class Extension(Format):
+    """`extensions/N.json`: groups that were added behind the last."""
+
+    WHAT = "extension"
+
+    plan: Digest
+    groups_per_pair: int = Field(ge=1)
+    first_group: Group
+    first_shard: Number
+    groups: int = Field(ge=1, le=MOST_GROUPS)
+    shards: int = Field(ge=1, le=MOST_SHARDS)
+
+
+class LeftOut(Strict):
+    """A series that could not be stored, and why."""
+
+    group: Group
+    reason: Text
+
+
+class ShardEntry(Format):
+    """A shard as an index lists it: what reading, and counting, want of its commit record.
+
+    Names follow from number and hash, so that none can point elsewhere.
+
+    Attributes:
+        seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
+        wall_seconds: worker time. It ends where the shard was made and the one before was
+            published; its own publishing overlaps with the next one, whose time it is then.
+        first: the first series that is planned for it; groups: how many there are.
+        left_out: series that came out flat or as no numbers, and so are not there.
+        prototypes, pairs: SHA-256 of those it was made with; empty where it does not say.
+        discards: how often the shard was discarded before; record_bytes: of its commit record.
+    """
+
+    WHAT = "entry of an index"
+
+    shard: Number
+    tar: str
+    sha256: Sha256
+    bytes: Count
+    features: File
+    groups: int = Field(ge=1, le=MOST_SERIES)
+    first: Group
+    left_out: list[LeftOut] = Field([])
+    seconds: dict[Stage, float] = Field({})
+    wall_seconds: float = 0.0
+    tflop: float | None = None
+    attempt: int = Field(1, ge=1, lt=2**63)
+    prototypes: MaybeSha256 = ""
+    pairs: MaybeSha256 = ""
+    discards: Count = 0
+    record_bytes: Count = 0
+
+    @model_validator(mode="after")
+    def _names_are_its_own(self) -> Self:
+        if self.tar != tar_name(self.shard, self.sha256):
+            raise ValueError(f"tar is not {tar_name(self.shard, self.sha256)}")
+        if self.features.name != features_name(self.shard, self.features.sha256):
+            raise ValueError(f"features is not of shard {self.shard}, or not of its hash")
+        return self
+
+    @model_validator(mode="after")
+    def _left_out_are_its_own(self) -> Self:
+        if self.left_out and len(self.group_numbers) != self.groups:
+            raise ValueError(f"left_out is not of the series from {self.first} on, each once")
+        return self
+
+    @property
+    def group_numbers(self) -> list[int]:
+        """Of the series that are there, in their order."""
+        gone = {series.group for series in self.left_out}
+        planned = range(self.first, self.first + self.groups + len(self.left_out))
+        return [group for group in planned if group not in gone]
+
+
+class CommitRecord(ShardEntry):
+    """`shards/0012/0012345.json`, written last: the shard is done."""
+
+    WHAT = "commit record"
+
+    spec: Digest
+    seconds: dict[Stage, float]
+    wall_seconds: float
+    attempt: int = Field(ge=1, lt=2**63)
+    worker: Text = ""
+    versions: dict[Text, Text] = Field({})
+
+    def entry(self, size: int) -> ShardEntry:
+        """What an index keeps of it; `size` is that of its file."""
+        seconds = {stage: round(value, 3) for stage, value in self.seconds.items()}
+        kept = {name: getattr(self, name) for name in ShardEntry.model_fields}
+        return ShardEntry.model_construct(**kept | {"seconds": seconds, "record_bytes": size})
+
+
+class Failure(Format):
+    """`failed/0012/0012345.1.json`: why an attempt failed."""
+
+    WHAT = "failure record"
+
+    shard: Number
+    attempt: int = Field(ge=1)
+    error: str
+    message: str
+    traceback: list[str] = Field([])
+    time: float
+    group: Group | None = None
+    worker: Text = ""
+    versions: dict[Text, Text] = Field({})
+
+
+class Agreement(Strict):
+    """What a second encoder says of the same images, and how far it is from the first."""
+
+    weights: list[float]
+    difference: list[float]
+
+
+def _sums_to_one(row: list[float]) -> list[float]:
+    if abs(sum(row) - 1) > ROUNDING:
+        raise ValueError(f"sums to {sum(row):.6g}, not 1")
+    return row
+
+
+def _is_a_label(label: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    _sums_to_one([probability for _, probability in label])
+    if len({target for target, _ in label}) < len(label):
+        raise ValueError("names a class twice")
+    return label
+
+
+Mixture = Annotated[list[Share], AfterValidator(_sums_to_one)]
+Label = Annotated[list[tuple[ClassIndex, Share]], AfterValidator(_is_a_label)]
+
+
+class Labels(Format):
+    """The parts of a series' record that an annotation writes; one entry an image.
+
+    Attributes:
+        weights: raw CLIP weights of the first class; labels: (class, probability), sparse.
+        coordinates: raw weights of all classes of the series, where they are more than two.
+        agreement: where there is a second encoder.
+    """
+
+    WHAT = "labels of a series"
+
+    weights: list[float] = Field(min_length=1, max_length=MOST_IMAGES)
+    labels: list[Label]
+    coordinates: list[list[float]] | None = None
+    agreement: Agreement | None = None
+
+    def parts(self) -> dict[str, Any]:
+        """Those that are labels, by name."""
+        own = Labels.model_fields.keys() - Format.model_fields.keys()
+        return {name: getattr(self, name) for name in own}
+
+    @model_validator(mode="after")
+    def _one_an_image(self) -> Self:
+        count = len(self.weights)
+        has_length("labels", self.labels, count)
+        has_length("coordinates", self.coordinates, count)
+        if self.agreement is not None:
+            has_length("agreement.weights", self.agreement.weights, count)
+            has_length("agreement.difference", self.agreement.difference, count)
+        return self
+
+
+class SeriesRecord(Labels):
+    """`KEY.json`: one series of images.
+
+    Attributes:
+        classes: that are mixed; names: what they are called.
+        alphas: conditioning weights of the first class; mixture: of all of them, where they are
+            more than two.
+        noise: how it was chosen: `strategy`, `stability` and more.
+    """
+
+    WHAT = "record of a series"
+    MOST = 4 * MIB  # a hundred images with labels over a thousand classes
+
+    group: Group
+    classes: list[ClassIndex] = Field(min_length=2, max_length=16)
+    names: list[Text]
+    seed: int = Field(ge=0, lt=2**64)
+    alphas: list[Share]
+    mixture: list[Mixture] | None = None
+    noise: FreeForm
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        count = len(self.alphas)
+        has_length("weights", self.weights, count)
+        has_length("names", self.names, len(self.classes))
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes holds one twice")
+        has_length("mixture", self.mixture, count)
+        for row in (*(self.mixture or ()), *(self.coordinates or ())):
+            has_length("a row of mixture or coordinates", row, len(self.classes))
+        return self
+
+    @property
+    def mixtures(self) -> list[list[float]]:
+        """Conditioning weights of the classes in each image, [A][k]."""
+        return self.mixture or [[alpha, 1 - alpha] for alpha in self.alphas]
+
+    @property
+    def stability(self) -> float | None:
+        """Of the noise; None where it was not scored."""
+        found = self.noise.get("stability")
+        return found if isinstance(found, float) else None
+
+    @classmethod
+    def labelled(cls, labels: Labels, **values: Any) -> Self:
+        """A series, given all but its labels. Raises ValueError: they do not fit together."""
+        return cls(**values, **labels.parts())
+
+    def with_labels(self, labels: Labels) -> Self:
+        """The same series under other labels."""
+        kept = type(self).model_fields.keys() - Labels.model_fields.keys()
+        return self.labelled(labels, **{name: getattr(self, name) for name in kept})
+
+
+def has_length(name: str, values: Sequence[Any] | None, count: int) -> None:
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries, not {count}")
+
+
+class SeriesLabels(Labels):
+    """What a label set says of one series."""
+
+    group: Group
+
+
+class ShardLabels(Format):
+    """`labels/DIGEST/0012/0012345.json`: labels of one shard's images, and which those are.
+
+    Attributes:
+        spec: binds the record to its set and shard.
+        images: sha256 of the tar that was labelled.
+        features: that the set stores beside the labels.
+    """
+
+    WHAT = "shard labels"
+    MOST = 128 * MIB  # 500 series with labels over a thousand classes are as many
+
+    spec: Sha256
+    shard: Number
+    images: Sha256
+    groups: Annotated[list[SeriesLabels], Field(min_length=1)]
+    features: File | None = None
+
+    @model_validator(mode="after")
+    def _names_are_its_own(self) -> Self:
+        stem = r"labels/[0-9a-f]{64}/[0-9]{4}/[0-9]{7}-[0-9a-f]{8}"
+        name = self.features.name if self.features else ""
+        if name and not re.fullmatch(rf"{stem}\.features\.safetensors", name):
+            raise ValueError(f"features is not in a label set: {name!a}")
+        return self
+
+
+class LabelSetRecord(Format):
+    """`labels/DIGEST/set.json`: how the labels of a set are made.
+
+    Attributes:
+        plan: digest of the root's plan.
+        encoders: each CLIP by name and file hashes.
+        features: where they come from: root, images, or the digest of another set.
+        batch: images in one forward pass, where they come from images.
+    """
+
+    WHAT = "label set"
+
+    digest: Sha256
+    plan: Digest
+    annotation: FreeForm
+    encoders: FreeForm
+    features: Annotated[str, Field(pattern=r"^(root|images|[0-9a-f]{64})$")]
+    batch: Annotated[int, Field(ge=1)]
+
+
+# backwards, not_monotone: the weight against alpha; end_points: nearest prototype of another
+# class; duplicate: a picture like one of an earlier series; still: neighbours that do not
+# differ; degenerate: flat, black, white, or features that are no numbers.
+Flag = Literal["backwards", "not_monotone", "end_points", "duplicate", "still", "degenerate"]
+FLAGS: tuple[Flag, ...] = get_args(Flag)
+
+
+class SeriesFlags(Format):
+    """`audit/N.json`: group numbers by flag, ascending, for the series of one index.
+
+    Another version may know other flags; what it did not look for is not there.
+
+    Attributes:
+        index: name of the index that was audited.
+        digest: of what it pins, since a name alone says little once a root was copied.
+        labels: digest of the label set that was audited; None for the labels in the shards.
+    """
+
+    WHAT = "audit"
+    MOST = 1024 * MIB
+
+    index: str = Field(pattern=r"^index/[0-9]{1,9}\.json$")
+    digest: Sha256
+    labels: Sha256 | None
+    flags: dict[Text, list[Group]]
+
+
+class Tombstone(Format):
+    """`discarded/0012/0012345.N.json`: why a shard was discarded, and what its record said."""
+
+    WHAT = "tombstone"
+
+    shard: Number
+    why: str
+    record: str
+
+
+class Lease(Format):
+    """`leases/NAME.json`: machine and process that work on something."""
+
+    WHAT = "lease"
+    MOST = 4096
+
+    host: str
+    pid: int
+
+
+class _Versioned(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    schema_: int = Field(1, alias="schema")
+
+
+def refuse_newer(kind: type[Format], content: bytes, *, where: str = "") -> None:
+    """Raises InputError if a newer version of semix wrote this, which may have other fields."""
+    try:
+        schema = _Versioned.model_validate_json(content).schema_
+    except ValueError:
+        return
+    _refuse_newer(kind, schema, where)
+
+
+def _refuse_newer(kind: type[Format], schema: int, where: str) -> None:
+    if schema > kind.SCHEMA:
+        remedy = f"a newer version of semix wrote it, this one reads {kind.SCHEMA}"
+        raise InputError(f"{where or kind.WHAT} schema", schema, f"{remedy}; use that version")

@@ -1,0 +1,244 @@
+"""Indices: `index/N.json` lists the shards that a training run pins, one on each line."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+from pydantic import Field, RootModel
+
+from data.formats import (
+    INDICES,
+    MIB,
+    STAGES,
+    Digest,
+    File,
+    Format,
+    ShardEntry,
+    features_name,
+    refuse_newer,
+    tar_name,
+)
+from data.store import Store
+from data.strict_json import read_strictly
+
+INDEX = re.compile(rf"{INDICES}/(\d{{1,9}})\.json")
+MOST = 2048 * MIB  # bytes; a million shards are some 600
+LINES = 1000  # that are parsed at a time, which bounds memory
+ROW = np.dtype(
+    [
+        *((name, "i4") for name in ("shard", "groups")),
+        *((name, "i8") for name in ("attempt", "discards", "record_bytes")),
+        *((name, "i8") for name in ("bytes", "first", "features_bytes")),
+        *((name, "S64") for name in ("sha256", "features_sha256", "prototypes", "pairs")),
+        *((name, "f8") for name in ("wall_seconds", "tflop", "modified")),
+        ("seconds", "f8", (len(STAGES),)),
+        ("left_out", "O"),
+    ]
+)
+
+log = logging.getLogger("semix.root")
+
+
+class ShardRows:
+    """Shards as rows of one array, ascending: a million of them in half a gigabyte.
+
+    A row also says when its commit record got its content, where that was seen.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    @classmethod
+    def of(cls, entries: Iterable[ShardEntry]) -> "ShardRows":
+        """In any order; of a shard that comes twice, the last."""
+        rows = np.array([_row(entry) for entry in entries], ROW)
+        _, last = np.unique(rows["shard"][::-1], return_index=True)
+        return cls(rows[::-1][last])
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __iter__(self) -> Iterator[ShardEntry]:
+        return map(_entry, self.array)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Of the shards, int32 ascending."""
+        return self.array["shard"]
+
+    def find(self, shard: int) -> ShardEntry | None:
+        place = int(np.searchsorted(self.numbers, shard))
+        found = place < len(self) and self.numbers[place] == shard
+        return _entry(self.array[place]) if found else None
+
+    def between(self, start: int, stop: int) -> "ShardRows":
+        """Those from shard `start` up to, not including, `stop`."""
+        first, last = np.searchsorted(self.numbers, [start, stop])
+        return ShardRows(self.array[first:last])
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of what they hold: images, labels and features; not when it was made."""
+        columns = (self.array[name] for name in ("shard", "sha256", "features_sha256"))
+        return reduce(_hashed, columns, hashlib.sha256()).hexdigest()
+
+
+class Index:
+    """An index of a root, read.
+
+    Attributes:
+        digest: identity of what it pins.
+    """
+
+    def __init__(self, name: str, plan: str, rows: ShardRows) -> None:
+        self.name, self.plan, self.rows, self.digest = name, plan, rows, rows.digest
+
+    def shards(self) -> list[ShardEntry]:
+        """All of them, ascending."""
+        return list(self.rows)
+
+
+def index_names(store: Store) -> list[str]:
+    """Names of the indices, oldest first."""
+    found = (INDEX.fullmatch(name) for name in store.scan(INDICES, suffix=".json")[0])
+    return [match[0] for match in sorted(filter(None, found), key=lambda m: int(m[1]))]
+
+
+def open_index(store: Store, name: str, *, plan_digest: str | None = None) -> Index:
+    """An index, of this plan if one is given.
+
+    Raises:
+        ValueError: it is damaged, or of another plan.
+        InputError: a newer version of semix wrote it.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        plan, rows = read_index(store.get(name), where=f"{store.url}/{name}")
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if plan_digest not in (None, plan):
+        raise ValueError(f"{name}: belongs to another plan")
+    return Index(name, plan, rows)
+
+
+def newest_index(store: Store, plan_digest: str) -> Index | None:
+    """The newest of this plan that can be read; what cannot is passed over with a warning."""
+    for name in reversed(index_names(store)):
+        try:
+            return open_index(store, name, plan_digest=plan_digest)
+        except ValueError as error:
+            log.warning("%s; its records are read instead", error)
+    return None
+
+
+def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
+    """Pin these shards; the name of the newest index if that says the same."""
+    names = index_names(store)
+    content = index_text(plan, rows)
+    if names and store.size(names[-1]) == len(content) and store.get(names[-1]) == content:
+        return names[-1]
+    number = len(names)
+    while not store.create(f"{INDICES}/{number}.json", content):
+        number += 1
+    return f"{INDICES}/{number}.json"
+
+
+class _Head(Format):
+    """The first line; that of a newer version says so, or the entries do."""
+
+    WHAT = "index"
+
+    plan: Digest
+    shards: list[Any] = Field(max_length=0)  # they begin on the next line
+
+
+class _Entries(RootModel[list[ShardEntry]]):
+    pass
+
+
+def index_text(plan: str, rows: ShardRows) -> bytes:
+    lines = b",\n".join(entry.written() for entry in rows)
+    return b'{"plan":"%s","shards":[\n%s\n]}\n' % (plan.encode(), lines)
+
+
+def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
+    """The plan's digest, and the shards.
+
+    Args:
+        where: the file's place, for the error that names what a newer version wrote.
+    Raises:
+        ValueError: `index: field: problem`; InputError: a newer version of semix wrote it.
+    """
+    if len(content) > MOST:
+        raise ValueError(f"index: {len(content)} bytes, at most {MOST} are read")
+    # By places in it: a million shards are half a gigabyte, of which no copy is wanted.
+    start, end = content.find(b"\n") + 1, content.rfind(b"\n]}")
+    if end < start or content[end + 3 :].strip():
+        raise ValueError("index: it goes on behind its end, or is cut")
+    plan = _Head.read(content[:start] + b"]}", where=where).plan
+    array, count = np.empty(content.count(b"\n", start, end) + 1, ROW), 0
+    for part in _parts(content, start, end):
+        found = _entries(part, where)
+        array[count : count + len(found)] = found  # a ValueError, if lines hold several each
+        count += len(found)
+    rows = ShardRows(array[:count])
+    if (np.diff(rows.numbers) <= 0).any():
+        raise ValueError("index: shards do not ascend")
+    return plan, rows
+
+
+def _parts(content: bytes, start: int, end: int) -> Iterator[bytes]:
+    """Some lines at a time, without the comma behind them."""
+    while start < end:
+        stop = start
+        for _ in range(LINES):
+            stop = content.find(b"\n", stop, end) + 1
+            if not stop:
+                stop = end + 1
+                break
+        yield content[start : stop - 1].rstrip(b",")
+        start = stop
+
+
+def _entries(lines: bytes, where: str) -> np.ndarray:
+    refuse_newer(ShardEntry, lines.partition(b"\n")[0].rstrip(b","), where=where)
+    content = b"[" + lines + b"]"
+    found = read_strictly(_Entries, content, what="index", most=len(content)).root
+    return np.array([_row(entry) for entry in found], ROW)
+
+
+def _row(entry: ShardEntry) -> tuple[Any, ...]:
+    tflop = np.nan if entry.tflop is None else entry.tflop
+    return (
+        *(entry.shard, entry.groups, entry.attempt, entry.discards, entry.record_bytes),
+        *(entry.bytes, entry.first, entry.features.bytes),
+        *(entry.sha256, entry.features.sha256, entry.prototypes, entry.pairs),
+        *(entry.wall_seconds, tflop, 0.0),
+        tuple(entry.seconds.get(stage, 0.0) for stage in STAGES),
+        entry.left_out,
+    )
+
+
+def _entry(row: np.void) -> ShardEntry:
+    values = dict(zip(ROW.names or (), row.tolist(), strict=True))
+    hashes = ("sha256", "features_sha256", "prototypes", "pairs")
+    values |= {name: values[name].decode() for name in hashes}
+    shard, features = values["shard"], values.pop("features_sha256")
+    seconds = dict(zip(STAGES, values["seconds"].tolist(), strict=True))
+    values["seconds"] = {stage: value for stage, value in seconds.items() if value}
+    values["tflop"] = None if np.isnan(values["tflop"]) else values["tflop"]
+    del values["modified"]
+    file = File.model_construct(
+        name=features_name(shard, features), sha256=features, bytes=values.pop("features_bytes")
+    )
+    tar = tar_name(shard, values["sha256"])
+    return ShardEntry.model_construct(**values, tar=tar, features=file)
+
+
+def _hashed(digest: Any, column: np.ndarray) -> Any:
+    digest.update(np.ascontiguousarray(column).tobytes())
+    return digest

@@ -1,0 +1,149 @@
+"""Where the groups of each shard lie, of a plan and of what was added behind it."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from data.errors import InputError
+from data.formats import EXTENSIONS, Extension, Plan
+from data.store import Store
+
+NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Shards of one size that follow each other, over groups that follow each other.
+
+    Attributes:
+        shards: how many; the last of them may be short, and stays so when more are added.
+    """
+
+    first_group: int
+    first_shard: int
+    groups: int
+    shards: int
+
+    @property
+    def last_group(self) -> int:
+        return self.first_group + self.groups - 1
+
+    @property
+    def last_shard(self) -> int:
+        return self.first_shard + self.shards - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The groups of every shard and the shard of every group, by arithmetic.
+
+    Attributes:
+        size: groups of a whole shard.
+    """
+
+    stretches: tuple[Stretch, ...]
+    size: int
+
+    @property
+    def num_groups(self) -> int:
+        return sum(stretch.groups for stretch in self.stretches)
+
+    @property
+    def num_shards(self) -> int:
+        return sum(stretch.shards for stretch in self.stretches)
+
+    def groups_of(self, shard: int) -> range:
+        """The groups in a shard. Raises IndexError."""
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard}: the plan has {self.num_shards}")
+        stretch = self._at([s.first_shard for s in self.stretches], shard)
+        start = stretch.first_group + (shard - stretch.first_shard) * self.size
+        return range(start, min(start + self.size, stretch.last_group + 1))
+
+    def shard_of(self, group: int) -> int:
+        """The shard that a group is in. Raises IndexError."""
+        if not 0 <= group < self.num_groups:
+            raise IndexError(f"group {group}: the plan has {self.num_groups}")
+        stretch = self._at([s.first_group for s in self.stretches], group)
+        return stretch.first_shard + (group - stretch.first_group) // self.size
+
+    def _at(self, starts: Sequence[int], number: int) -> Stretch:
+        return self.stretches[bisect_right(starts, number) - 1]
+
+
+def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
+    """Of a plan of so many groups, `size` a shard, and what was added to it."""
+    base = Stretch(0, 0, groups, -(-groups // size))
+    return Layout((base, *map(stretch_of, extensions)), size)
+
+
+def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
+    """Of plan.json as it was written, and what was added to it.
+
+    Raises:
+        InputError: its config does not say how many groups a shard has.
+    """
+    shards = plan.config.get("shards")
+    size = shards.get("groups_per_shard") if isinstance(shards, dict) else None
+    if not isinstance(size, int) or size < 1:
+        raise InputError("plan.json: config.shards.groups_per_shard", size, "is not what was built")
+    return layout(plan.num_groups, size, extensions)
+
+
+def stretch_of(extension: Extension) -> Stretch:
+    places = extension.first_group, extension.first_shard
+    return Stretch(*places, extension.groups, extension.shards)
+
+
+def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
+    """The one that raises a root to so many series of each pair."""
+    groups = groups_per_pair * pairs - before.num_groups
+    return Extension(
+        plan=plan,
+        groups_per_pair=groups_per_pair,
+        first_group=before.num_groups,
+        first_shard=before.num_shards,
+        groups=groups,
+        shards=-(-groups // before.size),
+    )
+
+
+def read_extensions(store: Store, plan: Plan) -> list[Extension]:
+    """What was added to the plan in plan.json, in order.
+
+    Raises:
+        InputError: a file is damaged, missing in the row, or does not continue what is before it.
+    """
+    found = [match for match in map(NAME.fullmatch, store.list(EXTENSIONS)) if match]
+    read: list[Extension] = []
+    for number in range(1, 1 + max((int(match[1]) for match in found), default=0)):
+        place = f"{store.url}/{extension_name(number)}"
+        try:
+            extension = Extension.read(store.get(extension_name(number)), where=place)
+            _refuse_gap(extension, plan, layout_of(plan, read))
+        except (FileNotFoundError, IsADirectoryError, ValueError) as error:
+            remedy = f"{error}; bring it back, for the shards behind depend on it"
+            raise InputError(place, "damaged", remedy) from None
+        read.append(extension)
+    return read
+
+
+def write_extension(store: Store, number: int, extension: Extension) -> bool:
+    """Create-only; False if another one has that number already."""
+    return store.create(extension_name(number), extension.written(indent=1))
+
+
+def extension_name(number: int) -> str:
+    return f"{EXTENSIONS}/{number}.json"
+
+
+def _refuse_gap(extension: Extension, plan: Plan, before: Layout) -> None:
+    shards = -(-extension.groups // before.size)
+    expected = Stretch(before.num_groups, before.num_shards, extension.groups, shards)
+    if extension.plan != plan.digest:
+        raise ValueError("belongs to another plan")
+    found = stretch_of(extension)
+    if found != expected:
+        wrong = {k: v for k, v in asdict(found).items() if v != getattr(expected, k)}
+        raise ValueError(f"does not continue what is before it ({', '.join(wrong)})")

@@ -1,0 +1,236 @@
+"""One pinned index of a root, opened once for all who read it: its shards, labels and features."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from data.errors import InputError
+from data.formats import (
+    PROTOTYPES,
+    File,
+    SeriesLabels,
+    SeriesRecord,
+    ShardEntry,
+)
+from data.index import Index, open_index
+from data.label_sets import LabelSet, NotLabelled
+from data.root import Root
+from data.tar import GroupSample, read_shard
+from data.tensors import read_tensors
+from data.threads import mapped
+
+if TYPE_CHECKING:  # torch costs seconds
+    from torch import Tensor
+
+Labels = Mapping[int, SeriesLabels]  # what a label set says of a shard's series, by group number
+
+AT_ONCE = 16  # shards whose labels are read at once
+
+
+class Pinned:
+    """One index of a root, under the labels in its shards or those of a label set.
+
+    The index decides what is read, whatever is committed meanwhile. A copy in another process
+    opens the same index again.
+
+    Args:
+        index: name of the index; the newest one by default.
+        labels: digest of a label set, or its beginning.
+        scale: sharpen the raw weights anew; None takes the labels as stored.
+    Attributes:
+        index: its name; digest: its fingerprint.
+        shards: its entries, ascending.
+        label_set: the one in use, or None.
+    Raises:
+        InputError: no index yet, an index or label set that is not there, of another plan or
+            lacks a shard, or a scale for labels of more than two classes.
+        ValueError: the index is damaged.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        *,
+        index: str | None = None,
+        labels: str | None = None,
+        scale: float | None = None,
+    ) -> None:
+        self.root, self.store, self.scale = root, root.store, scale
+        self.class_names: tuple[str, ...] = tuple(root.plan.class_names)
+        mixed = root.plan.config.get("mixing", {}).get("classes", 2)
+        if scale is not None and mixed > 2:
+            remedy = f"{root.url} mixes {mixed} classes, whose labels stay as stored"
+            raise InputError("scale", scale, remedy)
+        opened = _open(root, index)
+        self.index, self.digest = opened.name, opened.digest
+        self.shards: list[ShardEntry] = opened.shards()
+        self.label_set = None if labels is None else LabelSet(root, labels)
+        if self.label_set is not None:
+            there = set(self.store.list(self.label_set.folder))
+            names = ((self.label_set.name(s.shard), s.shard) for s in self.shards)
+            self._refuse_missing([shard for name, shard in names if name not in there])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        digest = self.label_set.digest if self.label_set else None
+        return _opened_again, (self.root.url, self.index, digest, self.scale)
+
+    def samples(self, shard: ShardEntry) -> Iterator[GroupSample]:
+        """The series of a shard, under the labels in use.
+
+        Raises:
+            InputError: the label set has no labels of these images.
+            ValueError: the shard or its labels are damaged, or not what the index says; named.
+            FileNotFoundError: it is not there.
+        """
+        own = next(self.labels([shard]))
+        for sample in read_shard(self.store, shard, num_classes=len(self.class_names)):
+            record = sample.record
+            if own is not None:
+                try:
+                    record = self.relabelled(record, own)
+                except ValueError as error:
+                    raise ValueError(f"{shard.tar}: {error}") from None
+            if self.scale is not None:
+                record = record.model_copy(update={"labels": _sharpened(record, self.scale)})
+            yield replace(sample, record=record)
+
+    def labels(self, shards: Sequence[ShardEntry]) -> Iterator[Labels | None]:
+        """What the label set says of each of these shards; None where their own labels count."""
+        if self.label_set is None:
+            yield from (None for _ in shards)
+            return
+        yield from mapped(self._labels_of, shards, threads=AT_ONCE)
+
+    def relabelled(self, record: SeriesRecord, labels: Labels) -> SeriesRecord:
+        """The record with the labels of a set in place of its own.
+
+        Raises:
+            ValueError: the set has none for this series, or they cannot be of it.
+        """
+        group, own = record.group, labels.get(record.group)
+        if own is None or len(own.weights) != len(record.alphas):
+            raise ValueError(f"group {group}: the label set has no labels, or too many, for it")
+        largest = max(target for label in own.labels for target, _ in label)
+        if largest >= len(self.class_names):
+            plan = f"the plan has {len(self.class_names)}"
+            raise ValueError(f"group {group}: a label names class {largest}, {plan}")
+        return record.with_labels(own)
+
+    def features(self, shard: ShardEntry) -> "Tensor":
+        """CLIP features that the labels in use come from, float32 [G, A, D], group by group.
+
+        Raises:
+            ValueError: the file is not there, damaged, or of another number of groups; named.
+        """
+        file = self._features_file(shard).name
+        features = self._tensor(file, "features")
+        if features.ndim != 3 or len(features) != shard.groups:
+            found = "x".join(map(str, features.shape))
+            raise ValueError(f"{file}: holds {found} values, wanted {shard.groups} groups")
+        features = features.float()
+        return features / features.norm(dim=-1, keepdim=True) if self._unit_length else features
+
+    @cached_property
+    def prototypes(self) -> "Tensor":
+        """Class prototypes, float32 [K, D], of the encoder that the features come from.
+
+        Raises:
+            InputError: they are not there.
+            ValueError: they are damaged.
+        """
+        name = PROTOTYPES if self.label_set is None else self.label_set.prototypes
+        if not self.store.exists(name):
+            raise InputError("url", self.root.url, f"holds no {name}; run `semix resume`")
+        return self._tensor(name, "unit" if self._unit_length else "prototypes").float()
+
+    def _labels_of(self, shard: ShardEntry) -> Labels:
+        assert self.label_set is not None
+        try:
+            return self.label_set.labels(shard.shard, images=shard.sha256)
+        except NotLabelled:  # or of images that were made again since
+            self._refuse_missing([shard.shard])
+            raise
+
+    def _refuse_missing(self, shards: Sequence[int]) -> None:
+        assert self.label_set is not None
+        if shards:
+            lacks = (
+                f"has no labels for {len(shards):,} shards of the index, shard {shards[0]} first"
+            )
+            remedy = f"{lacks}; run `semix relabel {self.root.url}` with its settings again"
+            raise InputError("labels", self.label_set.digest[:12], remedy)
+
+    def _features_file(self, shard: ShardEntry) -> File:
+        """Of the images, or of a label set where an encoder of its own saw them."""
+        origin = self._features_set
+        if origin is None:
+            return shard.features
+        head = origin.head(shard.shard)
+        if head is None or head.images != shard.sha256 or head.features is None:
+            raise ValueError(f"{origin.name(shard.shard)}: has no features of {shard.tar}")
+        return head.features
+
+    @cached_property
+    def _features_set(self) -> LabelSet | None:
+        origin = self.label_set.record.features if self.label_set else "root"
+        if origin == "root":
+            return None
+        return self.label_set if origin == "images" else LabelSet(self.root, origin)
+
+    @property
+    def _unit_length(self) -> bool:
+        """Whether features and prototypes are compared at length 1."""
+        config: Any = self.root.plan.config.get("annotation", {})
+        annotation = self.label_set.record.annotation if self.label_set else config
+        return bool(annotation.get("normalize", False))
+
+    def _tensor(self, name: str, key: str) -> "Tensor":
+        try:
+            content = self.store.get(name)
+        except FileNotFoundError:
+            raise ValueError(f"{name}: is not there") from None
+        tensors, _ = read_tensors(content, where=name)
+        if key not in tensors:
+            raise ValueError(f"{name}: holds no tensor {key!r}")
+        return tensors[key]
+
+
+def shard_urls(url: str, *, index: str | None = None) -> list[str]:
+    """The tars of a root's newest index, or of the one named: paths, or URLs of the store.
+
+    Raises:
+        InputError, ValueError: as `Pinned`.
+    """
+    pinned = Pinned(Root(url), index=index)
+    return [f"{pinned.root.url}/{shard.tar}" for shard in pinned.shards]
+
+
+def _open(root: Root, name: str | None) -> Index:
+    there = root.indices()
+    if not there:
+        raise InputError("url", root.url, "is not finished; run `semix resume` first")
+    name = name or there[-1]
+    if name not in there:
+        remedy = f"is not in {root.url}, which has: {', '.join(there)}"
+        raise InputError("index", name, remedy)
+    found = open_index(root.store, name)
+    if found.plan != root.plan.digest:
+        raise InputError("index", name, f"is of another plan than {root.url}")
+    if not len(found.rows):
+        raise InputError("index", name, "lists no shard; run `semix resume` first")
+    return found
+
+
+def _opened_again(url: str, index: str, labels: str | None, scale: float | None) -> Pinned:
+    return Pinned(Root(url), index=index, labels=labels, scale=scale)
+
+
+def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:
+    import torch  # only those who sharpen wait for it
+
+    from data.labels import sharpen
+
+    first, second = record.classes
+    shares = sharpen(torch.tensor(record.weights, dtype=torch.float32), scale).tolist()
+    return [[(first, share), (second, 1 - share)] for share in shares]

@@ -1,0 +1,393 @@
+"""The shards of an index as open files: in place where they are local, else verified copies."""
+
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import InputError
+from data.files import write_atomically
+from data.formats import SeriesRecord, ShardEntry
+from data.machine import cache_folder
+from data.store import Store
+from data.strict_json import Strict
+from data.tar import GroupPlace, scan_tar
+
+CACHE_LIMIT = 50 * 2**30  # bytes of tars
+NOTES_SHARE = 8  # times the bytes of notes may be those of tars
+BLOCK = 8 * 2**20  # bytes read at a time
+COPY, PARTIAL = ".tar", ".partial"
+OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
+MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy keeps its room on the disk
+
+
+@dataclass(frozen=True)
+class ShardContents:
+    """One shard, read without touching an image.
+
+    Attributes:
+        records: `KEY.json` of each of its g groups.
+        places: int64 [g, A, 2], offset and size in the tar of each image.
+    """
+
+    records: list[SeriesRecord]
+    places: np.ndarray
+
+
+class _Note(Strict):
+    records: list[SeriesRecord]
+    places: list[list[list[int]]]
+
+
+class Descriptor:
+    """An open file that closes itself when its last reader lets go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class ShardFiles:
+    """Reads bytes of the shards of an index: in place where they are local, else from copies.
+
+    Args:
+        shards: entries of an index.
+        cache: where copies of remote shards are; local roots have no use for it.
+    """
+
+    def __init__(
+        self, store: Store, shards: Sequence[ShardEntry], *, cache: "ShardCache | None"
+    ) -> None:
+        self.store, self.shards, self.cache = store, shards, cache
+        self._begin()
+
+    def contents(self, shard: int) -> ShardContents:
+        """Records and places of the shard at this position of the index.
+
+        Raises:
+            ValueError: the shard is damaged, gone, or not what its index says.
+        """
+        entry = self.shards[shard]
+        found = self.cache.noted(entry) if self.cache else None
+        if found is None:
+            found = _read_contents(self._opened(shard).number, entry)
+            if self.cache:
+                self.cache.note(entry, found)
+        return found
+
+    def read(self, shard: int, offset: int, size: int) -> bytes:
+        """Bytes of the shard at this position of the index."""
+        # The local variable keeps the file open while other threads open more.
+        descriptor = self._opened(shard)
+        return os.pread(descriptor.number, size, offset)
+
+    def fetch_again(self, shard: int) -> bool:
+        """Drop a copy whose bytes cannot be right; False if there is no copy to blame."""
+        if self.cache is None:
+            return False
+        self.cache.forget(self.shards[shard])
+        with self._lock:
+            self._open.pop(shard, None)
+        return True
+
+    def _opened(self, shard: int) -> Descriptor:
+        if self._process != os.getpid():
+            self._begin()  # a fork leaves threads behind, which may have held the lock
+        with self._lock:
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
+        found = Descriptor(self._open_file(self.shards[shard]))
+        with self._lock:
+            self._open[shard] = found
+            while len(self._open) > MOST_OPEN[self.store.local]:
+                self._open.popitem(last=False)
+        return found
+
+    def _open_file(self, shard: ShardEntry) -> int:
+        if self.cache is not None:
+            return self.cache.open(shard, self.store)
+        try:
+            with self.store.open(shard.tar) as file:
+                descriptor = os.dup(file.fileno())
+        except FileNotFoundError:
+            raise ValueError(
+                f"{shard.tar} is not in {self.store.url}; run `semix verify`"
+            ) from None
+        size = os.fstat(descriptor).st_size
+        if size != shard.bytes:
+            os.close(descriptor)
+            found = f"{size:,} bytes, its index says {shard.bytes:,}"
+            raise ValueError(f"{shard.tar}: {found}; run `semix verify`")
+        return descriptor
+
+    def _begin(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._open: OrderedDict[int, Descriptor] = OrderedDict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(ShardFiles, cache=self.cache), (self.store, self.shards)
+
+
+class ShardCache:
+    """Copies of tars under their hashes, the least recently used removed first.
+
+    A copy appears whole and verified or not at all. One that was written to since, or has
+    another size, is verified anew and fetched again where it is damaged. Processes take turns
+    to fetch a shard; one may remove what another still reads, because an open file lives on.
+
+    Besides there is a note of what each shard holds, so that none is fetched for its records
+    alone; whoever opens the cache removes those that were not used for longest.
+
+    Args:
+        folder: `cache_folder()/shards` by default.
+        limit: bytes of tars to keep; notes may take an eighth of it besides. The tar that was
+            fetched last stays, even if it alone is larger; what processes still have open keeps
+            its room on the disk.
+    """
+
+    def __init__(self, folder: Path | None = None, *, limit: int = CACHE_LIMIT) -> None:
+        self.folder = folder or cache_folder() / "shards"
+        self.limit = limit
+        try:
+            self._notes.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from None
+        _remove_oldest(self._notes.iterdir(), limit=limit // NOTES_SHARE)
+
+    def open(self, shard: ShardEntry, store: Store) -> int:
+        """A descriptor of the local copy, for `os.pread`; the caller closes it.
+
+        Args:
+            shard: entry of an index: tar, sha256 and bytes.
+        Raises:
+            ValueError: the store holds something else than the index says, or nothing.
+            InputError: the folder cannot be written.
+        """
+        found = self._verified(shard)
+        if found is None:
+            with self._turn(shard.sha256):
+                found = self._verified(shard)
+                if found is None:
+                    found = self._fetched(shard, store)
+        return found
+
+    def forget(self, shard: ShardEntry) -> None:
+        """Remove a copy, so that it is fetched again."""
+        self._path(shard).unlink(missing_ok=True)
+
+    def note(self, shard: ShardEntry, contents: ShardContents) -> None:
+        """Keep what a shard holds.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        text = _Note(records=contents.records, places=contents.places.tolist()).model_dump_json(
+            exclude_defaults=True
+        )
+        content = text.encode()
+        digest = hashlib.sha256(content).hexdigest().encode()
+        try:
+            write_atomically(self._note_path(shard), digest + b"\n" + content)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def noted(self, shard: ShardEntry) -> ShardContents | None:
+        """What `note` kept; None if it is not there, or damaged."""
+        path = self._note_path(shard)
+        try:
+            digest, _, text = path.read_bytes().partition(b"\n")
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            return None
+        found = _Note.model_validate_json(text)
+        return ShardContents(found.records, np.array(found.places, dtype=np.int64))
+
+    @property
+    def _notes(self) -> Path:
+        return self.folder / "contents"
+
+    def _note_path(self, shard: ShardEntry) -> Path:
+        return self._notes / f"{shard.sha256}.json"
+
+    def _path(self, shard: ShardEntry) -> Path:
+        return self.folder / f"{shard.sha256}{COPY}"
+
+    def _verified(self, shard: ShardEntry) -> int | None:
+        try:
+            descriptor = os.open(self._path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        state = os.fstat(descriptor)
+        whole = state.st_size == shard.bytes
+        if whole and state.st_mtime_ns != _mark(shard):
+            whole = _sha256(descriptor) == shard.sha256
+        if not whole:
+            os.close(descriptor)
+            return None
+        _stamp(descriptor, shard)
+        return descriptor
+
+    def _fetched(self, shard: ShardEntry, store: Store) -> int:
+        partial = self.folder / f".{shard.sha256}{PARTIAL}"
+        try:
+            self._make_room(shard.bytes)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            self._download(shard, store, descriptor)
+            _stamp(descriptor, shard)
+            partial.replace(self._path(shard))
+            self._make_room(0, keep=self._path(shard))  # others fetched meanwhile
+        except BaseException:
+            os.close(descriptor)
+            partial.unlink(missing_ok=True)
+            raise
+        return descriptor
+
+    def _download(self, shard: ShardEntry, store: Store, descriptor: int) -> None:
+        digest, size = hashlib.sha256(), 0
+        try:
+            with store.open(shard.tar) as source:
+                while (block := source.read(BLOCK)) and size <= shard.bytes:
+                    digest.update(block)
+                    size += len(block)
+                    self._write(descriptor, block)
+        except FileNotFoundError:
+            raise ValueError(f"{shard.tar} is not in {store.url}; run `semix verify`") from None
+        if (size, digest.hexdigest()) != (shard.bytes, shard.sha256):
+            found = f"{size:,} bytes" if size != shard.bytes else "another SHA-256"
+            wanted = f"{shard.bytes:,} bytes and SHA-256 {shard.sha256[:8]}"
+            remedy = "run `semix verify`"
+            raise ValueError(f"{shard.tar}: {found}, its index says {wanted}; {remedy}")
+
+    def _write(self, descriptor: int, block: bytes) -> None:
+        try:
+            while block:
+                block = block[os.write(descriptor, block) :]
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _make_room(self, wanted: int, *, keep: Path | None = None) -> None:
+        """Remove the least recently used copies, but not `keep`, until `wanted` bytes fit."""
+        ours = (path for path in self.folder.iterdir() if OURS.fullmatch(path.name))
+        left = [path for path in ours if not self._removed_as_left(path)]
+        spare = {keep, *(path for path in left if path.suffix == PARTIAL)}
+        _remove_oldest(left, limit=self.limit - wanted, spare=spare)
+
+    def _removed_as_left(self, path: Path) -> bool:
+        """Whether a killed process had left this, and it is gone now."""
+        if path.suffix != PARTIAL:
+            return False
+        try:
+            with self._turn(path.name.lstrip("."), wait=False):
+                path.unlink(missing_ok=True)
+                return True
+        except BlockingIOError:
+            return False
+
+    @contextmanager
+    def _turn(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
+        """Alone with one shard, over all threads and processes of this machine."""
+        # One of 256 files stands for a shard: they are never removed, which would be a race.
+        path = self.folder / f".{sha256[:2]}.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(lock)
+
+    def _unusable(self, error: OSError) -> InputError:
+        """What to raise where the folder cannot be written."""
+        reason = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
+        remedy = f"cannot be written ({reason}); name another folder by SEMIX_CACHE"
+        return InputError("cache", self.folder, remedy)
+
+
+def _remove_oldest(
+    paths: Iterable[Path], *, limit: int, spare: Collection[Path | None] = ()
+) -> None:
+    """Remove files, the least recently used first, until all have at most `limit` bytes."""
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):  # another process makes room as well
+            state = path.stat()
+            found.append((state.st_atime_ns, state.st_size, path))
+    used = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if used > limit and path not in spare:
+            path.unlink(missing_ok=True)
+            used -= size
+
+
+def _mark(shard: ShardEntry) -> int:
+    """The time of modification of a verified copy; whatever writes to it changes that."""
+    return int(shard.sha256[:7], 16) * 10**9
+
+
+def _stamp(descriptor: int, shard: ShardEntry) -> None:
+    """Note that the copy is verified, and used now."""
+    os.utime(descriptor, ns=(time.time_ns(), _mark(shard)))
+
+
+def _sha256(descriptor: int) -> str:
+    digest, offset = hashlib.sha256(), 0
+    while block := os.pread(descriptor, BLOCK, offset):
+        digest.update(block)
+        offset += len(block)
+    return digest.hexdigest()
+
+
+def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:
+    """Raises ValueError where an open tar is damaged or not as its index says; names it."""
+    try:
+        with io.FileIO(descriptor, closefd=False) as raw, io.BufferedReader(raw) as file:
+            file.seek(0)
+            found = list(scan_tar(file, most_bytes=shard.bytes))
+        records = [_record(descriptor, place) for place in found]
+        _check(found, shard)
+    except ValueError as error:
+        raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
+    return ShardContents(records, np.array([place.images for place in found], dtype=np.int64))
+
+
+def _record(descriptor: int, place: GroupPlace) -> SeriesRecord:
+    record = SeriesRecord.read(os.pread(descriptor, place.record.size, place.record.offset))
+    if record.group != place.group or len(record.alphas) != len(place.images):
+        count = len(record.alphas)
+        found = f"record of group {record.group} with {count} alphas"
+        raise ValueError(f"group {place.group} with {len(place.images)} images has the {found}")
+    return record
+
+
+def _check(found: list[GroupPlace], shard: ShardEntry) -> None:
+    if len(found) != shard.groups:
+        raise ValueError(f"{len(found)} groups, its index says {shard.groups}")
+    for group, place in zip(shard.group_numbers, found, strict=True):
+        if place.group != group:
+            raise ValueError(f"holds group {place.group} where {group} belongs")
+        if len(place.images) != len(found[0].images):
+            raise ValueError(f"group {group} has {len(place.images)} images, others have more")

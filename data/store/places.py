@@ -1,0 +1,168 @@
+"""Where a store lives, which URLs and names it takes, and what its two kinds must be able to do."""
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from data.errors import InputError
+
+PROTOCOLS = ("file", "s3", "gs", "memory")
+BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# fsspec and its file systems read meaning into these: versions, queries, fragments, globs.
+SPECIAL = re.compile(r"[?#*\\]")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store lives.
+
+    Attributes:
+        base: an absolute local path, or bucket/prefix without a slash at its end.
+        url: what is shown and stored; carries no secret.
+    """
+
+    protocol: str
+    base: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a store says about one file.
+
+    Attributes:
+        bytes: its size.
+        modified: when it got its content, UNIX seconds by the store's own clock.
+    """
+
+    bytes: int
+    modified: float
+
+
+class Backend(Protocol):
+    """Files by name below one base. A name appears with its complete content or not at all."""
+
+    url: str
+    local: bool
+    shared: bool
+    parallel: int  # how many requests it answers at a time
+
+    def get(self, name: str) -> bytes: ...
+
+    def open(self, name: str) -> BinaryIO: ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def fact(self, name: str) -> Fact: ...
+
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], Sequence[str]]:
+        """Files directly in a folder that end so, and its sub-folders; nothing if it is not
+        there."""
+        ...
+
+    def names(self, folder: str) -> tuple[dict[str, None], Sequence[str]]:
+        """As `scan`, where that is cheaper without facts."""
+        ...
+
+    def delete(self, name: str) -> None: ...
+
+    def put(self, name: str, content: bytes) -> None: ...
+
+    def create(self, name: str, content: bytes) -> bool: ...
+
+    def staging(self, name: str) -> AbstractContextManager[Path]: ...
+
+    def publish(self, partial: Path, name: str) -> None: ...
+
+    def now(self) -> float: ...
+
+    def partials(self) -> dict[str, Fact]:
+        """What unfinished writes left, except those of living processes of this machine."""
+        ...
+
+    def sweep(self, *, before: float) -> int:
+        """Remove partials last changed before then, and all of this machine's dead processes."""
+        ...
+
+    def refusal(self, error: OSError) -> str:
+        """Why this place cannot be used, and what to do about it."""
+        ...
+
+
+def parse_url(url: str) -> Place:
+    """The place of a URL or local path.
+
+    Raises:
+        InputError: another protocol, a chained URL, credentials or a query in it, `..`.
+    """
+    _refuse_odd_characters(url)
+    if "://" not in url:
+        return _local(url)
+    protocol, _, path = url.partition("://")
+    if protocol not in PROTOCOLS:
+        raise _error(url, f"use one of {', '.join(PROTOCOLS)}")
+    if protocol == "file":
+        if not path.startswith("/"):
+            raise _error(url, "write file:///absolute/path, or the path alone")
+        return _local(path)
+    return _remote(protocol, path.rstrip("/"), url)
+
+
+def check_name(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: it could lead out of the store: absolute, `..`, empty parts, odd characters.
+    """
+    parts = name.split("/")
+    if CONTROL.search(name) or SPECIAL.search(name) or {"", ".", ".."} & set(parts):
+        raise ValueError(f"{name!r} is not a name within a store")
+    return name
+
+
+def check_folder(folder: str) -> str:
+    return check_name(folder) if folder else folder
+
+
+def shown(url: str) -> str:
+    """A URL without what may be secret: user, password and query."""
+    head, mark, rest = url.partition("://")
+    if not mark:
+        return CONTROL.sub("?", url)
+    rest = re.split(r"[?#]", rest)[0].rpartition("@")[2]
+    return CONTROL.sub("?", f"{head}://{rest}")
+
+
+def _refuse_odd_characters(url: str) -> None:
+    if not url:
+        raise _error(url, "give a local path or a URL")
+    if CONTROL.search(url):
+        raise _error(url, "has control characters")
+    if "::" in url:
+        raise _error(url, f"chained URLs are not used; use one of {', '.join(PROTOCOLS)}")
+
+
+def _local(path: str) -> Place:
+    absolute = str(Path(path).absolute())
+    return Place("file", absolute, absolute)
+
+
+def _remote(protocol: str, path: str, url: str) -> Place:
+    if "@" in path:
+        raise _error(url, "no user or password in a URL; credentials come from the environment")
+    if SPECIAL.search(path):
+        raise _error(url, "no query, fragment, * or \\ in a URL")
+    bucket, *prefix = path.lstrip("/").split("/") if protocol == "memory" else path.split("/")
+    if protocol != "memory" and not BUCKET.fullmatch(bucket):
+        raise _error(url, f"write {protocol}://BUCKET/FOLDER")
+    if {"", ".", ".."} & set(prefix):
+        raise _error(url, "no empty parts, . or .. in a URL")
+    return Place(protocol, path, f"{protocol}://{path}")
+
+
+def _error(url: str, remedy: str) -> InputError:
+    return InputError("url", shown(url), remedy)

@@ -1,0 +1,151 @@
+"""What differs between object services, and how long they are asked again: for s3.py and gs.py."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from data.store.places import Fact
+
+T = TypeVar("T")
+logger = logging.getLogger("semix.store")
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 16.0
+_random = random.Random()  # its own: nobody's seeds are touched
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long one operation goes on.
+
+    Attributes:
+        seconds: no new attempt later than this after the first.
+        attempts: of each request inside one of ours, by the cloud's own library.
+        connect_s, answer_s: how long a connection, and a silent server, is waited for.
+    """
+
+    seconds: float
+    attempts: int
+    connect_s: float
+    answer_s: float
+
+
+PATIENT = Patience(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
+# For the first look at a place, where a wrong address is likelier than an outage.
+QUICK = Patience(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload in parts that was begun and not completed; its key is base/name."""
+
+    name: str
+    id: str
+    fact: Fact
+
+
+class Service(Protocol):
+    """A module; `fs` is what its `connect` gave, `base` is bucket/prefix."""
+
+    SHARED: bool
+
+    def connect(self, patience: Patience) -> AbstractFileSystem: ...
+
+    def heals(self, error: Exception) -> str | None:
+        """The fault's name if another attempt may succeed."""
+        ...
+
+    def told(self, error: Exception, url: str, where: str) -> Exception:
+        """The error as our callers know it, its text free of secrets."""
+        ...
+
+    def modified(self, info: dict[str, Any]) -> float: ...
+
+    def mark(self, token: str) -> dict[str, Any]:
+        """Arguments of a write that leave a token with the object."""
+        ...
+
+    def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:
+        """The token that was left with the object."""
+        ...
+
+    def now(self, fs: AbstractFileSystem, base: str) -> float: ...
+
+    def unfinished(self, fs: AbstractFileSystem, base: str) -> list[Upload]: ...
+
+    def abort(self, fs: AbstractFileSystem, base: str, upload: Upload) -> None: ...
+
+    def address(self) -> str:
+        """Where requests go, for messages."""
+        ...
+
+
+class Memory:
+    """Objects in this process's memory: for tests."""
+
+    SHARED = False
+
+    def connect(self, patience: Patience) -> AbstractFileSystem:
+        return MemoryFileSystem()
+
+    def heals(self, error: Exception) -> str | None:
+        return None
+
+    def told(self, error: Exception, url: str, where: str) -> Exception:
+        return error
+
+    def modified(self, info: dict[str, Any]) -> float:
+        created = info["created"]
+        return created if isinstance(created, float) else created.timestamp()
+
+    def mark(self, token: str) -> dict[str, Any]:
+        return {}
+
+    def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:
+        return None
+
+    def now(self, fs: AbstractFileSystem, base: str) -> float:
+        return time.time()
+
+    def unfinished(self, fs: AbstractFileSystem, base: str) -> list[Upload]:
+        return []
+
+    def abort(self, fs: AbstractFileSystem, base: str, upload: Upload) -> None:
+        raise AssertionError("nothing is ever unfinished here")
+
+    def address(self) -> str:
+        return "this process's memory"
+
+
+def retrying(
+    operation: Callable[[], T],
+    *,
+    what: str,
+    heals: Callable[[Exception], str | None],
+    patience: Patience,
+) -> T:
+    """The operation's result, at the latest attempt that the patience allows.
+
+    Args:
+        what: for the log.
+        heals: names the fault if another attempt may succeed; never a secret.
+    """
+    started, pause = time.monotonic(), FIRST_PAUSE_S
+    while True:
+        try:
+            return operation()
+        except Exception as error:
+            fault = heals(error)
+            # Half of the pause is drawn, so that many workers do not come back as one.
+            wait = pause * _random.uniform(0.5, 1.5)
+            if fault is None or time.monotonic() + wait > started + patience.seconds:
+                raise
+        logger.warning("%s: %s; again in %.1f s", what, fault, wait)
+        time.sleep(wait)
+        pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -1,0 +1,155 @@
+"""Images of an index: read from their shards when asked for, or decoded once into memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from data.errors import InputError
+from data.images import decode_image, scaled
+from data.shard_files import ShardFiles
+from data.threads import mapped
+
+Where = int | Tensor
+MOST_AT_ONCE = 256  # images that a thread decodes in one go
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """uint8 [G, A, H, W, 3], read from the shards; indexed `images[group, position]` alone.
+
+    Attributes:
+        shards: int64 [G], position in the index of the shard that holds a group.
+        places: int64 [G, A, 2], offset and size of each image in its shard.
+        numbers: int64 [G], the groups' own numbers, for messages.
+        stored: (H, W, 3) of an image in its shard.
+        side: to which an image is scaled when it is decoded, pixels; None for what is stored.
+        threads: that decode; worker processes, which are many, use one.
+    """
+
+    files: ShardFiles
+    shards: np.ndarray
+    places: np.ndarray
+    numbers: np.ndarray
+    stored: tuple[int, ...]
+    side: int | None
+    threads: int
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of an image as it is read, (H, W, 3)."""
+        return self.stored if self.side is None else (self.side, self.side, 3)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.places.shape[:2], *self.size))
+
+    @property
+    def nbytes(self) -> int:
+        """If all were decoded."""
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: tuple[Where, Where]) -> Tensor:
+        """uint8 [..., H, W, 3]; group and position are integers, or int64 and broadcast."""
+        group, position = (torch.as_tensor(part) for part in index)
+        groups, positions = torch.broadcast_tensors(group, position)
+        images = self._decoded_all(groups.flatten().numpy(), positions.flatten().numpy())
+        return images.view(*groups.shape, *self.size)
+
+    def in_memory(self) -> Tensor:
+        """All of them."""
+        groups, positions = np.divmod(np.arange(self.places[..., 0].size), self.places.shape[1])
+        return self._decoded_all(groups, positions).view(self.shape)
+
+    def decoded(self, group: int, position: int) -> np.ndarray:
+        """One image, uint8 [H, W, 3].
+
+        Raises:
+            ValueError: it is no image, or of another size; names shard, group and position.
+        """
+        shard = int(self.shards[group])
+        try:
+            try:
+                return self._decoded(shard, group, position)
+            except ValueError:
+                if not self.files.fetch_again(shard):
+                    raise
+                return self._decoded(shard, group, position)
+        except ValueError as error:
+            place = f"group {self.numbers[group]}, image {position}"
+            tar = self.files.shards[shard].tar
+            raise ValueError(f"{tar}: {place}: {error}; run `semix verify --full`") from None
+
+    def _decoded(self, shard: int, group: int, position: int) -> np.ndarray:
+        offset, size = self.places[group, position].tolist()
+        most_pixels = self.stored[0] * self.stored[1]
+        image = decode_image(self.files.read(shard, offset, size), most_pixels=most_pixels)
+        if image.shape != self.stored:
+            found = "x".join(map(str, image.shape[:2]))
+            raise ValueError(f"{found} pixels, others have {self.stored[0]}x{self.stored[1]}")
+        return image if self.side is None else scaled(image, self.side)
+
+    def _decoded_all(self, groups: np.ndarray, positions: np.ndarray) -> Tensor:
+        """These images, uint8 [N, H, W, 3]."""
+        found = np.empty((len(groups), *self.size), dtype=np.uint8)
+        threads = 1 if get_worker_info() else self.threads
+        step = min(MOST_AT_ONCE, max(1, len(groups) // (4 * threads)))
+
+        def fill(start: int) -> None:
+            for place in range(start, min(start + step, len(groups))):
+                found[place] = self.decoded(int(groups[place]), int(positions[place]))
+
+        starts = range(0, len(groups), step)
+        for _ in mapped(fill, starts, threads=threads) if threads > 1 else map(fill, starts):
+            pass
+        return torch.from_numpy(found)
+
+
+def images_at(images: Tensor | StoredImages, group: Tensor, position: Tensor) -> Tensor:
+    """Images at these places, uint8 [..., H, W, 3].
+
+    Args:
+        images: uint8 [G, A, H, W, 3].
+        group, position: int64 that broadcast together, of images that are there.
+    """
+    if isinstance(images, StoredImages):
+        return images[group, position]
+    # Rows of one dimension are copied whole: indexing two takes twice as long, and tenfold for
+    # images of 32 pixels. Negative places count from the end, as indexing has them.
+    places = group % len(images) * images.shape[1] + position % images.shape[1]
+    found = images.flatten(0, 1).index_select(0, places.flatten())
+    return found.view(*places.shape, *images.shape[2:])
+
+
+def open_images(
+    files: ShardFiles,
+    shards: np.ndarray,
+    places: np.ndarray,
+    *,
+    numbers: np.ndarray,
+    side: int | None,
+    threads: int,
+) -> StoredImages:
+    """Images of these groups; the first one tells the size that all must have.
+
+    Raises:
+        InputError: they are to be square, and are not.
+        ValueError: the first one is no image.
+    """
+    offset, size = places[0, 0].tolist()
+    tar = files.shards[int(shards[0])].tar
+    try:
+        first = decode_image(files.read(int(shards[0]), offset, size))
+    except ValueError as error:
+        place = f"group {numbers[0]}, image 0"
+        raise ValueError(f"{tar}: {place}: {error}; run `semix verify --full`") from None
+    if side is not None and first.shape[0] != first.shape[1]:
+        found = f"{first.shape[1]} x {first.shape[0]} pixels"
+        raise InputError("side", side, f"is for square images; these have {found}")
+    wanted = None if side == first.shape[0] else side
+    return StoredImages(files, shards, places, numbers, first.shape, wanted, threads)

@@ -1,0 +1,206 @@
+"""A pinned index as a webdataset pipeline, for training code that reads its data as a stream."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import webdataset as wds
+from torch import Tensor
+from webdataset.compat import FluidInterface
+from webdataset.utils import pytorch_worker_info
+
+from data.exclusion import Exclusion, SeriesFilter
+from data.fingerprint import derived_seed
+from data.formats import SeriesRecord, ShardEntry
+from data.images import decode_image
+from data.pinned import Pinned
+from data.root import Root
+from data.tar import group_key
+
+Sample = dict[str, Any]
+
+
+class MixedPipeline(wds.DataPipeline, FluidInterface):
+    """What `mixed_pipeline` makes: webdataset's own pipeline, with epochs that can be repeated."""
+
+    def __init__(self, turns: "_Turns", *stages: Any) -> None:
+        super().__init__(*stages)
+        self._turns = turns
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch's order comes next, as of torch's DistributedSampler.
+
+        Workers that a DataLoader keeps (`persistent_workers`) learn of it as well, and so does
+        what was composed from this pipeline.
+        """
+        self._turns.epoch.fill_(epoch)
+
+    def iterator(self) -> Iterator[Any]:
+        self._turns.turn = -1  # `_shards` begins the first pass
+        yield from super().iterator()
+
+
+def mixed_pipeline(
+    url: str,
+    *,
+    index: str | None = None,
+    labels: str | None = None,
+    scale: float | None = None,
+    exclude: Exclusion | None = None,
+    series: bool = False,
+    dense: bool = True,
+    shuffle: int = 1000,
+    seed: int = 0,
+    epoch: int = 0,
+) -> MixedPipeline:
+    """The images of a mixed dataset as a webdataset pipeline.
+
+    Shards are shuffled by seed and epoch, alike everywhere, shared out over ranks and then over
+    a DataLoader's workers by webdataset's own `split_by_node` and `split_by_worker`, and read
+    from any store from beginning to end, by the strict reader of shards. Whatever ranks and
+    workers there are, every image comes exactly once an epoch. How many come to each rank
+    differs, as shards do, and a worker beyond the number of shards gets none: even them out with
+    `with_epoch(images // ranks // workers)`, or take `MixedDataset` with torch's samplers. The
+    same seed, epoch, ranks and workers give the same order; passes after the first, of
+    `with_epoch` and `repeat`, have orders of their own.
+
+    Call `set_epoch` before each epoch. In `webdataset.WebLoader` it may be prepared by
+    accelerate, which leaves that alone; a plain DataLoader must not be, since what a rank reads
+    would be shared out once more, and the rest never be seen.
+
+    A sample has `__key__`, `__url__` (of its tar), `image` uint8 [H, W, 3], `label`, `group`,
+    `position`, `alpha` and `weight`; as a series `images` [A, H, W, 3], `labels`, `group`,
+    `alphas` and `weights` float32 [A]. Nothing in it is left to decode.
+
+    Args:
+        index, labels, scale, exclude: as of `MixedDataset`.
+        series: a sample is a whole series, not an image.
+        dense: labels are float32 [K], or [A, K]; else they are sparse, lists of pairs of a class
+            and its probability, which differ in length.
+        shuffle: samples that wait in a buffer, still encoded, to be mixed; 0 mixes shards alone.
+    Raises:
+        InputError: as `MixedDataset`.
+        ValueError: while reading, a shard or an image is damaged; names it.
+    """
+    source = Pinned(Root(url), index=index, labels=labels, scale=scale)
+    chosen = None if exclude is None else SeriesFilter(exclude, source)
+    turns = _Turns(seed, torch.tensor(epoch).share_memory_())
+    found = MixedPipeline(
+        turns,
+        partial(_shards, source, turns),
+        wds.split_by_node,
+        wds.split_by_worker,
+        partial(_encoded, source=source, chosen=chosen, series=series),
+    )
+    if shuffle:
+        found.append(partial(_shuffled, turns=turns, size=shuffle))
+    found.append(partial(_decoded, source=source, series=series, dense=dense))
+    return found
+
+
+class _Turns:
+    """Which pass over the shards this is, and the random numbers of it.
+
+    Attributes:
+        epoch: int64 [], in memory that forked and spawned workers share.
+        turn: counts the passes since somebody began to iterate.
+    """
+
+    def __init__(self, seed: int, epoch: Tensor) -> None:
+        self.seed, self.epoch, self.turn = seed, epoch, 0
+
+    def rng(self, *parts: int | str) -> random.Random:
+        return random.Random(derived_seed(self.seed, int(self.epoch), self.turn, *parts))
+
+
+class _Encoded(NamedTuple):
+    """An image or a whole series, as it lies in its tar."""
+
+    tar: str
+    record: SeriesRecord
+    positions: Sequence[int]
+    contents: Sequence[bytes]
+
+
+def _shards(source: Pinned, turns: _Turns) -> Iterator[ShardEntry]:
+    """All shards in the order of the pass, on every rank and worker."""
+    turns.turn += 1
+    shards = list(source.shards)
+    turns.rng("shards").shuffle(shards)
+    return iter(shards)
+
+
+def _encoded(
+    shards: Iterable[ShardEntry], *, source: Pinned, chosen: SeriesFilter | None, series: bool
+) -> Iterator[_Encoded]:
+    for shard in shards:
+        for sample in source.samples(shard):
+            if chosen is not None and not chosen.keep(shard, [sample.record])[0]:
+                continue
+            every = range(len(sample.images))
+            for positions in [every] if series else [[position] for position in every]:
+                contents = [sample.images[position] for position in positions]
+                yield _Encoded(shard.tar, sample.record, positions, contents)
+
+
+def _shuffled(samples: Iterator[_Encoded], *, turns: _Turns, size: int) -> Iterator[_Encoded]:
+    rank, _, worker, _ = pytorch_worker_info()
+    mixed: Iterator[_Encoded] = wds.shuffle(size, rng=turns.rng("buffer", rank, worker))(samples)
+    return mixed
+
+
+def _decoded(
+    samples: Iterator[_Encoded], *, source: Pinned, series: bool, dense: bool
+) -> Iterator[Sample]:
+    num_classes = len(source.class_names) if dense else None
+    for sample in samples:
+        place = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
+        yield place | (_series if series else _image)(sample, num_classes)
+
+
+def _image(sample: _Encoded, num_classes: int | None) -> Sample:
+    record, (position,) = sample.record, sample.positions
+    (image,), label = _pixels(sample), record.labels[position]
+    return {
+        "__key__": f"{group_key(record.group)}-{position:02d}",
+        "image": image.copy(),  # one that may be written, as torch wants it
+        "label": label if num_classes is None else _dense([label], num_classes)[0],
+        "position": position,
+        "alpha": record.alphas[position],
+        "weight": record.weights[position],
+    }
+
+
+def _series(sample: _Encoded, num_classes: int | None) -> Sample:
+    record = sample.record
+    labels = record.labels
+    return {
+        "__key__": group_key(record.group),
+        "images": np.stack(_pixels(sample)),
+        "labels": labels if num_classes is None else _dense(labels, num_classes),
+        "alphas": np.array(record.alphas, dtype=np.float32),
+        "weights": np.array(record.weights, dtype=np.float32),
+    }
+
+
+def _pixels(sample: _Encoded) -> list[np.ndarray]:
+    found = []
+    for position, content in zip(sample.positions, sample.contents, strict=True):
+        try:
+            found.append(decode_image(content))
+        except ValueError as error:
+            place = f"{sample.tar}: group {sample.record.group}, image {position}"
+            raise ValueError(f"{place}: {error}; run `semix verify --full`") from None
+    return found
+
+
+def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
+    """float32 [n, K]."""
+    found = np.zeros((len(labels), num_classes), dtype=np.float32)
+    for row, label in enumerate(labels):
+        for target, probability in label:
+            found[row, int(target)] = probability
+    return found

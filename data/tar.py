@@ -1,0 +1,291 @@
+"""A shard: series of images and labels in one plain tar, byte for byte a function of them.
+
+Written with fixed times, owners and order; read strictly: headers, contents, its exact end.
+"""
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args
+
+from data.formats import ImageFormat, SeriesRecord, ShardEntry
+
+if TYPE_CHECKING:
+    from data.store import Store
+
+IMAGES = "|".join(get_args(ImageFormat))
+MEMBER = re.compile(rf"(?P<key>\d{{8}})\.(?:\d{{2}}\.(?P<image>{IMAGES})|json)", re.ASCII)
+BLOCK = tarfile.BLOCKSIZE  # bytes; headers are one, contents are padded to whole ones
+RECORD = tarfile.RECORDSIZE  # an archive ends in zeros up to a multiple of this
+MAGIC = slice(257, 265), b"ustar\x0000"
+SIZE = slice(124, 136), re.compile(rb"[0-7]+[ \0]*")  # GNU tar also knows a binary form
+MOST_MEMBER = 64 * 2**20  # far above any image of ours; a header may claim eight exabytes
+
+
+class Span(NamedTuple):
+    """Bytes of a file."""
+
+    offset: int
+    size: int
+
+
+class Member(NamedTuple):
+    """One file of a tar; its content is empty where only headers are read."""
+
+    name: str
+    span: Span
+    content: bytes
+
+
+@dataclass(frozen=True)
+class GroupSample:
+    """One series of images from one initial noise, as a webdataset sample.
+
+    Attributes:
+        images: encoded images, one an alpha, in the order of the record's alphas.
+        extension: webp, png or jpg.
+    """
+
+    record: SeriesRecord
+    images: list[bytes]
+    extension: str
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where one series lies in its plain tar.
+
+    Attributes:
+        record: of its JSON; images: one an alpha.
+    """
+
+    group: int
+    record: Span
+    images: tuple[Span, ...]
+    extension: str
+
+
+def group_key(group: int) -> str:
+    return f"{group:08d}"
+
+
+def write_tar(file: BinaryIO, samples: Iterable[GroupSample]) -> None:
+    """Write samples as `KEY.00.webp .. KEY.json`; fixed times, owners and order."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for sample in samples:
+            key = group_key(sample.record.group)
+            for position, content in enumerate(sample.images):
+                _add(tar, f"{key}.{position:02d}.{sample.extension}", content)
+            _add(tar, f"{key}.json", sample.record.written())
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # its defaults are time 0, owner 0, mode 0644
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupSample]:
+    """Samples of a plain tar; nothing in it can name a file, run, or grow by unpacking.
+
+    Args:
+        most_bytes: of the whole tar, as its commit record says.
+    Raises:
+        ValueError: a damaged or compressed tar, a member that no shard has, members out of
+            order, or a series whose record and images do not fit together.
+    """
+    for series in _series(members(file, read, most_bytes=most_bytes)):
+        *images, last = series.members
+        try:
+            record = SeriesRecord.read(last.content)
+        except ValueError as error:
+            raise ValueError(f"{last.name}: {error}") from None
+        count = len(record.alphas)
+        if group_key(record.group) != series.key or len(images) != count:
+            names = ", ".join(member.name for member in series.members)
+            raise ValueError(f"group {series.key} has members {names}; wanted {count} images")
+        yield GroupSample(record, [image.content for image in images], series.extension)
+
+
+def scan_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupPlace]:
+    """Where the series of a plain, seekable tar lie, from its headers alone.
+
+    Raises:
+        ValueError: as `read_tar`, but for what only contents show.
+    """
+    for series in _series(members(file, skip, most_bytes=most_bytes)):
+        *images, record = (member.span for member in series.members)
+        yield GroupPlace(int(series.key), record, tuple(images), series.extension)
+
+
+def read_shard(
+    store: "Store", entry: ShardEntry, *, num_classes: int | None = None, hashed: bool = False
+) -> Iterator[GroupSample]:
+    """Samples of one shard, read once, and checked against its commit record.
+
+    Args:
+        num_classes: of the plan; no record may speak of another class.
+        hashed: also that the tar is the recorded one, byte for byte, which is known once all
+            samples were taken. New labels are bound to their images by that hash.
+    Raises:
+        ValueError: as `read_tar`, or other groups or bytes than recorded; it starts with the
+            tar's name.
+        FileNotFoundError: the tar is not there.
+    """
+    try:
+        with store.open(entry.tar) as file:
+            hashing = Hashing(file)
+            buffered = io.BufferedReader(hashing, 2**20) if hashed else file
+            yield from _expected(read_tar(buffered, most_bytes=entry.bytes), entry, num_classes)
+            if hashed and hashing.hexdigest() != entry.sha256:
+                raise ValueError("does not have the recorded SHA-256")
+    except ValueError as error:
+        raise ValueError(f"{entry.tar}: {error}") from None
+
+
+def _expected(
+    samples: Iterator[GroupSample], entry: ShardEntry, num_classes: int | None
+) -> Iterator[GroupSample]:
+    """The same samples, which must be those of the record."""
+    wanted = entry.group_numbers
+    count = 0
+    for count, sample in enumerate(samples, start=1):
+        group = sample.record.group
+        if count > len(wanted) or group != wanted[count - 1]:
+            raise ValueError(f"holds group {group}, its record says else")
+        named = {*sample.record.classes}
+        named |= {target for row in sample.record.labels for target, _ in row}
+        if num_classes is not None and max(named) >= num_classes:
+            raise ValueError(f"group {group} names class {max(named)}, the plan has {num_classes}")
+        yield sample
+    if count != len(wanted):
+        raise ValueError(f"{count} groups, its record says {len(wanted)}")
+
+
+class _Series(NamedTuple):
+    """The members of one sample: its images, then its record."""
+
+    key: str
+    extension: str
+    members: list[Member]
+
+
+def _series(found: Iterator[Member]) -> Iterator[_Series]:
+    """Members by sample: images from position 0 on, then the record; keys ascend."""
+    last, series = "", None
+    for member in found:
+        match = MEMBER.fullmatch(member.name)
+        if match is None:
+            raise ValueError(f"{member.name!r} does not belong in a shard")
+        key, image = match.group("key", "image")
+        series = series or _Series(key, image or "", [])
+        wanted = f"{key}.{len(series.members):02d}.{series.extension}" if image else f"{key}.json"
+        if key <= last or key != series.key or member.name != wanted:
+            raise ValueError(f"{member.name!r} is out of order")
+        if not image and not series.members:
+            raise ValueError(f"group {key} has no images")
+        series.members.append(member)
+        if not image:
+            yield series
+            last, series = key, None
+    if series:
+        raise ValueError(f"damaged tar: it ends inside group {series.key}")
+
+
+class Hashing(io.RawIOBase):
+    """A file that hashes what is read of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        self._hash.update(content)
+        return len(content)
+
+    def hexdigest(self) -> str:
+        """Of the whole file: what was not read so far is read now."""
+        while content := self._file.read(2**20):
+            self._hash.update(content)
+        return self._hash.hexdigest()
+
+
+def members(
+    file: BinaryIO, take: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
+) -> Iterator[Member]:
+    """Members of the tar in `file`, from where it stands up to the tar's end and the file's.
+
+    tarfile's own reader unpacks compressed tars, follows links and extended headers, believes
+    any size, and takes zeros or a cut between members for the end.
+
+    Args:
+        take: `read` or `skip`.
+        most_bytes: of the whole tar.
+    Raises:
+        ValueError: anything but regular files with plain headers in a whole tar.
+    """
+    offset = 0
+    while any(header := _block(file, offset)):
+        name, size = _parsed(header, offset)
+        span = Span(offset + BLOCK, size)
+        offset = _padded(span.offset + size, BLOCK)
+        if most_bytes is not None and offset > most_bytes:
+            raise ValueError(f"damaged tar: {name!r} goes beyond its {most_bytes} bytes")
+        yield Member(name, span, take(file, span))
+    _check_end(file, offset, most_bytes)
+
+
+def read(file: BinaryIO, span: Span) -> bytes:
+    padded = _padded(span.size, BLOCK)
+    content = file.read(padded)
+    if len(content) != padded:
+        raise ValueError(f"damaged tar: it ends inside the member at byte {span.offset}")
+    if any(content[span.size :]):
+        raise ValueError(f"damaged tar: bytes behind the member at byte {span.offset}")
+    return content[: span.size]
+
+
+def skip(file: BinaryIO, span: Span) -> bytes:
+    file.seek(_padded(span.size, BLOCK), 1)
+    return b""
+
+
+def _padded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _block(file: BinaryIO, offset: int) -> bytes:
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
+        raise ValueError(f"damaged tar: it ends before byte {offset + BLOCK}, without an end mark")
+    return block
+
+
+def _parsed(header: bytes, offset: int) -> tuple[str, int]:
+    """Name and size."""
+    place = f"damaged tar: header at byte {offset}"
+    try:
+        info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
+    except (tarfile.HeaderError, ValueError) as error:  # a name that is not ASCII is a ValueError
+        raise ValueError(f"{place}: {error}") from None
+    if info.type != tarfile.REGTYPE or info.linkname or header[MAGIC[0]] != MAGIC[1]:
+        raise ValueError(f"{info.name!r} does not belong in a shard: it is no regular file")
+    if not SIZE[1].fullmatch(header[SIZE[0]]) or info.size > MOST_MEMBER:
+        raise ValueError(f"{place}: {info.name!r} claims {info.size} bytes")
+    return info.name, info.size
+
+
+def _check_end(file: BinaryIO, offset: int, most_bytes: int | None) -> None:
+    """One block of zeros was read at `offset`; as many must follow as tar writes, and no more."""
+    whole = _padded(offset + 2 * BLOCK, RECORD)
+    left = whole - offset - BLOCK
+    rest = file.read(left + 1)
+    if len(rest) != left or any(rest) or (most_bytes is not None and whole > most_bytes):
+        raise ValueError(f"damaged tar: it must end in zeros from byte {offset} to {whole}")

@@ -1,0 +1,385 @@
+"""Whether a root is what its records say, and how what is damaged comes to be made again.
+
+Sizes are compared by listing; `full` reads every byte, image and label.
+"""
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from data.errors import InputError
+from data.formats import (
+    DISCARDED,
+    PAIRS,
+    PROTOTYPES,
+    SHARDS,
+    Pairs,
+    Plan,
+    ShardEntry,
+    record_name,
+)
+from data.images import decode_image
+from data.index import index_names, open_index
+from data.label_sets import LabelSet, label_sets
+from data.leases import claim, release
+from data.machine import cores
+from data.records import FILES, RECORD, Folder, Records, numbered_folders
+from data.root import Made, Root
+from data.store import Fact, Store
+from data.tar import GroupSample, Hashing, read_tar
+from data.tensors import open_sealed, read_arrays
+from data.threads import mapped
+
+Kind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
+Facts = Mapping[str, Fact]
+REMEDY = "bring back the file that was there, or build into a new place"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and with which shard.
+
+    Attributes:
+        shard: None where it is about the whole root.
+        kind: an orphan is a file that nothing refers to: no damage, only bytes.
+        files: those to remove before what they held can be made again.
+    """
+
+    shard: int | None
+    text: str
+    kind: Kind = "shard"
+    files: tuple[str, ...] = ()
+
+    @property
+    def damage(self) -> bool:
+        return self.kind != "orphan"
+
+    def __str__(self) -> str:
+        return self.text if self.shard is None else f"shard {self.shard}: {self.text}"
+
+
+def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
+    """All that is wrong, as it is found; a folder of shards is in memory at a time.
+
+    Args:
+        full: read every record, hash every file, decode every image, check every label.
+    """
+    store, shards = root.store, root.plan.num_shards
+    records = Records(store, root.plan.digest, shards=shards, trusting=not full)
+    records.look()
+    known, bad = records.folders(), set()
+    for number in sorted(numbered_folders(store, SHARDS) | known.keys()):
+        for problem in _folder_problems(root, number, known.get(number, Folder()), full=full):
+            bad |= {problem.shard} if problem.damage else set()
+            yield problem
+    yield from _strays(_beside_folders(root), ())
+    rows = records.rows()
+    hashes = (digest.decode() for digest in rows.array["sha256"].tolist())
+    sound = {s: h for s, h in zip(rows.numbers.tolist(), hashes, strict=True) if s not in bad}
+    yield from _made_with_problems(root, rows.array)
+    yield from _index_problems(root, sound)
+    yield from _label_problems(root, full=full)
+
+
+def damage(root: Root, *, full: bool = False) -> list[Problem]:
+    """What `verify` finds without orphans."""
+    return [problem for problem in verify(root, full=full) if problem.damage]
+
+
+def put_aside(root: Root, problems: Iterable[Problem]) -> int:
+    """Discard what is damaged, with a tombstone, so that it is made again; how many.
+
+    A shard that a living process works on is left to it. Other problems (an index, a folder in a
+    record's place) are a person's to repair, and are passed over.
+    """
+    return sum(_put_aside(root, problem) for problem in problems)
+
+
+def refuse_others(root: Root, file: Made, ours: str) -> None:
+    """Raises InputError if committed shards were made with another such file than ours.
+
+    Args:
+        ours: SHA-256 of the one that is there, or is about to be.
+    """
+    named = root.made_with(file)
+    if count := named.total() - named[""] - named[ours]:
+        first = next(e.shard for e in root.entries() if getattr(e, file) not in ("", ours))
+        name = PROTOTYPES if file == "prototypes" else PAIRS
+        remedy = f"are not those that {count} shards, {first} on, were made with; {REMEDY}"
+        raise InputError(f"{root.url}/{name}", ours[:12], remedy)
+
+
+def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
+    """Why a prototypes file cannot serve this plan; None if it can."""
+    try:
+        tensors, facts = open_sealed(content)
+        encoder = json.loads(facts["encoder"])
+    except (ValueError, KeyError, RecursionError) as error:
+        return f"cannot be read: {error}"
+    vectors, classes = tensors.get("prototypes"), len(plan.class_names)
+    if vectors is None or vectors.ndim != 2 or len(vectors) != classes:
+        shape = None if vectors is None else list(vectors.shape)
+        return f"has prototypes of shape {shape}, not [{classes}, width]"
+    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        return "holds values that are no finite numbers"
+    if encoder != plan.models.get("annotation", encoder):
+        return "was measured with another encoder than the plan's"
+    return None
+
+
+def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> str | None:
+    """Why pairs.json cannot serve this plan; None if it can."""
+    try:
+        pairs = Pairs.read(content)
+    except ValueError as error:
+        return f"cannot be read: {error}"
+    if any(second >= len(plan.class_names) for _, second in pairs):
+        return f"names a class that is none of the {len(plan.class_names)} of the plan"
+    if count is not None and len(pairs) != count:
+        return f"holds {len(pairs)} pairs, the plan has {count}"
+    return None
+
+
+def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> Iterator[Problem]:
+    """A thousand shards: what is listed against what their records say."""
+    facts, inner = root.store.scan(f"{SHARDS}/{number:04d}")
+    for folder in inner:
+        facts |= root.store.facts(folder)
+    for shard, (_, reason) in known.refused.items():
+        name = record_name(shard)
+        yield Problem(shard, f"its commit record {reason}", "record", (name,))
+    for name in inner:
+        if RECORD.fullmatch(name):
+            text = f"{name} is a folder, not a commit record; move it away"
+            yield Problem(int(name[-12:-5]), text, "record")
+    entries = known.entries()
+    for entry in entries:
+        if entry.shard >= root.plan.num_shards:
+            text = f"{record_name(entry.shard)} is of no shard of the plan; "
+            yield Problem(entry.shard, f"{text}is an extension missing?", "record")
+    planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
+    check = partial(_shard_problem, root, facts, full=full)
+    checked = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
+    yield from filter(None, checked)
+    yield from _strays(facts, {name for e in entries for name in (e.tar, e.features.name)})
+
+
+def _shard_problem(root: Root, facts: Facts, entry: ShardEntry, *, full: bool) -> Problem | None:
+    found: dict[str, str] = {}
+    planned = root.layout.groups_of(entry.shard)
+    gone = {series.group for series in entry.left_out}
+    if entry.group_numbers != [group for group in planned if group not in gone]:
+        found[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
+    checks: dict[str, tuple[int, Callable[[Root, ShardEntry], Iterator[str]]]] = {
+        entry.tar: (entry.bytes, _tar_problems),
+        entry.features.name: (entry.features.bytes, _features_problems),
+    }
+    for name, (size, check) in checks.items():
+        problem = _size_problem(facts.get(name), size)
+        if problem is None and full and "" not in found:  # else the record is what is wrong
+            problem = "; ".join(check(root, entry)) or None
+        if problem:
+            found[name] = problem
+    if not found:
+        return None
+    text = "; ".join(f"{name} {problem}".strip() for name, problem in found.items())
+    return Problem(entry.shard, text, files=tuple(name for name in found if name in facts))
+
+
+def _size_problem(fact: Fact | None, size: int) -> str | None:
+    if fact is None:
+        return "is missing"
+    return None if fact.bytes == size else f"has {fact.bytes} bytes, not {size}"
+
+
+def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
+    """Reads the tar once, and no more than a series of it is in memory."""
+    with root.store.open(entry.tar) as file:
+        read = Hashing(file)
+        problem = _series_problem(io.BufferedReader(read, 2**20), entry, root)
+        if read.hexdigest() != entry.sha256:
+            yield "does not have the recorded SHA-256"
+        if problem:
+            yield problem
+
+
+def _series_problem(file: io.BufferedReader, entry: ShardEntry, root: Root) -> str | None:
+    found = []
+    try:
+        for sample in read_tar(file, most_bytes=entry.bytes):
+            found.append(sample.record.group)
+            _check_series(sample, root)
+    except ValueError as error:
+        return str(error)
+    if found != entry.group_numbers:
+        return f"holds {len(found)} groups that are not those of its record"
+    return None
+
+
+def _check_series(sample: GroupSample, root: Root) -> None:
+    record, images, classes = sample.record, root.plan.images_per_group, root.num_classes
+    if len(sample.images) != images:
+        raise ValueError(f"group {record.group} has {len(sample.images)} images, not {images}")
+    named = {*record.classes, *(target for label in record.labels for target, _ in label)}
+    if max(named) >= classes:
+        raise ValueError(f"group {record.group} names class {max(named)} of {classes}")
+    shapes = set()
+    for position, image in enumerate(sample.images):
+        try:
+            shapes.add(decode_image(image).shape)
+        except ValueError as error:
+            raise ValueError(f"group {record.group}, image {position}: {error}") from None
+    if len(shapes) > 1:
+        raise ValueError(f"group {record.group} has images of several sizes")
+
+
+def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
+    content = root.store.get(entry.features.name)
+    if hashlib.sha256(content).hexdigest() != entry.features.sha256:
+        yield "does not have the recorded SHA-256"
+    try:
+        tensors, _ = read_arrays(content, where="features")
+    except ValueError as error:
+        yield f"damaged safetensors: {error}"
+        return
+    if "features" not in tensors:
+        yield "has no tensor 'features'"
+    wanted = (entry.groups, root.plan.images_per_group)
+    for name, tensor in sorted(tensors.items()):
+        if tensor.ndim != 3 or tensor.shape[:2] != wanted:
+            yield f"{name} has shape {list(tensor.shape)}, not [{wanted[0]}, {wanted[1]}, width]"
+        if tensor.dtype != np.float16:
+            yield f"{name} is {tensor.dtype}, not float16"
+        elif not np.isfinite(tensor).all():
+            yield f"{name} holds values that are no finite numbers"
+
+
+def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
+    """Prototypes and pairs: readable, of this plan, and those that the shards were made with."""
+    mixing = root.plan.config.get("mixing")
+    pairs: Any = mixing.get("pairs") if isinstance(mixing, dict) else None
+    checks: list[tuple[Made, str, Callable[[bytes, Plan], str | None]]]
+    checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
+    if isinstance(pairs, dict) and pairs.get("kind") == "similar":
+        checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
+    for kind, name, unusable in checks:
+        named = Counter(digest.decode() for digest in rows[kind].tolist())
+        try:
+            content = root.store.get(name)
+        except FileNotFoundError:
+            if named:
+                yield Problem(None, f"{name} is missing", kind)
+            continue
+        if reason := unusable(content, root.plan):
+            yield Problem(None, f"{name} {reason}", kind, (name,))
+            continue
+        ours = hashlib.sha256(content).hexdigest()
+        if count := named.total() - named[""] - named[ours]:
+            yield Problem(None, f"{name} is not what {count} shards were made with", kind)
+
+
+def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
+    """Indices that cannot be read, or that pin what is no longer as it was."""
+    for name in index_names(root.store):
+        try:
+            index = open_index(root.store, name, plan_digest=root.plan.digest)
+        except (FileNotFoundError, ValueError) as error:
+            yield Problem(None, str(error), "index", (name,))
+            continue
+        others = [e for e in index.rows if sound.get(e.shard) != e.sha256]
+        changed = [e for e in others if _size_problem(_fact(root.store, e.tar), e.bytes)]
+        if changed:
+            text = f"{name}: pins {len(changed)} tars that are gone or cut, {changed[0].tar} on"
+            yield Problem(changed[0].shard, text, "index")
+
+
+def _fact(store: Store, name: str) -> Fact | None:
+    try:
+        return Fact(store.size(name), 0.0)
+    except FileNotFoundError:
+        return None
+
+
+def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
+    """Sets that cannot be opened; with `full` also labels that do not count or do not fit."""
+    for digest in label_sets(root):
+        try:
+            labels = LabelSet(root, digest)
+        except ValueError as error:
+            yield Problem(None, str(error), "labels")
+            continue
+        if not full:
+            continue
+        where, counting = f"labels/{digest[:12]}", labels.heads()
+        for entry in root.entries():
+            name = labels.name(entry.shard)
+            if entry.shard in counting:
+                if list(labels.labels(entry.shard)) != entry.group_numbers:
+                    text = f"{where}: other groups than the shard's"
+                    yield Problem(entry.shard, text, "labels")
+            elif root.store.exists(name):
+                text = f"{where}: damaged, or of other images"
+                yield Problem(entry.shard, text, "labels", (name,))
+
+
+def _strays(facts: Facts, referred: Iterable[str]) -> Iterator[Problem]:
+    """Files beside the shards that no commit record names."""
+    referred = set(referred)
+    for name, fact in facts.items():
+        if RECORD.match(name) or name in referred:
+            continue
+        match = FILES.fullmatch(name)
+        what = "no commit record names it" if match else "does not belong here"
+        text = f"{name}: {what} ({fact.bytes} bytes)"
+        yield Problem(int(match[1]) if match else None, text, "orphan")
+
+
+def _beside_folders(root: Root) -> dict[str, Fact]:
+    """Files below shards/ that are in no folder of shards."""
+    files, folders = root.store.scan(SHARDS)
+    numbered = {f"{SHARDS}/{number:04d}" for number in numbered_folders(root.store, SHARDS)}
+    for folder in folders:
+        if folder not in numbered:
+            files |= root.store.facts(folder)
+    return files
+
+
+def _put_aside(root: Root, problem: Problem) -> bool:
+    discardable = problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
+    if problem.kind in ("prototypes", "pairs") and problem.files:
+        _bury(root, problem)
+    elif problem.shard is not None and discardable:
+        if not claim(root.store, problem.shard):
+            return False
+        try:
+            root.discard(problem.shard, why=problem.text)
+            # Of the same bytes the new file has the same name, and a store may keep what is there.
+            record = f"{problem.shard:07d}.json"
+            _remove(root, (name for name in problem.files if not name.endswith(record)))
+        finally:
+            release(root.store, problem.shard)
+    elif problem.kind == "labels" and problem.files:
+        _remove(root, problem.files)
+    else:
+        return False
+    return True
+
+
+def _bury(root: Root, problem: Problem) -> None:
+    number = 1
+    note = json.dumps({"why": problem.text}).encode()
+    while not root.store.create(f"{DISCARDED}/{problem.kind}.{number}.json", note):
+        number += 1
+    _remove(root, problem.files)
+
+
+def _remove(root: Root, names: Iterable[str]) -> None:
+    for name in names:
+        root.store.delete(name)

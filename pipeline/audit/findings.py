@@ -1,0 +1,273 @@
+"""What follows from the facts: flags of series, figures of the whole, of classes and of pairs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.formats import FLAGS, Flag
+from data.quality import (
+    Agreement,
+    endpoint_agreement,
+    falls,
+    series_quality,
+    spearman,
+    weight_curve,
+)
+from pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
+from pipeline.audit.read import Facts, Series
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What follows for each of G series.
+
+    Attributes:
+        correlation: float64 [G, k], Spearman, of each class's weight in the conditioning and in
+            CLIP's projection; in a pair both are the same.
+        flags: bool [G] for each flag.
+        duplicates: which series is like which.
+    """
+
+    correlation: Tensor
+    flags: dict[Flag, np.ndarray]
+    duplicates: Duplicates
+
+    @property
+    def rho(self) -> Tensor:
+        """One number a series, float64 [G]: the mean over its classes."""
+        return self.correlation.mean(1)
+
+    def groups(self, series: Series) -> dict[Flag, list[int]]:
+        """Group numbers by flag, ascending."""
+        return {flag: sorted(series.group[self.flags[flag]].tolist()) for flag in FLAGS}
+
+
+def find(series: Series) -> Findings:
+    """Look for everything that a flag stands for."""
+    pictures = series.pictures
+    usable = pictures.faults == 0
+    duplicates = find_duplicates(pictures.hashes, pictures.coarse, pictures.exact, usable=usable)
+    correlation = class_correlations(series)
+    doubled = np.zeros(len(series.group), dtype=bool)
+    doubled[duplicates.rows] = True
+    flags: dict[Flag, np.ndarray] = {
+        "backwards": (correlation.mean(1) < 0).numpy(),
+        "not_monotone": _falling(series),
+        "end_points": (series.intended != series.nearest).any(1),
+        "duplicate": doubled,
+        # Flat neighbours are alike because they show nothing, which is another flag.
+        "still": ((pictures.steps < UNCHANGED) & usable[:, 1:] & usable[:, :-1]).any(1),
+        "degenerate": (~usable).any(1),
+    }
+    return Findings(correlation, flags, duplicates)
+
+
+def class_correlations(series: Series) -> Tensor:
+    """Spearman correlation for each class of a series, float64 [G, k].
+
+    In a pair the second class mirrors the first; so do its ranks.
+    """
+    classes = series.classes.shape[1]
+    if classes == 2:
+        rho = spearman(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
+        return rho[:, None].expand(-1, 2)
+    mixture, seen = torch.from_numpy(series.mixture), torch.from_numpy(series.coordinates)
+    return torch.stack([spearman(mixture[..., j], seen[..., j]) for j in range(classes)], 1)
+
+
+def _falling(series: Series) -> np.ndarray:
+    """Pairs whose weight falls somewhere; points of a simplex have no order to fall along."""
+    if series.classes.shape[1] > 2:
+        return np.zeros(len(series.group), dtype=bool)
+    found: np.ndarray = falls(
+        torch.from_numpy(series.alphas), torch.from_numpy(series.weights)
+    ).numpy()
+    return found
+
+
+BINS = 20
+Figures = dict[str, Any]
+
+
+def figures(facts: Facts, findings: Findings) -> Figures:
+    """Everything over all series, as plain values; a figure that does not apply is None."""
+    series = facts.series
+    return {
+        "correlation": _correlation(series, findings),
+        "weight_curve": _curve(series),
+        "end_points": end_point_figures(series),
+        "labels": {
+            "first_class": histogram(series.label, 0, 1),
+            "entropy_mean": float(series.entropy.mean()),
+            "entropy_most": float(np.log(series.classes.shape[1])),
+        },
+        "duplicates": {
+            "series": len(findings.duplicates.rows),
+            "same_pixels": int(findings.duplicates.same.sum()),
+            "share": len(findings.duplicates.rows) / len(series.group),
+        },
+        "still": {"share": float(findings.flags["still"].mean())},
+        "degenerate": {
+            "images": int((series.pictures.faults > 0).sum()),
+            **{
+                name.replace(" ", "_"): int((series.pictures.faults >> bit & 1).sum())
+                for bit, name in enumerate(FAULTS)
+            },
+        },
+        "disagreement": _spread(series.disagreement),
+        "stability": _spread(series.stability),
+    }
+
+
+def end_point_figures(series: Series) -> dict[str, Agreement | None]:
+    """How often unmixed images are of the class they were made for, by whom it was asked."""
+    ends = series.intended >= 0
+    return {
+        "nearest_prototype": _agreement(series.intended, series.nearest, ends),
+        "nearest_of_series": _agreement(series.intended, series.of_series, ends),
+        "judge": _agreement(series.intended, series.judged, ends & (series.judged >= 0)),
+    }
+
+
+def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> Figures:
+    """Counts in equal bins; what lies outside is in the outermost ones."""
+    kept = values.astype(np.float64).clip(low, high)
+    counts, edges = np.histogram(kept, bins=bins, range=(low, high))
+    return {"edges": edges.round(6).tolist(), "counts": counts.tolist()}
+
+
+def _correlation(series: Series, findings: Findings) -> Figures:
+    rho = findings.rho
+    pairs = series.classes.shape[1] == 2
+    found = {
+        "median": float(rho.quantile(0.5)),
+        "mean": float(rho.mean()),
+        "not_monotone": None,
+        "negative": float((rho < 0).double().mean()),
+    }
+    if pairs:
+        alphas, weights = torch.from_numpy(series.alphas), torch.from_numpy(series.weights)
+        found = asdict(series_quality(alphas, weights))
+        del found["series"]
+    return {**found, "histogram": histogram(rho.numpy(), -1, 1)}
+
+
+def _curve(series: Series) -> Figures | None:
+    if series.classes.shape[1] > 2:
+        return None
+    curve = weight_curve(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
+    return {
+        "alphas": curve.alphas.tolist(),
+        "mean": curve.mean.tolist(),
+        "levels": list(curve.levels),
+        "quantiles": curve.quantiles.tolist(),
+    }
+
+
+def _agreement(intended: np.ndarray, seen: np.ndarray, where: np.ndarray) -> Agreement | None:
+    if not where.any():
+        return None
+    return endpoint_agreement(torch.from_numpy(seen[where]), torch.from_numpy(intended[where]))
+
+
+def _spread(values: np.ndarray) -> Figures | None:
+    """Mean, median and extremes of what was recorded; None if nothing was."""
+    known = values[np.isfinite(values)].astype(np.float64)
+    if not known.size:
+        return None
+    return {
+        "recorded": len(known),
+        "mean": float(known.mean()),
+        "median": float(np.median(known)),
+        "least": float(known.min()),
+        "most": float(known.max()),
+    }
+
+
+LABEL_BINS = 10
+Columns = dict[str, list[Any]]
+
+
+def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One record a class: its images, label mass, correlation and end points.
+
+    `share` is of all label mass; `correlation` the mean over its series, None without one.
+    """
+    series, count = facts.series, len(names)
+    of_series = np.bincount(series.classes.ravel(), minlength=count)
+    rho = findings.correlation.numpy()
+    sums = np.bincount(series.classes.ravel(), weights=rho.ravel(), minlength=count)
+    ends = series.intended >= 0
+    made = np.bincount(series.intended[ends], minlength=count)
+    right = ends & (series.intended == series.nearest)
+    agreed = np.bincount(series.intended[right], minlength=count)
+    return [
+        {
+            "name": name,
+            "series": int(of_series[k]),
+            "images": int(of_series[k]) * series.alphas.shape[1],
+            "mass": float(facts.mass[k]),
+            "share": float(facts.mass[k] / facts.mass.sum()),
+            "correlation": float(sums[k] / of_series[k]) if of_series[k] else None,
+            "end_points": int(made[k]),
+            "end_points_agreed": int(agreed[k]),
+        }
+        for k, name in enumerate(names)
+    ]
+
+
+def pair_figures(series: Series, findings: Findings) -> Columns:
+    """One list a column, one entry for each set of classes that has series.
+
+    `labels` is the histogram of the first class's probability in LABEL_BINS equal bins.
+    """
+    classes, inverse = np.unique(series.classes, axis=0, return_inverse=True)
+    count, inverse = len(classes), inverse.reshape(-1)
+    number = np.bincount(inverse, minlength=count)
+    rho = findings.rho.numpy()
+
+    def mean(values: np.ndarray) -> list[float]:
+        return (np.bincount(inverse, weights=values, minlength=count) / number).tolist()
+
+    ends = series.intended >= 0
+    agreed = (ends & (series.intended == series.nearest)).sum(1)
+    judged = ends & (series.judged >= 0)
+    right = (judged & (series.intended == series.judged)).sum(1)
+    found = {
+        "classes": classes.tolist(),
+        "series": number.tolist(),
+        "correlation_median": _medians(rho, inverse, number).tolist(),
+        "correlation_mean": mean(rho),
+        "negative": mean(rho < 0),
+        "not_monotone": mean(findings.flags["not_monotone"]),
+        "end_points_nearest": _shares(agreed, ends.sum(1), inverse),
+        "end_points_judge": _shares(right, judged.sum(1), inverse) if judged.any() else [],
+        "labels": _histograms(series.label, inverse, count).tolist(),
+        "entropy": mean(series.entropy.mean(1)),
+    }
+    return {key: column for key, column in found.items() if column}
+
+
+def _medians(values: np.ndarray, inverse: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Median of the values of each set, float64 [P]; none of them is empty."""
+    ordered = values[np.lexsort((values, inverse))]
+    start = number.cumsum() - number
+    middle: np.ndarray = ordered[start + (number - 1) // 2] + ordered[start + number // 2]
+    return middle / 2
+
+
+def _shares(hits: np.ndarray, of: np.ndarray, inverse: np.ndarray) -> list[float | None]:
+    """Share of hits in each set; None where there is nothing to hit."""
+    summed = (np.bincount(inverse, weights=part).tolist() for part in (hits, of))
+    return [hit / total if total else None for hit, total in zip(*summed, strict=True)]
+
+
+def _histograms(label: np.ndarray, inverse: np.ndarray, count: int) -> np.ndarray:
+    """Counts of labels [G, A] in each set and bin, int64 [P, LABEL_BINS]."""
+    bins = (label * LABEL_BINS).astype(np.int64).clip(0, LABEL_BINS - 1)
+    cells = inverse[:, None] * LABEL_BINS + bins
+    return np.bincount(cells.ravel(), minlength=count * LABEL_BINS).reshape(count, LABEL_BINS)

@@ -1,0 +1,277 @@
+"""One pass over the shards of an index, decoding on threads; keeps facts of series, no images."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.errors import InputError
+from data.formats import SeriesRecord, ShardEntry
+from data.images import decode_image
+from data.machine import cores
+from data.pinned import Pinned
+from data.quality import read_end_points
+from data.tar import GroupSample
+from data.threads import mapped
+from pipeline.audit.pictures import FAULTS, Pictures, look_at
+
+NOT_FINITE = 1 << FAULTS.index("not finite")
+
+
+class Series(NamedTuple):
+    """One series of A images between k classes; of G series, with G in front of each shape.
+
+    Attributes:
+        group, shard: int64 [].
+        classes: int64 [k].
+        alphas, weights: float32 [A], of the first class.
+        mixture, coordinates: float32 [A, k], conditioning and CLIP weights of every class.
+        label: float32 [A], probability of the first class.
+        entropy: float32 [A], of the label, nats.
+        intended, nearest, of_series: int64 [A], see `data.quality.EndPoints`.
+        judged: int64 [A], what the judge sees in an unmixed image; -1 elsewhere.
+        pictures: what pixels say; its `faults` also has features that are no numbers.
+        disagreement: float32 [A], of the second encoder's weights; NaN without one.
+        stability: float32 [], of the noise; NaN where it was not scored.
+    """
+
+    group: np.ndarray
+    shard: np.ndarray
+    classes: np.ndarray
+    alphas: np.ndarray
+    weights: np.ndarray
+    mixture: np.ndarray
+    coordinates: np.ndarray
+    label: np.ndarray
+    entropy: np.ndarray
+    intended: np.ndarray
+    nearest: np.ndarray
+    of_series: np.ndarray
+    judged: np.ndarray
+    pictures: Pictures
+    disagreement: np.ndarray
+    stability: np.ndarray
+
+
+class Examined(NamedTuple):
+    """One series with what is not kept.
+
+    Attributes:
+        mass: float64 [K], its labels, summed over images.
+        ends: uint8 [M, H, W, 3], its unmixed images, for a judge.
+    """
+
+    series: Series
+    mass: np.ndarray
+    ends: np.ndarray
+
+
+def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: int) -> Examined:
+    """Everything the audit keeps of one series.
+
+    Args:
+        features: [A, D], stored ones; vectors: [K, D], class prototypes.
+    Raises:
+        ValueError: an image cannot be decoded, or the images differ in size.
+    """
+    record = sample.record
+    images = _decoded(sample)
+    alphas = np.array(record.alphas, dtype=np.float32)
+    ends = read_end_points(record.mixtures, record.classes, features, vectors)
+    pictures = look_at(images, alphas)
+    labels = _dense(record.labels, len(vectors))
+    series = Series(
+        group=np.array(record.group),
+        shard=np.array(shard),
+        classes=np.array(record.classes),
+        alphas=alphas,
+        weights=np.array(record.weights, dtype=np.float32),
+        mixture=np.array(record.mixtures, dtype=np.float32),
+        coordinates=_coordinates(record),
+        label=labels[:, record.classes[0]].astype(np.float32),
+        entropy=_entropy(labels).astype(np.float32),
+        **{name: value.numpy() for name, value in ends._asdict().items()},
+        judged=np.full(len(alphas), -1),
+        pictures=pictures._replace(faults=pictures.faults | _not_finite(features)),
+        disagreement=_disagreement(record),
+        stability=np.array(_or_nan(record.stability), dtype=np.float32),
+    )
+    return Examined(series, labels.sum(0), images[series.intended >= 0])
+
+
+def stacked(rows: Sequence[Series]) -> Series:
+    """Series one above the other.
+
+    Raises:
+        ValueError: they differ in their number of images or classes.
+    """
+    return _by_field(np.stack, rows)
+
+
+def joined(parts: Sequence[Series]) -> Series:
+    """Stacks of series one behind the other."""
+    return _by_field(np.concatenate, parts)
+
+
+def _by_field(join: Callable[[Any], np.ndarray], rows: Sequence[Any]) -> Any:
+    if isinstance(rows[0], np.ndarray):
+        return join(rows)
+    return type(rows[0])(*(_by_field(join, column) for column in zip(*rows, strict=True)))
+
+
+def _decoded(sample: GroupSample) -> np.ndarray:
+    """uint8 [A, H, W, 3]."""
+    try:
+        return np.stack([decode_image(image) for image in sample.images])
+    except ValueError as error:
+        raise ValueError(f"group {sample.record.group}: {error}") from None
+
+
+def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
+    dense = np.zeros((len(labels), num_classes))
+    for row, sparse in enumerate(labels):
+        for target, probability in sparse:
+            dense[row, int(target)] = probability
+    return dense
+
+
+def _entropy(labels: np.ndarray) -> np.ndarray:
+    logarithms = np.log(labels, where=labels > 0, out=np.zeros_like(labels))
+    return -(labels * logarithms).sum(-1)
+
+
+def _coordinates(record: SeriesRecord) -> np.ndarray:
+    pairs = [[weight, 1 - weight] for weight in record.weights]
+    return np.array(record.coordinates or pairs, dtype=np.float32)
+
+
+def _not_finite(features: Tensor) -> np.ndarray:
+    broken = ~torch.isfinite(features).all(-1)
+    return broken.numpy().astype(np.uint8) * NOT_FINITE
+
+
+def _disagreement(record: SeriesRecord) -> np.ndarray:
+    if record.agreement is None:
+        return np.full(len(record.alphas), np.nan, dtype=np.float32)
+    return np.array(record.agreement.difference, dtype=np.float32)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+Judge = Callable[[np.ndarray], np.ndarray]  # uint8 [M, H, W, 3] to classes, int64 [M]
+ENDS_AT_ONCE = 128  # unmixed images that wait for the judge
+
+
+class Unreadable(ValueError):
+    """Nothing of an index can be read."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one pass found.
+
+    Attributes:
+        series: of all shards that could be read, in the order of the index.
+        mass: float64 [K], all labels, summed.
+        unreadable: by shard what is wrong with it.
+        size: height and width of the images.
+    """
+
+    series: Series
+    mass: np.ndarray
+    unreadable: dict[int, str]
+    size: tuple[int, int]
+
+
+def read_facts(
+    source: Pinned, *, judge: Judge | None = None, beat: Callable[[int], None] = lambda groups: None
+) -> Facts:
+    """Examine every series of a pinned index.
+
+    Args:
+        beat: called after each shard with its number of groups.
+    Raises:
+        Unreadable: no shard can be read; the first one's problem is named.
+    """
+    parts: list[Series] = []
+    mass, unreadable, size = np.zeros(len(source.prototypes)), {}, (0, 0)
+    for shard in source.shards:
+        try:
+            part, its_mass, size = _read_shard(source, shard, judge)
+        except InputError:  # of the judge or the label set; no shard is at fault
+            raise
+        except FileNotFoundError:
+            unreadable[shard.shard] = f"{shard.tar}: is not there"
+            continue
+        except ValueError as error:
+            unreadable[shard.shard] = _named(shard, error)
+            continue
+        parts.append(part)
+        mass += its_mass
+        beat(shard.groups)
+    if not parts:
+        first = next(iter(unreadable.values()), "the index lists no shard")
+        raise Unreadable(f"no shard of {source.index} can be read: {first}")
+    return Facts(joined(parts), mass, unreadable, size)
+
+
+def _read_shard(
+    source: Pinned, shard: ShardEntry, judge: Judge | None
+) -> tuple[Series, np.ndarray, tuple[int, int]]:
+    """Facts of a shard's series, their label mass, and the images' height and width."""
+    rows, mass = [], np.zeros(len(source.prototypes))
+    judged = _Judged(judge)
+
+    def work(series: tuple[GroupSample, Tensor]) -> Examined:
+        return examine(*series, source.prototypes, shard=shard.shard)
+
+    threads = cores()
+    samples = _with_features(source, shard)
+    with closing(mapped(work, samples, threads=threads, ahead=4 * threads)) as examined:
+        for found in examined:
+            rows.append(found.series)
+            mass += found.mass
+            judged.add(found)
+    judged.flush()
+    return stacked(rows), mass, found.ends.shape[1:3]
+
+
+def _with_features(source: Pinned, shard: ShardEntry) -> Iterator[tuple[GroupSample, Tensor]]:
+    features = source.features(shard)
+    for row, sample in enumerate(source.samples(shard)):
+        if row < len(features):  # one too many is named once all are read
+            yield sample, features[row]
+
+
+def _named(shard: ShardEntry, error: ValueError) -> str:
+    """A problem that names its file; one inside an image does not know in which tar it is."""
+    named = str(error).startswith(("shards/", "labels/"))
+    return str(error) if named else f"{shard.tar}: {error}"
+
+
+class _Judged:
+    """Shows a judge the unmixed images, some series at a time; writes what it sees in them."""
+
+    def __init__(self, judge: Judge | None) -> None:
+        self.judge = judge
+        self.waiting: list[Examined] = []
+
+    def add(self, found: Examined) -> None:
+        self.waiting.append(found)
+        if sum(len(waiting.ends) for waiting in self.waiting) >= ENDS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        if self.judge is None or not any(len(found.ends) for found in waiting):
+            return
+        seen = iter(self.judge(np.concatenate([found.ends for found in waiting])).tolist())
+        for found in waiting:
+            ends = np.flatnonzero(found.series.intended >= 0)
+            found.series.judged[ends] = [next(seen) for _ in ends]

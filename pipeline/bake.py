@@ -1,0 +1,126 @@
+"""Bake labels into a new root: the same images byte for byte, other labels in each KEY.json."""
+
+import hashlib
+from collections.abc import Iterator
+
+from data.errors import InputError
+from data.formats import PAIRS, PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
+from data.label_sets import LabelSet
+from data.layout import write_extension
+from data.root import Root
+from data.store import Store
+from data.tar import GroupSample, write_tar
+from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan
+from pipeline.relabel import features_file, series_of
+from pipeline.shard_writer import Stopwatch, publish_shard
+
+
+def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: str) -> Root:
+    """Start the new root, or continue it.
+
+    Its plan is the source's with this annotation, so that everything works on it as on any root;
+    it says what it was baked from. plan.json comes after all that a build would measure or draw
+    anew, because that must be the source's.
+
+    Args:
+        config: the source's, with the annotation of `labels`.
+    Raises:
+        InputError: the place is the source itself, holds something else, or cannot be written.
+    """
+    store = Store(url)
+    if store.url == source.url:
+        raise InputError("out", url, "is the root itself; choose a new place")
+    plan = _plan(source, config, labels)
+    if store.exists(PLAN):
+        _refuse_difference(Root(url), plan)
+    else:
+        store.check_writable()
+        prototypes = PROTOTYPES if labels is None else labels.prototypes
+        for name, kept_as in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
+            if source.store.exists(name):
+                # Without a plan beside it, what may be there is a killed bake's.
+                store.put(kept_as, source.store.get(name))
+        if not store.create(PLAN, plan.written()):
+            return open_baked(source, config, labels, url)  # another process was first
+    for number, extension in enumerate(source.extensions, start=1):
+        write_extension(store, number, extension.model_copy(update={"plan": plan.digest}))
+    return Root(url)
+
+
+def bake_shard(
+    shard: int, *, source: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
+) -> bool:
+    """Copy one shard with other labels and commit it; False if its source is not ready.
+
+    One series is in memory at a time.
+
+    Args:
+        labels: of the source; None for those its images carry.
+        plan: of the source.
+    Raises:
+        ValueError: the tar, the features or the labels are damaged, or not as recorded.
+    """
+    record = source.record(shard)
+    if record is None:
+        return False
+    clock = Stopwatch()
+    with target.store.staging(f"{shard_stem(shard)}.tar") as staged:
+        with clock.stage("write"), staged.open("wb") as file:
+            write_tar(file, _series(record, source=source, labels=labels, plan=plan))
+        publish_shard(
+            target,
+            shard,
+            staged,
+            _features(record, source, labels),
+            clock=clock,
+            groups=record.groups,
+            first=record.first,
+            wall_seconds=clock.wall,
+            versions=record.versions,  # of what made the images
+            left_out=record.left_out,
+        )
+    return True
+
+
+def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
+    written = source.written  # without what extensions added
+    encoders = labels.record.encoders if labels else written.models["annotation"]
+    models = written.models | {"annotation": encoders}
+    plan = BuildPlan(config, tuple(written.class_names), models=models)
+    return written.model_copy(
+        update={
+            "digest": plan.digest,
+            "config": config.model_dump(mode="json"),
+            "models": models,
+            "baked_from": {"plan": written.digest, "labels": labels.digest if labels else None},
+        }
+    )
+
+
+def _refuse_difference(there: Root, plan: Plan) -> None:
+    found = there.written
+    if (found.digest, found.baked_from) != (plan.digest, plan.baked_from):
+        remedy = "holds another dataset, or another baked one; choose a new place"
+        raise InputError("out", there.url, remedy)
+
+
+def _series(
+    record: CommitRecord, *, source: Root, labels: LabelSet | None, plan: BuildPlan
+) -> Iterator[GroupSample]:
+    groups = [plan.group(index) for index in record.group_numbers]
+    new = labels.labels(record.shard, images=record.sha256) if labels else None
+    for sample in series_of(source.store, record, groups):
+        told = sample.record
+        if new is not None:
+            told = told.with_labels(new[told.group])
+        yield GroupSample(told, sample.images, sample.extension)
+
+
+def _features(record: CommitRecord, source: Root, labels: LabelSet | None) -> bytes:
+    """The stored features that these labels were made from."""
+    file = features_file(record, labels)
+    content = source.store.get(file.name)
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise ValueError(f"{file.name}: does not have the recorded SHA-256")
+    return content

@@ -1,0 +1,255 @@
+"""What is refused before anything heavy is imported or loaded: models, schedulers, prompts."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data.errors import InputError
+from data.files import read_json
+from pipeline.config import PIPELINES, AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
+from pipeline.generators.schedulers import own_scheduler, refuse_foreign, refuse_stochastic
+from pipeline.model_paths import (
+    PICKLES,
+    SAFE,
+    check_commit,
+    check_weights,
+    local_path,
+    lora_file,
+    pinned,
+    refuse_absent,
+)
+from pipeline.prompts import checked_prompts, spoken_names
+
+NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
+TOKENIZERS = ("tokenizer", "tokenizer_2")
+LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
+HUB_WEIGHTS = "open_clip_model.safetensors"
+# What open_clip takes of a folder, whatever else lies in it.
+FIRST = {HUB_WEIGHTS, "open_clip_pytorch_model.safetensors"}
+CONVERT = "convert it once, as docs/format.md says under Safety"
+SETTINGS = "open_clip_config.json"
+
+
+def check_models(config: BuildConfig) -> None:
+    """Raises InputError for models that are missing, of the wrong kind, or not pinned."""
+    check_generator(config.generator, chosen_noise=config.noise.strategy)
+    check_clip(config.annotation)
+
+
+def notes(config: BuildConfig) -> list[str]:
+    """What a user may not expect of models that can be used, a sentence each."""
+    folder = local_path(config.generator.model)
+    index = folder / "model_index.json" if folder else None
+    if index is None or not index.is_file():
+        return []
+    checker = (read_json(index).get("safety_checker") or [None])[-1]
+    if checker is None:
+        return []
+    return [
+        f"{checker} of {folder} is left out: it would blacken images, and those would still get "
+        "the label of a class"
+    ]
+
+
+def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
+    """Names and prompts of all classes against a local model's tokenizers; of a hub id the names.
+
+    Raises:
+        InputError: `generator.names` renames a class that is not there; a prompt that the model
+            would cut off; names that cannot be padded.
+    """
+    names = spoken_names(config, class_names)
+    folder = local_path(config.model)
+    parts = [folder / part for part in TOKENIZERS] if folder is not None else []
+    parts = [part for part in parts if part.is_dir()]
+    if not parts:  # of the hub, or a model that knows classes by number
+        return
+    # transformers takes seconds, which finding a wrong path need not cost
+    from transformers import CLIPTokenizer
+
+    checked_prompts(config, names, [CLIPTokenizer.from_pretrained(part) for part in parts])
+
+
+def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") -> None:
+    """The generator and what is added to it.
+
+    Args:
+        chosen_noise: the noise strategy; any but random inverts the sampling.
+    Raises:
+        InputError: a local directory that is not there, of another family, without safetensors,
+            or with a scheduler that will not do; a hub id without a commit.
+    """
+    folder = pinned(config.model, config.revision, "generator.revision")
+    if isinstance(folder, Path):
+        _check_pipeline(folder.absolute(), config)
+        _check_scheduler(folder, config, chosen_noise)
+    _check_additions(config)
+
+
+def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
+    """A diffusers directory of the family, all its parts in safetensors, each in its folder."""
+    refuse_absent(folder, "generator.model")
+    index = folder / "model_index.json"
+    if not index.is_file():
+        remedy = "is not a diffusers directory (it has no model_index.json)"
+        raise InputError("generator.model", folder, remedy)
+    parts = read_json(index)
+    kind, wanted = parts.get("_class_name"), PIPELINES[config.family]
+    if kind != wanted:
+        families = [family for family, name in PIPELINES.items() if name == kind]
+        instead = f"; set generator.family to {families[0]}" if families else ""
+        remedy = f"holds a {kind}; family {config.family} needs a {wanted}{instead}"
+        raise InputError("generator.model", folder, remedy)
+    left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
+    for part, found in sorted(parts.items()):
+        if part not in left_out and isinstance(found, list) and found[0] is not None:
+            _check_pipeline_part(folder, part, found)
+
+
+def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
+    """Networks of transformers other than CLIP's can name further models, which it would fetch."""
+    library, kind = found
+    if library == "transformers" and not kind.startswith("CLIP"):
+        raise InputError("generator.model", folder, f"its {part} is a {kind}; semix takes CLIP's")
+    if not (folder / part).is_dir():
+        raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
+    check_weights(folder / part, "generator.model")
+
+
+def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -> None:
+    settings = own_scheduler(folder)
+    if settings is None:
+        return  # loading names it
+    kind = settings.get("_class_name", "")
+    if config.scheduler is None:
+        refuse_stochastic(kind, settings)
+    else:
+        refuse_foreign(kind, settings, field="generator.scheduler", value=config.scheduler)
+    if chosen_noise != "random":
+        refuse_foreign(kind, settings, field="noise.strategy", value=chosen_noise)
+
+
+def _check_additions(config: GeneratorConfig) -> None:
+    if config.unet is not None:
+        _check_part(config.unet, config.unet_revision, "generator.unet")
+        folder = local_path(config.unet)
+        if folder is not None and not (folder / "config.json").is_file():
+            remedy = "is not a U-Net directory (it has no config.json); name the unet folder itself"
+            raise InputError("generator.unet", folder.absolute(), remedy)
+    for lora in config.lora:
+        lora_file(lora)
+    if config.tiny_decoder is not None:
+        _check_part(config.tiny_decoder, config.tiny_decoder_revision, "generator.tiny_decoder")
+
+
+def _check_part(model: str, revision: str | None, field: str) -> None:
+    """A local directory must exist and hold safetensors; a hub id must come with a commit."""
+    path = pinned(model, revision, f"{field}_revision")
+    if isinstance(path, Path):
+        refuse_absent(path, field)
+        check_weights(path, field)
+
+
+def check_clip(config: AnnotationConfig) -> None:
+    """The model, and the second one where there is one; see `check_encoder`."""
+    for field, encoder in config.encoders:
+        check_encoder(encoder, field)
+
+
+def check_encoder(config: EncoderConfig, field: str) -> None:
+    """One model.
+
+    Raises:
+        InputError: a local folder that is no open_clip directory; a hub model without a commit;
+            a name that open_clip does not know, or without weights; weights of another format
+            than safetensors; a tower that would come from elsewhere.
+    """
+    in_place = config.model.startswith((LOCAL, HUB))
+    if in_place and config.pretrained is not None:
+        remedy = f"{config.model} brings its own weights; leave it out"
+        raise InputError(f"{field}.pretrained", config.pretrained, remedy)
+    if config.revision is not None and not config.model.startswith(HUB):
+        remedy = f"belongs to hf-hub: models, and {config.model} is none; leave it out"
+        raise InputError(f"{field}.revision", config.revision, remedy)
+    if config.model.startswith(LOCAL):
+        check_folder(Path(config.model.removeprefix(LOCAL)), field)
+    elif in_place:
+        check_commit(config.model, config.revision, f"{field}.revision")
+    else:
+        _check_named(config, field)
+
+
+def check_folder(folder: Path, field: str) -> None:
+    """An open_clip directory: of this machine, or that of a commit. Raises InputError."""
+    folder = folder.absolute()
+    refuse_absent(folder, f"{field}.model")
+    if not (folder / SETTINGS).is_file():
+        remedy = f"is not an open_clip directory (it has no {SETTINGS})"
+        raise InputError(f"{field}.model", folder, remedy)
+    names = sorted(path.name for path in folder.iterdir())
+    pickles = [name for name in names if Path(name).suffix in PICKLES]
+    if pickles and not FIRST & set(names):
+        remedy = f"is no safetensors file, and no other is read; {CONVERT}, to {HUB_WEIGHTS}"
+        raise InputError(f"{field}.model", folder / pickles[0], remedy)
+    if not any(name.endswith(SAFE) for name in names):
+        raise InputError(f"{field}.model", folder, f"holds no weights (no {SAFE} file)")
+    settings = read_json(folder / SETTINGS)
+    refuse_other_sources(settings.get("model_cfg", settings), folder, field)
+
+
+def tag_repository(config: EncoderConfig) -> str | None:
+    """The hub repository where a tag's weights are `HUB_WEIGHTS`; None for any other tag."""
+    from open_clip import get_pretrained_cfg
+
+    tag = get_pretrained_cfg(config.model, config.pretrained)
+    repository, _, file = tag.get("hf_hub", "").rpartition("/")
+    return repository if repository and not file else None
+
+
+def _check_named(config: EncoderConfig, field: str) -> None:
+    if re.match(r"[.~]|.*/", config.model) or Path(config.model).is_dir():
+        remedy = f"write {LOCAL}{config.model} if it is a folder, {HUB}{config.model} if a hub id"
+        raise InputError(f"{field}.model", config.model, remedy)
+    from open_clip import get_model_config, get_pretrained_cfg, list_models
+
+    if config.model not in list_models():
+        remedy = "open_clip has no such model; see open_clip.list_models()"
+        raise InputError(f"{field}.model", config.model, remedy)
+    if config.pretrained is None:
+        # open_clip itself would go on with random weights.
+        remedy = "name a weights tag, such as openai, or a safetensors file"
+        raise InputError(f"{field}.pretrained", "nothing", remedy)
+    remedy = ""
+    if get_pretrained_cfg(config.model, config.pretrained):
+        if tag_repository(config) is None:
+            remedy = f"its weights are no safetensors, and no other are read; {CONVERT}, and name"
+            remedy += f" the file, or take another tag; {config.model} has {_tags(config)}"
+    elif not Path(config.pretrained).is_file():
+        remedy = f"is no file, and no tag of {config.model}; it has {_tags(config)}"
+    elif not config.pretrained.endswith(SAFE):
+        remedy = f"is no safetensors file, and no other is read; {CONVERT}, or name a tag; "
+        remedy += f"{config.model} has {_tags(config)}"
+    if remedy:
+        raise InputError(f"{field}.pretrained", config.pretrained, remedy)
+    refuse_other_sources(get_model_config(config.model), config.model, field)
+
+
+def _tags(config: EncoderConfig) -> str:
+    """Tags of the model whose weights are safetensors."""
+    from open_clip import list_pretrained_tags_by_model
+
+    tags = list_pretrained_tags_by_model(config.model)
+    fit = [tag for tag in tags if tag_repository(config.model_copy(update={"pretrained": tag}))]
+    return ", ".join(fit) or "none"
+
+
+def refuse_other_sources(settings: Mapping[str, Any], value: object, field: str) -> None:
+    """Raises InputError for a tower named by its place on the hub: no commit pins what comes."""
+    for tower, key in (("text_cfg", "hf_model_name"), ("vision_cfg", "timm_model_name")):
+        name = settings.get(tower, {}).get(key)
+        if name and (key == "hf_model_name" or re.search("[:/]", name)):
+            remedy = (
+                f"its {tower} takes {name} from the hub, of no commit; use a model of one piece"
+            )
+            raise InputError(f"{field}.model", value, remedy)

@@ -1,1 +1,0 @@
-"""What a build will take: rows, FLOP, bytes, hours."""

@@ -1,1 +1,0 @@
-"""Ways to the images that are faster and not exact."""

@@ -1,0 +1,259 @@
+"""What labels need of the real images, measured in two passes over their CLIP features."""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from data.errors import InputError
+from data.tensors import Facts, open_sealed, seal
+from pipeline.config import AnnotationConfig
+
+FEATURES, SECOND = "features", "second"  # what the features of each encoder are called in files
+COINCIDE = 1e-8  # squared distance below which two prototypes define no line
+ROWS = 256  # features compared with all classes at once, which bounds memory
+SCALE_RANGE = (1.0, 20.0)
+USUAL = (0.6, 0.99)  # labels of an average real image: less says little, more is nearly certain
+# By encoder: names of its tensors, and what the names of its facts begin with.
+PLACES = {
+    FEATURES: (("prototypes", "unit"), ""),
+    SECOND: (("second", "second_unit"), "second_"),
+}
+
+log = logging.getLogger("semix.build")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The real images of a training split as one encoder sees them; any rule can use it.
+
+    Attributes:
+        prototypes: mean feature of each class, float32 [K, D].
+        unit: mean unit feature of each class at length 1, float32 [K, D].
+        variance, unit_variance: of the weight of real images in their class, on the lines
+            between either.
+    """
+
+    prototypes: Tensor
+    unit: Tensor
+    variance: float
+    unit_variance: float
+
+    def scale(self, configured: float | str, *, normalize: bool = False) -> float:
+        """The sharpening to use: the configured number, or for `auto` the inverse variance."""
+        if not isinstance(configured, str):
+            return configured
+        variance = self.unit_variance if normalize else self.variance
+        least, most = SCALE_RANGE
+        return 1 / min(max(variance, 1 / most), 1 / least)  # none at all, with one image a class
+
+    def chosen(self, *, normalize: bool) -> Tensor:
+        """The prototypes that an annotation with or without `normalize` uses."""
+        return self.unit if normalize else self.prototypes
+
+    def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Facts]:
+        """Tensors and facts for a file, by the names that this encoder has there."""
+        (raw, short), prefix = PLACES[encoder]
+        facts = {"weight_variance": self.variance, "unit_weight_variance": self.unit_variance}
+        named = {f"{prefix}{name}": repr(value) for name, value in facts.items()}
+        return {raw: self.prototypes, short: self.unit}, named
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Any], facts: Facts, encoder: str = FEATURES) -> Self:
+        """From what `parts` gave. Raises ValueError: some of it is not there."""
+        names, prefix = PLACES[encoder]
+        try:
+            raw, short = (torch.from_numpy(tensors[name]) for name in names)
+            spread = float(facts[f"{prefix}weight_variance"])
+            return cls(raw, short, spread, float(facts[f"{prefix}unit_weight_variance"]))
+        except KeyError as error:
+            raise ValueError(f"holds no {error}") from None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one encoder measured, and its identity."""
+
+    identity: Mapping[str, Any]
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class PrototypeFile:
+    """prototypes.safetensors: what one or two encoders measured, with facts for a reader.
+
+    Attributes:
+        parts: by the name of the features, `features` and perhaps `second`.
+        real: digest of the images that were measured.
+    """
+
+    parts: Mapping[str, Seen]
+    class_names: tuple[str, ...]
+    real: str
+
+    def pack(self, config: AnnotationConfig) -> bytes:
+        """The file of one annotation; its scale is among the facts."""
+        tensors: dict[str, Tensor] = {}
+        facts = {"real": self.real, "class_names": json.dumps(self.class_names)}
+        for name, seen in self.parts.items():
+            own, said = seen.measurement.parts(name)
+            prefix, scale = PLACES[name][1], scale_of(seen.measurement, config)
+            tensors |= own
+            facts |= said | {
+                f"{prefix}encoder": json.dumps(seen.identity, sort_keys=True),
+                f"{prefix}scale": repr(scale),
+                f"{prefix}label_of_average_real_image": repr(implied_label(scale)),
+            }
+        return seal(tensors, facts)
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Self:
+        """Raises ValueError: another file, or a damaged one."""
+        tensors, facts = open_sealed(content)
+        parts = {
+            name: Seen(json.loads(facts[f"{prefix}encoder"]), Measurement.of(tensors, facts, name))
+            for name, (_, prefix) in PLACES.items()
+            if f"{prefix}encoder" in facts
+        }
+        return cls(parts, tuple(json.loads(facts["class_names"])), facts["real"])
+
+    def refuse_coinciding(self, config: AnnotationConfig) -> None:
+        """Raises InputError for two classes between whose prototypes no line lies."""
+        for seen in self.parts.values():
+            pair = coinciding(seen.measurement.chosen(normalize=config.normalize))
+            if pair is not None:
+                first, second = (repr(self.class_names[k]) for k in pair)
+                remedy = f"have one CLIP prototype under {seen.identity['model']}, so that no "
+                remedy += "image lies between them; give each images of its own, or leave one out"
+                raise InputError("real", f"classes {first} and {second}", remedy)
+
+    def say_scale(self, config: AnnotationConfig) -> None:
+        """Log the dial that `scale` is, by the label that it gives to an average real image,
+        where it was measured or is far from usual; the facts have it always."""
+        if config.rule != "projection":
+            return
+        for name, seen in self.parts.items():
+            scale = scale_of(seen.measurement, config)
+            measured = config.scale == "auto"
+            if measured or not USUAL[0] <= implied_label(scale) <= USUAL[1]:
+                text = "sharpening of %s: scale %.3g (%s); an average real image would be labelled"
+                how = "from the spread of real images" if measured else "as set"
+                log.info(f"{text} %.3f", name, scale, how, implied_label(scale))
+
+
+def scale_of(measurement: Measurement, config: AnnotationConfig) -> float:
+    """The sharpening that these settings mean."""
+    return measurement.scale(config.scale, normalize=config.normalize)
+
+
+def implied_label(scale: float) -> float:
+    """The probability of the own class that a sharpening gives to an average real image, whose
+    weight is 1."""
+    return 1 / (1 + math.exp(-scale / 2))
+
+
+def measured(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:
+    """Two passes over features [n, D] and targets [n]; memory does not grow with their number.
+
+    Args:
+        batches: can be walked twice, and gives the same both times.
+    Raises:
+        ValueError: a class has no features.
+    """
+    raw, short = ClassSums(num_classes), ClassSums(num_classes)
+    for features, targets in batches:
+        raw.add(features, targets)
+        short.add(unit(features), targets)
+    means, unit_means = raw.means(), short.means()
+    prototypes, unit_prototypes = means.float(), unit(unit_means).float()
+    spread = WeightVariance(prototypes, prototypes)
+    unit_spread = WeightVariance(unit_means, unit_prototypes)
+    for features, targets in batches:
+        spread.add(features, targets)
+        unit_spread.add(unit(features), targets)
+    return Measurement(prototypes, unit_prototypes, spread.value(), unit_spread.value())
+
+
+class ClassSums:
+    """Running sums of the features of each class, in float64: no order or chunk shows."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.counts = torch.zeros(num_classes, dtype=torch.int64)
+        self._sums: Tensor | None = None
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Args: features [N, D]; targets int64 [N]."""
+        if self._sums is None:
+            width = features.shape[1]
+            self._sums = torch.zeros(len(self.counts), width, dtype=torch.float64)
+        self.counts += torch.bincount(targets, minlength=len(self.counts))
+        self._sums.index_add_(0, targets, features.double())
+
+    def means(self) -> Tensor:
+        """float64 [K, D]. Raises ValueError: a class has no features."""
+        if self._sums is None or not self.counts.all():
+            raise ValueError(f"class {int(self.counts.argmin())} has no features")
+        return self._sums / self.counts[:, None]
+
+
+class WeightVariance:
+    """Variance of the projection weight of real images around the mean of their class.
+
+    Averaged over all images and all other classes; 1 / variance is the sharpening under which
+    labels are the posterior of two Gaussian classes.
+
+    Args:
+        means: of each class, [K, D]; prototypes: [K, D], which span the lines. The same, unless
+            prototypes are scaled to length 1.
+    """
+
+    def __init__(self, means: Tensor, prototypes: Tensor) -> None:
+        self._means = means.double()
+        self._prototypes = prototypes.double()
+        self._total, self._count, self._least = 0.0, 0, math.inf
+
+    def add(self, features: Tensor, targets: Tensor) -> None:
+        """Args: features [N, D]; targets int64 [N]."""
+        for rows, own in zip(features.split(ROWS), targets.split(ROWS), strict=True):
+            self._add(rows.double(), own)
+
+    def value(self) -> float:
+        """The variance; infinite where two prototypes coincide."""
+        return self._total / self._count if self._least >= COINCIDE else math.inf
+
+    def _add(self, features: Tensor, targets: Tensor) -> None:
+        own = self._prototypes[targets]  # [N, D]
+        deviations = features - self._means[targets]
+        along = (deviations * own).sum(1, keepdim=True) - deviations @ self._prototypes.T  # [N, K]
+        lengths_sq = squared_distances(own, self._prototypes)
+        lengths_sq.scatter_(1, targets[:, None], math.inf)  # no line leads from a class to itself
+        self._least = min(self._least, float(lengths_sq.min()))
+        self._total += float((along / lengths_sq).square().sum())
+        self._count += len(features) * (len(self._prototypes) - 1)
+
+
+def squared_distances(first: Tensor, second: Tensor) -> Tensor:
+    """float64 [N, D], [K, D] -> [N, K]."""
+    inner = first @ second.T
+    return first.square().sum(1)[:, None] + second.square().sum(1)[None] - 2 * inner
+
+
+def coinciding(prototypes: Tensor) -> tuple[int, int] | None:
+    """Two classes between whose prototypes [K, D] no line lies, or None."""
+    exact = prototypes.double()
+    for index in range(1, len(exact)):
+        close = squared_distances(exact[index : index + 1], exact[:index])[0] < COINCIDE
+        if close.any():
+            return int(close.nonzero()[0]), index
+    return None
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Vectors [..., D] at length 1."""
+    return normalize(vectors, dim=-1)

@@ -1,0 +1,135 @@
+"""Where models are, a local path or a hub id with its commit, and in which format."""
+
+import re
+from pathlib import Path
+
+from data.errors import InputError
+from data.files import read_json
+from pipeline.config import LoraConfig
+
+COMMIT = re.compile("[0-9a-f]{40}")
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+SAFE = ".safetensors"
+SHARD = re.compile(r"[\w.-]+\.safetensors")
+
+
+class NotHere(InputError):
+    """A model of the hub that was not fetched: what only its files tell is not known yet."""
+
+
+def local_path(model: str) -> Path | None:
+    """The path, `~` expanded; None for a hub id.
+
+    What looks like a path is one, whether or not something is there; a name like `owner/model`
+    is one where something is there.
+    """
+    path = Path(model).expanduser()
+    looks_local = path.is_absolute() or model.startswith((".", "~"))
+    return path if looks_local or path.exists() else None
+
+
+def copy_here(model: str, revision: str | None = None) -> Path | None:
+    """The path, or of a hub id the copy that was fetched before; None if it was not."""
+    path = local_path(model)
+    if path is not None:
+        return path
+    from huggingface_hub import snapshot_download  # not for whoever names a path
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
+def fetched(model: str, revision: str | None, field: str) -> Path:
+    """`copy_here`. Raises NotHere, for `field`, if there is none."""
+    path = copy_here(model, revision)
+    if path is None:
+        raise NotHere(field, model, "is not on this machine; what it costs can be told once it is")
+    return path
+
+
+def pinned(model: str, revision: str | None, field: str) -> Path | str:
+    """The local path, or the hub id, which may then be asked for.
+
+    A branch or a tag may mean another model tomorrow; and whoever is asked for a model learns who
+    asks, with the token that goes along.
+
+    Raises:
+        InputError: for `field`, a hub id without a commit.
+    """
+    path = local_path(model)
+    if path is None:
+        check_commit(model, revision, field)
+    return path or model
+
+
+def refuse_absent(folder: Path, field: str) -> None:
+    """Raises InputError, with the whole path, if there is no such folder."""
+    if not folder.is_dir():
+        raise InputError(field, folder.absolute(), "there is no such folder")
+
+
+def check_commit(model: str, revision: str | None, field: str) -> None:
+    """Raises InputError unless the revision is a commit."""
+    if revision is None or not COMMIT.fullmatch(revision):
+        remedy = f"pin the commit of {model} that you reviewed, 40 hexadecimal digits"
+        if revision is None and ":" not in model:  # perhaps a mistyped path, without a dot first
+            remedy += f"; there is no folder {Path(model).absolute()}"
+        raise InputError(field, revision or "nothing", remedy)
+
+
+def check_weights(folder: Path, field: str) -> None:
+    """Weights of other formats are never read: they can hold code.
+
+    Raises:
+        InputError: the folder of a network has no safetensors; or it names, for weights, files of
+            another format or place.
+    """
+    suffixes = {path.suffix for path in folder.iterdir()}
+    if suffixes & PICKLES and SAFE not in suffixes:
+        raise InputError(field, folder, "has no safetensors; convert it")
+    if (folder / "adapter_config.json").exists():
+        remedy = "names a model to be fetched; merge the adapter into the weights and remove it"
+        raise InputError(field, folder / "adapter_config.json", remedy)
+    named = [(folder / "config.json", "transformers_weights")]
+    named += [(index, "weight_map") for index in sorted(folder.glob(f"*{SAFE}.index*.json"))]
+    for path, key in named:
+        for name in _names(read_json(path).get(key)) if path.is_file() else []:
+            if not SHARD.fullmatch(name):
+                remedy = f"{key} names {name!r}, which is no safetensors file beside it; convert it"
+                raise InputError(field, path, remedy)
+
+
+def lora_file(lora: LoraConfig) -> tuple[str, str]:
+    """Folder or hub id, and the file in it; diffusers takes them apart.
+
+    Raises:
+        InputError: another format than safetensors; nothing there; several files to choose from;
+            a hub id without a commit.
+    """
+    path, field = local_path(lora.path), "generator.lora"
+    pinned(lora.path, lora.revision, f"{field} revision")
+    folder, name = str(path or lora.path), lora.weight_name
+    if path is not None and not path.exists():
+        raise InputError(field, path.absolute(), "there is no such file or directory")
+    if path is not None and path.is_file():
+        folder, name = str(path.parent), path.name
+    elif name is None:
+        files = sorted(file.name for file in path.glob(f"*{SAFE}")) if path else []
+        if path is not None and not files:
+            raise InputError(field, path, "has no safetensors; convert it")
+        if len(files) != 1:
+            found = f"holds {', '.join(files)}" if files else "may hold several files"
+            raise InputError(field, lora.path, f"{found}; choose one as weight_name")
+        name = files[0]
+    if not name.endswith(SAFE):
+        raise InputError(field, lora.path, f"{name} is no safetensors file; convert it")
+    return folder, name
+
+
+def _names(value: object) -> list[str]:
+    """The file names of an index, or the one that a config has."""
+    found = value.values() if isinstance(value, dict) else [value]
+    return sorted({str(name) for name in found if name is not None})

@@ -1,0 +1,110 @@
+"""How fast this device is: on a matrix product, and on one warm batch of a build."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from data.device import resolve_device, resolve_dtype
+from pipeline.annotate import Annotator, Encoders
+from pipeline.estimate import TERA, computed_groups, work_or_reason
+from pipeline.generators import load_generator
+from pipeline.noise.source import random_noise
+from pipeline.plan import BuildPlan, Similar
+from pipeline.shard import Models, class_embeddings, make_batch
+from pipeline.shard_writer import Stopwatch
+
+SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices; large enough to fill the device
+SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One batch on one device, after another that warmed it up and compiled.
+
+    Attributes:
+        images: made, without those that fill up the batch.
+        seconds: from noise to CLIP features; encoding and writing go on beside the next batch.
+        build_seconds: of all batches, and of choosing noise at the same price a row.
+        tflop: of the batch; None where that cannot be counted.
+    """
+
+    images: int
+    seconds: float
+    stages: dict[str, float]
+    build_seconds: float
+    tflop: float | None
+
+
+def device_rate(device: str, dtype: str) -> float:
+    """TFLOP/s of a matrix product, the median of about half a second.
+
+    Args:
+        dtype: float32, float16 or bfloat16.
+    Raises:
+        InputError: the device lacks that precision.
+    """
+    kind = torch.device(device)
+    side = SIDES[kind.type]
+    # Zeros would flatter: a GPU clocks higher where nothing switches.
+    precision = resolve_dtype(dtype, device, field="dtype")
+    left, right = (torch.randn(side, side, device=kind).to(precision) for _ in range(2))
+    torch.mm(left, right)
+    seconds: list[float] = []
+    while sum(seconds) < SECONDS:
+        _synchronise(kind)
+        start = time.perf_counter()
+        torch.mm(left, right)
+        _synchronise(kind)
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / sorted(seconds)[len(seconds) // 2] / TERA
+
+
+def rehearse(plan: BuildPlan, *, device: str, noise_ratio: float) -> Rehearsal:
+    """Load the models and time the second of two batches.
+
+    Args:
+        noise_ratio: cost of choosing noise, in times that of generating.
+    Raises:
+        InputError: a model cannot be loaded or does not suit.
+    """
+    device = resolve_device(device)
+    plan, models = _with_pairs(plan), _models(plan, device)
+    batch = plan.config.shards.groups_per_batch
+    groups = [plan.group(index) for index in range(min(batch, plan.num_groups))]
+    for _ in range(2):  # the first one loads kernels and compiles
+        _synchronise(torch.device(device))
+        clock = Stopwatch()
+        make_batch(groups, plan, models=models, clock=clock)
+        seconds = clock.wall  # the features are on the CPU, so the device is done
+    batches = computed_groups(plan) / batch
+    work, _ = work_or_reason(plan.config)
+    return Rehearsal(
+        images=len(groups) * plan.images_per_group,
+        seconds=seconds,
+        stages={str(stage): taken for stage, taken in clock.seconds.items()},
+        build_seconds=batches * seconds * (1 + noise_ratio),
+        tflop=work.tflop(groups=len(groups), computed=batch) if work else None,
+    )
+
+
+def _models(plan: BuildPlan, device: str) -> Models:
+    """As a worker loads them, but for prototypes and chosen noise, which no batch waits for."""
+    config = plan.config
+    generator = load_generator(config.generator, device=device)
+    annotator = Annotator(config.annotation, {}, Encoders(config.annotation, device=device))
+    embeddings = class_embeddings(generator, plan)
+    return Models(generator, annotator, embeddings, random_noise(generator.latent_shape))
+
+
+def _with_pairs(plan: BuildPlan) -> BuildPlan:
+    """Any pair does where similar ones would have to be measured first."""
+    if isinstance(plan.sets, Similar) and plan.sets.sets is None:
+        return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
+    return plan
+
+
+def _synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

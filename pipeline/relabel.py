@@ -1,0 +1,434 @@
+"""Further labels for images that are there: which set some settings mean, and labelling its shards.
+
+Features come from the root, from another set that read the images with the same encoders, or from
+the images in the tars, encoded anew.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data.errors import InputError
+from data.fingerprint import fingerprint
+from data.formats import (
+    PROTOTYPES,
+    CommitRecord,
+    Failure,
+    File,
+    FreeForm,
+    LabelSetRecord,
+    SeriesLabels,
+)
+from data.images import decode_image
+from data.label_sets import LabelSet, create_set, label_sets
+from data.root import Root
+from data.settings import load_settings
+from data.splits import RealDataConfig
+from data.store import Store
+from data.tar import GroupSample, read_shard
+from data.tensors import read_tensors
+from data.threads import mapped
+from pipeline.config import AnnotationConfig, BuildConfig
+from pipeline.plan import BuildPlan, MixGroup
+from pipeline.prototypes import measure, remove_chunks
+from pipeline.provenance import annotation_content, annotation_identity, encoder_content
+from pipeline.root import plan_of
+from pipeline.work import Beat, Making, failure_of, finish
+
+if TYPE_CHECKING:  # torch costs seconds
+    from torch import Tensor
+
+    from pipeline.annotate import Annotator
+
+# Settings that mean nothing beside another rule or model; they fall back to their defaults.
+BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
+ROOT, IMAGES = "root", "images"  # where features come from, besides another set
+# Images in one forward pass. Part of a set's identity: the batch layout moves last bits.
+BATCH = 64
+THREADS = 8  # that label from stored features; they wait for the store most of the time
+
+Features = dict[str, "Tensor"]  # by encoder, each float32 [G, A, D]
+
+
+def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
+    """The root's config with another annotation.
+
+    Raises:
+        InputError: an override of something else, or one that does not fit.
+    """
+    for override in overrides:
+        if not override.startswith("annotation."):
+            remedy = "the images are made; only annotation.* can change"
+            raise InputError("--set", override, remedy)
+    own: dict[str, Any] = root.plan.config
+    given = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
+    left = {
+        key
+        for changed, keys in BELONGS_TO.items()
+        if changed in given and given[changed].strip() != own["annotation"][changed]
+        for key in keys
+    }
+    kept = {key: value for key, value in own["annotation"].items() if key not in left}
+    return load_settings(BuildConfig, {**own, "annotation": kept}, overrides)
+
+
+def is_own(root: Root, config: BuildConfig) -> bool:
+    """Whether these are the labels that the root's images carry already."""
+    own, wanted = load_settings(BuildConfig, root.plan.config).annotation, config.annotation
+    there = annotation_content(own, own_encoders(root))
+    return annotation_content(wanted, encoders_of(root, wanted)) == there
+
+
+def plan_set(root: Root, config: BuildConfig) -> LabelSet:
+    """The label set of this annotation; its set.json is written where it is new."""
+    # One that is there keeps the source of features it was started with.
+    return create_set(root, set_record(root, config.annotation))
+
+
+def set_record(root: Root, annotation: AnnotationConfig) -> LabelSetRecord:
+    """What set.json says of a new set."""
+    encoders, plan = encoders_of(root, annotation), root.plan.digest
+    return LabelSetRecord(
+        # The images' plan, and all that decides their labels, wherever models lie.
+        digest=fingerprint([plan, annotation_content(annotation, encoders), BATCH]),
+        plan=plan,
+        annotation=annotation.model_dump(mode="json"),
+        encoders=encoders,
+        features=_features_source(root, encoders),
+        batch=BATCH,
+    )
+
+
+def encoders_of(root: Root, annotation: AnnotationConfig) -> FreeForm:
+    """Name and file hashes of each CLIP model, as in plan.json.
+
+    Relabelling from stored features needs no CLIP, so its files may be on another machine:
+    those that are not here, and are called as the root's own, count as the root's own.
+    """
+    found: dict[str, Any] = annotation_identity(annotation)
+    own = own_encoders(root)
+    first, second = _known(_first(found), _first(own)), found.get("second")
+    if second is None:
+        return first
+    return first | {"second": _known(second, own.get("second", {}))}
+
+
+def own_encoders(root: Root) -> dict[str, Any]:
+    """Those that the root's stored features are from."""
+    found: Any = root.plan.models["annotation"]
+    return dict(found)
+
+
+def annotation_of(labels: LabelSet) -> AnnotationConfig:
+    return load_settings(AnnotationConfig, labels.record.annotation)
+
+
+def ensure_set_prototypes(
+    labels: LabelSet, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+) -> None:
+    """Measure what the set needs of the real training split, or take it from where it is known.
+
+    Prototypes of the root, or of the set whose features serve this one, are of the same encoder:
+    then neither CLIP nor the real images are touched.
+    """
+    store, source, beside = labels.store, labels.record.features, PROTOTYPES
+    if store.exists(labels.prototypes):
+        return
+    if source not in (ROOT, IMAGES):
+        beside = LabelSet(labels.root, source).prototypes
+    real: Any = labels.root.plan.config["real"]
+    content = measure(
+        annotation_of(labels),
+        load_settings(RealDataConfig, real),
+        device=device,
+        identity=labels.record.encoders,
+        store=store,
+        known=store.get(beside) if store.exists(beside) else None,
+        beat=beat,
+    )
+    store.create(labels.prototypes, content)
+    remove_chunks(store)
+
+
+class Relabelling:
+    """One label set of a root as work for a worker; its prototypes are measured already."""
+
+    def __init__(self, labels: LabelSet) -> None:
+        self.labels = labels
+        self.store = labels.store
+        self.annotator: Annotator | None = None
+
+    @cached_property
+    def plan(self) -> BuildPlan:
+        return plan_of(self.labels.root)
+
+    @property
+    def num_shards(self) -> int:
+        return self.labels.root.plan.num_shards
+
+    def missing(self) -> Sequence[int]:
+        return self.labels.missing()
+
+    def is_done(self, shard: int) -> bool:
+        """Also true where the images are gone since our look: there is nothing to label."""
+        record = self.labels.root.record(shard)
+        return record is None or self.labels.is_committed(shard, record.sha256)
+
+    def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
+        return self.labels.failed_attempts(missing)
+
+    def lease(self, shard: int) -> str:
+        return f"labels-{self.labels.digest[:12]}-{shard:07d}"
+
+    def load(self, *, device: str, beat: Beat) -> None:
+        from pipeline.annotate import build_annotator
+
+        config = annotation_of(self.labels)
+        if self.labels.record.features == IMAGES:
+            self._refuse_other_encoders(config)
+        prototypes = self.store.get(self.labels.prototypes)
+        self.annotator = build_annotator(config, prototypes, device=device)
+
+    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+        assert self.annotator is not None, "load() comes first"
+        record = self.labels.root.record(shard)
+        if record is None:
+            return "its images are gone; they are made again first"
+        yield from label_shard(
+            record, labels=self.labels, plan=self.plan, annotator=self.annotator, beat=beat
+        )
+        return f"{record.groups} groups labelled"
+
+    def record_failure(self, failure: Failure) -> None:
+        self.labels.record_failure(failure)
+
+    def _refuse_other_encoders(self, config: AnnotationConfig) -> None:
+        here, there = encoders_of(self.labels.root, config), self.labels.record.encoders
+        if annotation_content(config, here) != annotation_content(config, there):
+            remedy = "its files are not those that this label set was started with"
+            raise InputError("annotation.model", config.model, remedy)
+
+
+def label_stored(
+    labels: LabelSet, shards: Iterable[int], *, made: Callable[[int], None] = lambda shard: None
+) -> None:
+    """Label these shards from stored features, on threads of this process: no CLIP, no pixels.
+
+    One that fails is recorded and stops no other. Nothing is claimed: a shard takes milliseconds,
+    and two that make the same labels publish the same bytes.
+
+    Args:
+        made: called here, with the number of each shard that was tried.
+    """
+    work = Relabelling(labels)
+    work.load(device="cpu", beat=lambda: None)
+
+    def label(shard: int) -> int:
+        try:
+            finish(work.make(shard, beat=lambda: None))
+        except InputError:
+            raise
+        except Exception as error:
+            work.record_failure(failure_of(shard, error))
+        return shard
+
+    for shard in mapped(label, shards, threads=THREADS):
+        made(shard)
+
+
+def label_shard(
+    record: CommitRecord,
+    *,
+    labels: LabelSet,
+    plan: BuildPlan,
+    annotator: "Annotator",
+    beat: Callable[[], None] = lambda: None,
+) -> Making[bool]:
+    """Label the images of one committed shard in one object; False if they are labelled already.
+
+    Pauses once they are labelled and only the labels are left to publish.
+
+    Raises:
+        ValueError: its features or its tar are damaged, or other ones than recorded.
+    """
+    groups = [plan.group(index) for index in record.group_numbers]
+    features = _features(record, groups, labels=labels, annotator=annotator, beat=beat)
+    found = [
+        SeriesLabels(group=group.index, **part.parts())
+        for group, part in zip(groups, annotator.annotate(features, groups), strict=True)
+    ]
+    yield
+    file = None
+    if labels.record.features == IMAGES:  # they are new: this set keeps them
+        file = store_features(labels.store, features, stem=labels.stem(record.shard))
+    return labels.commit(record.shard, images=record.sha256, groups=found, features=file)
+
+
+def features_file(record: CommitRecord, labels: LabelSet | None) -> File:
+    """The features that labels of a shard are made from, where they are stored.
+
+    Raises:
+        ValueError: the set that keeps them has none of the shard as it is now.
+    """
+    if labels is None or labels.record.features == ROOT:
+        return record.features
+    source = labels.record.features
+    keeper = labels if source == IMAGES else LabelSet(labels.root, source)
+    head = keeper.head(record.shard)
+    if head is None or head.images != record.sha256 or head.features is None:
+        raise ValueError(
+            f"labels/{keeper.digest[:12]} has no features of shard {record.shard} as it is now; "
+            "complete that set first"
+        )
+    return head.features
+
+
+def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Features:
+    """Stored features of a shard.
+
+    Raises:
+        ValueError: the file is not there, not as recorded, or of other series.
+    """
+    try:
+        content = store.get(file.name)
+    except FileNotFoundError:
+        raise ValueError(f"{file.name}: the shard's features are not there") from None
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise ValueError(f"{file.name}: does not have the recorded SHA-256")
+    found, _ = read_tensors(content, where=file.name)
+    wanted = (len(groups), len(groups[0].mixture))
+    for key, tensor in found.items():
+        if tensor.ndim != 3 or tensor.shape[:2] != wanted:
+            shape = f"{key} is of shape {list(tensor.shape)}, not {[*wanted]}, D"
+            raise ValueError(f"{file.name}: {shape}")
+    return {key: tensor.float() for key, tensor in found.items()}
+
+
+def store_features(store: Store, features: Features, *, stem: str) -> File:
+    """Keep features as fp16 under a name that carries their hash."""
+    from safetensors.torch import save
+
+    content = save({key: tensor.half().contiguous() for key, tensor in features.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{stem}-{digest[:8]}.features.safetensors"
+    store.create(name, content)  # what is there by this name has the same content
+    return File(name=name, sha256=digest, bytes=len(content))
+
+
+def encode_images(
+    store: Store,
+    record: CommitRecord,
+    groups: Sequence[MixGroup],
+    *,
+    annotator: "Annotator",
+    batch: int,
+    beat: Callable[[], None] = lambda: None,
+) -> Features:
+    """Encode the images of a shard in batches of one size; one batch of pixels is in memory.
+
+    Args:
+        batch: images in one forward pass; the last one is padded, because its size would move
+            the last bits.
+    Raises:
+        ValueError: the tar is damaged, not the recorded one, or holds other series.
+    """
+    import torch
+
+    parts: dict[str, list[Tensor]] = {}
+    for pixels in _batches(store, record, groups, batch):
+        padded = np.concatenate([pixels, np.repeat(pixels[-1:], batch - len(pixels), axis=0)])
+        for key, rows in annotator.encode(torch.from_numpy(padded)).items():
+            parts.setdefault(key, []).append(rows[: len(pixels)])
+        beat()
+    shape = (len(groups), len(groups[0].mixture))
+    return {key: torch.cat(rows).unflatten(0, shape) for key, rows in parts.items()}
+
+
+def series_of(
+    store: Store, record: CommitRecord, groups: Sequence[MixGroup]
+) -> Iterator[GroupSample]:
+    """The series of a shard, sure to be those that its record and the plan name once it ends.
+
+    Raises:
+        ValueError: a damaged tar, other bytes than recorded, or other series; names the tar.
+    """
+    for sample, group in zip(read_shard(store, record, hashed=True), groups, strict=True):
+        found = sample.record
+        if found.classes != list(group.classes) or len(sample.images) != len(group.mixture):
+            raise ValueError(f"{record.tar}: group {found.group} is none of its plan here")
+        yield sample
+
+
+def _features(
+    record: CommitRecord,
+    groups: list[MixGroup],
+    *,
+    labels: LabelSet,
+    annotator: "Annotator",
+    beat: Callable[[], None],
+) -> Features:
+    if labels.record.features == IMAGES:
+        batch = labels.record.batch
+        return encode_images(
+            labels.store, record, groups, annotator=annotator, batch=batch, beat=beat
+        )
+    return read_stored(labels.store, features_file(record, labels), groups)
+
+
+def _batches(
+    store: Store, record: CommitRecord, groups: Sequence[MixGroup], size: int
+) -> Iterator[np.ndarray]:
+    waiting: list[np.ndarray] = []
+    for sample in series_of(store, record, groups):
+        waiting += _decoded(sample, record)
+        while len(waiting) >= size:
+            yield _stacked(waiting[:size], record)
+            waiting = waiting[size:]
+    if waiting:
+        yield _stacked(waiting, record)
+
+
+def _decoded(sample: GroupSample, record: CommitRecord) -> list[np.ndarray]:
+    try:
+        return [decode_image(image) for image in sample.images]
+    except ValueError as error:
+        raise ValueError(f"{record.tar}: group {sample.record.group}: {error}") from None
+
+
+def _stacked(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:
+    if len({image.shape for image in images}) > 1:
+        raise ValueError(f"{record.tar}: its images differ in size")
+    return np.stack(images)
+
+
+def _features_source(root: Root, encoders: Mapping[str, Any]) -> str:
+    """The root, if its features serve; else a set that read the images with these encoders."""
+    if _covers(own_encoders(root), encoders):
+        return ROOT
+    for digest in label_sets(root):
+        other = LabelSet(root, digest).record
+        if other.features == IMAGES and _covers(other.encoders, encoders):
+            return digest
+    return IMAGES
+
+
+def _covers(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether features of `there` are all that labels by `wanted` need."""
+    second = wanted.get("second")
+    if second and not there.get("second"):
+        return False
+    pairs = [(there, wanted), *([(there["second"], second)] if second else [])]
+    return all(encoder_content(one) == encoder_content(other) for one, other in pairs)
+
+
+def _first(encoders: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in encoders.items() if key != "second"}
+
+
+def _known(found: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    if found["files"] or {**own, "files": {}} != found:
+        return found
+    return own

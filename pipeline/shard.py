@@ -1,0 +1,403 @@
+"""One shard from noise to commit record: its models, its batches, its series, its publishing."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import Tensor
+
+from data.device import resolve_device
+from data.errors import InputError
+from data.formats import (
+    PAIRS,
+    PROTOTYPES,
+    CommitRecord,
+    Labels,
+    LeftOut,
+    SeriesRecord,
+    shard_stem,
+)
+from data.images import ENCODINGS, decode_image, encode_image
+from data.root import Root
+from data.tar import GroupSample
+from pipeline.annotate import Annotator, build_annotator, unstorable
+from pipeline.conditioning import Conditioning, concatenate, mix
+from pipeline.estimate import Work, work_or_reason
+from pipeline.generators import load_generator
+from pipeline.generators.latent_diffusion import LatentDiffusion
+from pipeline.noise.source import NoiseSource, noise_source
+from pipeline.plan import BuildPlan, MixGroup, ShardSpec
+from pipeline.prompts import spoken_names
+from pipeline.prototypes import is_prepared
+from pipeline.provenance import library_versions
+from pipeline.root import plan_of
+from pipeline.shard_writer import ShardWriter, Stopwatch, publish_shard
+
+MOST_NAMED = 5  # series left out that an error lists
+
+
+@dataclass(frozen=True)
+class Models:
+    """What stays loaded in a worker.
+
+    Attributes:
+        embeddings: what the generator is told for each class, one row each.
+        noise: gives each group its initial noise.
+        work: what a series costs, for commit records; None where that cannot be counted.
+    """
+
+    generator: LatentDiffusion
+    annotator: Annotator
+    embeddings: Conditioning
+    noise: NoiseSource
+    work: Work | None = None
+
+
+def load_models(
+    root: Root, plan: BuildPlan, *, device: str, beat: Callable[[], None] = lambda: None
+) -> Models:
+    """Load generator, CLIP and prototypes; encode every class name once.
+
+    Args:
+        beat: called while noises are chosen, for whoever watches that work goes on.
+    Raises:
+        InputError: a model cannot be loaded or does not suit; two prompts encode alike.
+        ValueError: the prototypes are damaged.
+    """
+    device = resolve_device(device)
+    config = plan.config
+    annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
+    annotator.encoders.load()
+    generator = load_generator(config.generator, device=device)
+    embeddings = class_embeddings(generator, plan)
+    noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
+    return Models(generator, annotator, embeddings, noise, work_or_reason(config)[0])
+
+
+def class_embeddings(generator: LatentDiffusion, plan: BuildPlan) -> Conditioning:
+    """One row a class.
+
+    Raises:
+        InputError: a name that the model cannot take; two that it cannot tell apart.
+    """
+    names = spoken_names(plan.config.generator, plan.class_names)
+    embeddings = generator.encode(names)
+    flat = embeddings.tokens.flatten(1)
+    for index in range(1, len(flat)):
+        same = (flat[:index] == flat[index]).all(dim=1).nonzero()
+        if len(same):
+            pair = f"{names[int(same[0])]!r} and {names[index]!r}"
+            remedy = "encode identically; give one another name under generator.names"
+            raise InputError("generator.prompt", pair, remedy)
+    return embeddings
+
+
+def generate_shard(
+    spec: ShardSpec,
+    plan: BuildPlan,
+    *,
+    models: Models,
+    root: Root,
+    beat: Callable[[], None] = lambda: None,
+) -> Generator[None, None, CommitRecord]:
+    """Make one shard and commit it; nothing has a final name before all of it exists.
+
+    Images are encoded and written on threads while the next ones are generated. Once all are, it
+    pauses: what is left, to hash and to publish, may go on on another thread while this one
+    makes the next shard. Closed there, it leaves nothing.
+
+    Args:
+        beat: called after each batch, for whoever watches that work goes on.
+    Returns:
+        The commit record. Its `wall_seconds` are the worker's time, up to where it may go on to
+        the next shard; `seconds` by stage overlap, "write" with the next shard's too.
+    Raises:
+        ValueError: more series came out flat or as no numbers than `shards.max_left_out` allows;
+            nothing is published.
+    """
+    clock = Stopwatch()
+    with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
+        made = _write(spec, plan, staged, models=models, clock=clock, beat=beat)
+        tflop = models.work.shard_tflop(plan, spec) if models.work else None
+        with clock.stage("stall"):  # until the shard before is published
+            yield
+        wall = clock.wall  # from here on the worker makes the next one
+        features = {name: torch.cat(rows).half() for name, rows in made.features.items()}
+        return publish_shard(
+            root,
+            spec.index,
+            staged,
+            save(features),
+            clock=clock,
+            groups=spec.stop - spec.start - len(made.left_out),
+            first=spec.start,
+            wall_seconds=wall,
+            versions=library_versions(),
+            tflop=tflop,
+            left_out=made.left_out,
+        )
+
+
+@dataclass
+class Made:
+    """What is kept of a shard that is being made, beside its tar.
+
+    Attributes:
+        features: [g, A, D] of each batch, by encoder.
+    """
+
+    features: dict[str, list[Tensor]] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def _write(
+    spec: ShardSpec,
+    plan: BuildPlan,
+    staged: Path,
+    *,
+    models: Models,
+    clock: Stopwatch,
+    beat: Callable[[], None],
+) -> Made:
+    """Generate all series into the staged tar, but those that cannot be stored."""
+    extension, made = plan.config.shards.image_format, Made()
+    with (
+        staged.open("wb") as file,
+        ShardWriter(file, extension=extension, clock=clock) as writer,
+    ):
+        for groups in batches(spec, plan):
+            batch = make_batch(groups, plan, models=models, clock=clock)
+            made.left_out += batch.left_out
+            _refuse_too_many(made.left_out, spec, plan)
+            for row, labels in zip(batch.kept, batch.labels(models.annotator), strict=True):
+                record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
+                writer.add(record, batch.encoding(row, extension))
+            for name, rows in batch.features.items():
+                made.features.setdefault(name, []).append(rows[batch.kept])
+            beat()
+    return made
+
+
+def _refuse_too_many(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPlan) -> None:
+    """One at least may be left out, but not all."""
+    planned, share = spec.stop - spec.start, plan.config.shards.max_left_out
+    most = min(max(1, int(share * planned)), planned - 1) if share else 0
+    if len(left_out) > most:
+        named = "; ".join(f"group {s.group}: {s.reason}" for s in left_out[:MOST_NAMED])
+        count = f"{len(left_out)} series or more of {planned} cannot be stored"
+        raise ValueError(f"{count}, shards.max_left_out allows {most}: {named}")
+
+
+def batches(spec: ShardSpec, plan: BuildPlan) -> Iterator[list[MixGroup]]:
+    """The groups of a shard that are generated together; the layout moves the last bits."""
+    size = plan.config.shards.groups_per_batch
+    for start in range(spec.start, spec.stop, size):
+        yield [plan.group(index) for index in range(start, min(start + size, spec.stop))]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some groups, generated and seen by CLIP.
+
+    Attributes:
+        images: as stored, uint8 [G, A, H, W, 3] on the CPU.
+        encoded: their bytes where the format is lossy, since CLIP must see what is stored.
+        features: [G, A, D] on the CPU, by the name of their encoder.
+        noise: the `noise` part of each record.
+        faults: why a series cannot be stored, by its row.
+    """
+
+    groups: Sequence[MixGroup]
+    images: np.ndarray
+    encoded: list[list[bytes]] | None
+    features: dict[str, Tensor]
+    noise: list[dict[str, Any]]
+    faults: dict[int, str]
+
+    @property
+    def kept(self) -> list[int]:
+        """Rows of the series that can be stored."""
+        return [row for row in range(len(self.groups)) if row not in self.faults]
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        found = sorted(self.faults.items())
+        return [LeftOut(group=self.groups[row].index, reason=why) for row, why in found]
+
+    def labels(self, annotator: Annotator) -> list[Labels]:
+        """Of the series that are kept, in their order."""
+        kept = self.kept
+        features = {name: rows[kept] for name, rows in self.features.items()}
+        return annotator.annotate(features, [self.groups[row] for row in kept]) if kept else []
+
+    def encoding(self, row: int, extension: str) -> Callable[[], list[bytes]]:
+        """The work that is left for an encoding thread: the files of one series."""
+        if self.encoded is not None:
+            return partial(list, self.encoded[row])
+        return partial(encode_series, self.images[row], extension)
+
+
+@torch.inference_mode()
+def make_batch(
+    groups: Sequence[MixGroup], plan: BuildPlan, *, models: Models, clock: Stopwatch
+) -> Batch:
+    """Generate some groups and encode them with CLIP, where they are: on the device."""
+    settings = plan.config.shards
+    with clock.stage("noise"):
+        noise, notes, unusable = models.noise(groups)
+    with clock.stage("generate"):
+        images, faults = mix_groups(
+            groups,
+            noise,
+            embeddings=models.embeddings,
+            generator=models.generator,
+            batch_groups=settings.groups_per_batch,
+            interpolation=plan.config.mixing.interpolation,
+        )
+        images = resized(images, settings.store_size)
+        stored = images.cpu().numpy()
+    encoded = None
+    if not ENCODINGS[settings.image_format].lossless:
+        with clock.stage("encode"):
+            encoded = [encode_series(series, settings.image_format) for series in stored]
+        images = torch.from_numpy(
+            np.stack([[decode_image(image) for image in series] for series in encoded])
+        )
+    with clock.stage("annotate"):
+        found = models.annotator.encode(images.flatten(0, 1))
+        features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in found.items()}
+    # Of several reasons the first in the order of making.
+    faults = unstorable(features) | faults | unusable
+    return Batch(groups, stored, encoded, features, notes, faults)
+
+
+def mix_groups(
+    groups: Sequence[MixGroup],
+    noise: Tensor,
+    *,
+    embeddings: Conditioning,
+    generator: LatentDiffusion,
+    batch_groups: int,
+    interpolation: str = "linear",
+) -> tuple[Tensor, dict[int, str]]:
+    """Generate all series of some groups in one forward batch, each from exactly one noise.
+
+    Args:
+        groups: at most `batch_groups`; fewer are padded with the last one and cut off again,
+            because the batch layout moves the last bits of an image.
+        noise: float32 [G, C, h, w], one a group.
+        embeddings: of all classes, one row each.
+    Returns:
+        uint8 [G, A, H, W, 3] on the generator's device; and by row why a series shows nothing.
+    """
+    missing = batch_groups - len(groups)
+    padded = [*groups, *[groups[-1]] * missing]
+    noise = torch.cat([noise, noise[-1:].expand(missing, *noise.shape[1:])])
+    count = len(padded[0].mixture)
+    latents = generator.sample(
+        noise.repeat_interleave(count, dim=0), conditions(padded, embeddings, interpolation)
+    )
+    images = generator.decode(latents)
+    rows = len(groups) * count
+    faults = degenerate(images[:rows], count, "image")
+    faults |= degenerate(latents[:rows], count, "latents")
+    return images.view(batch_groups, count, *images.shape[1:])[: len(groups)], faults
+
+
+def conditions(
+    groups: Sequence[MixGroup], embeddings: Conditioning, interpolation: str
+) -> Conditioning:
+    """One row for each image of each group, group by group."""
+    return concatenate(
+        mix(embeddings, group.classes, torch.tensor(group.mixture), interpolation)
+        for group in groups
+    )
+
+
+def degenerate(values: Tensor, count: int, kind: str) -> dict[int, str]:
+    """By series of `count` rows, why the first of its latents or images is not to be used.
+
+    Args:
+        values: [G x count, ...].
+    """
+    flat = values.flatten(1)
+    least, most = flat.amin(1), flat.amax(1)
+    faults: dict[int, str] = {}
+    for row in ((least == most) | ~torch.isfinite(least + most)).nonzero()[:, 0].tolist():
+        value = float(most[row])
+        reason = f"is one flat value ({value:g})"
+        if not np.isfinite(value) or not torch.isfinite(least[row]):
+            reason = "has NaN or infinite values; try another dtype"
+        faults.setdefault(row // count, f"{kind} {row % count} {reason}")
+    return faults
+
+
+def resized(images: Tensor, size: int | None) -> Tensor:
+    """Scale uint8 [G, A, H, W, 3] to [G, A, size, size, 3] by area; None leaves it as it is.
+
+    Each new pixel is the mean of those it covers, rounded once; Pillow's BOX filter rounds twice.
+    """
+    if size is None or images.shape[2:4] == (size, size):
+        return images
+    flat = images.flatten(0, 1).permute(0, 3, 1, 2).float()
+    small = F.interpolate(flat, (size, size), mode="area").round().to(torch.uint8)
+    return small.permute(0, 2, 3, 1).unflatten(0, images.shape[:2])
+
+
+def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
+    """uint8 [A, H, W, 3] to the bytes of A files."""
+    return [encode_image(image, extension) for image in series]
+
+
+def series_record(
+    group: MixGroup, plan: BuildPlan, *, labels: Labels, noise: dict[str, Any]
+) -> SeriesRecord:
+    """What `KEY.json` says of one series."""
+    return SeriesRecord.labelled(
+        labels,
+        group=group.index,
+        classes=list(group.classes),
+        names=[plan.class_names[k] for k in group.classes],
+        seed=group.seed,
+        alphas=group.alphas,
+        noise=noise,
+        mixture=[*map(list, group.mixture)] if len(group.classes) > 2 else None,
+    )
+
+
+def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
+    """Make one series anew, in the very batch that it belongs to; nothing is written.
+
+    Raises:
+        InputError: the root lacks prototypes or pairs; a model cannot be used; the series comes
+            out as one that cannot be stored.
+    """
+    plan = plan_of(root)
+    spec = plan.shard(plan.layout.shard_of(group))
+    if not is_prepared(root):  # a build measures and draws, a look does not
+        lacking = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
+        remedy = f"needs {lacking}; run `semix resume {root.url} --shards {spec.index}` first"
+        raise InputError("group", group, remedy)
+    groups = next(found for found in batches(spec, plan) if found[-1].index >= group)
+    models = load_models(root, plan, device=device)
+    batch = make_batch(groups, plan, models=models, clock=Stopwatch())
+    row, extension = group - groups[0].index, plan.config.shards.image_format
+    if row in batch.faults:
+        raise InputError("group", group, f"cannot be stored: {batch.faults[row]}")
+    labels = batch.labels(models.annotator)[batch.kept.index(row)]
+    record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
+    return GroupSample(record, batch.encoding(row, extension)(), extension)
+
+
+def same_pixels(one: GroupSample, other: GroupSample) -> bool:
+    """Whether two series show exactly the same images."""
+    if len(one.images) != len(other.images):
+        return False
+    pairs = zip(one.images, other.images, strict=True)
+    return all(np.array_equal(decode_image(a), decode_image(b)) for a, b in pairs)

@@ -1,0 +1,223 @@
+"""The small latent diffusion model: its autoencoder, its denoiser, and their trainings."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from pipeline.standins.recipe import Recipe, Report
+from pipeline.standins.text import Captions, tokenise
+from pipeline.standins.training import TrainingImages, batches, fit, seeded
+
+
+def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) -> AutoencoderKL:
+    """Train on images [N,3,S,S] in [-1, 1]; latents are [N,C,S/f,S/f], f = 2 ** (levels - 1).
+
+    The latents' standardisation is part of the model, so `scaling_factor` 1.0 is exact.
+    """
+    with seeded(recipe.seed):
+        vae = _build(recipe, images.size)
+    rng = torch.Generator().manual_seed(recipe.seed)
+    draw = batches(len(images.pixels), recipe.autoencoder.batch_size, rng=rng)
+
+    def loss() -> Tensor:
+        pixels = images.pixels[next(draw)]
+        posterior = vae.encode(pixels).latent_dist
+        decoded = vae.decode(posterior.sample(generator=rng)).sample
+        divergence = posterior.kl().mean() / posterior.mean[0].numel()
+        return F.mse_loss(decoded, pixels) + recipe.kl_weight * divergence
+
+    stage = recipe.autoencoder
+    for step in fit([vae], loss, stage=stage, average_decay=recipe.average_decay):
+        report("autoencoder", step, stage.steps)
+    fold_standardisation(vae, *_channel_moments(vae, images.pixels))
+    return vae
+
+
+@torch.no_grad()
+def encode(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the latents of pixels [N,3,S,S], both [N,C,h,w]."""
+    posteriors = [vae.encode(part).latent_dist for part in pixels.split(64)]
+    return torch.cat([p.mean for p in posteriors]), torch.cat([p.std for p in posteriors])
+
+
+@torch.no_grad()
+def fold_standardisation(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
+    """Make `vae` encode to (z - mean) / std where it encoded to z, and decode that as it did z.
+
+    Both [C]. Exact but for rounding: the two quantisation convolutions are 1 x 1.
+    """
+    into, out_of = vae.quant_conv, vae.post_quant_conv
+    assert isinstance(into, nn.Conv2d) and isinstance(out_of, nn.Conv2d)
+    assert into.bias is not None and out_of.bias is not None
+    channels = len(mean)
+    into.weight[:channels] /= std.view(-1, 1, 1, 1)
+    into.bias[:channels] = (into.bias[:channels] - mean) / std
+    into.bias[channels:] -= 2 * std.log()  # the second half are log-variances
+    out_of.bias += out_of.weight[:, :, 0, 0] @ mean
+    out_of.weight *= std.view(1, -1, 1, 1)
+
+
+def _channel_moments(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of the sampled latents, both [C]."""
+    means, deviations = encode(vae, pixels)
+    variance = means.var(dim=(0, 2, 3)) + deviations.square().mean(dim=(0, 2, 3))
+    return means.mean(dim=(0, 2, 3)), variance.sqrt()
+
+
+def _build(recipe: Recipe, image_size: int) -> AutoencoderKL:
+    levels = len(recipe.autoencoder_widths)
+    return AutoencoderKL(
+        sample_size=image_size,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=recipe.autoencoder_widths,
+        layers_per_block=1,
+        latent_channels=recipe.latent_channels,
+        norm_num_groups=8,
+        mid_block_add_attention=False,  # would grow with the fourth power of the image's side
+        scaling_factor=1.0,
+    )
+
+
+def train_pipeline(
+    images: TrainingImages,
+    captions: Captions,
+    *,
+    vae: AutoencoderKL,
+    tokenizer: CLIPTokenizer,
+    recipe: Recipe,
+    report: Report,
+) -> StableDiffusionPipeline:
+    """Train the text-conditional denoiser of `vae`'s latents.
+
+    Source: v-prediction, Salimans and Ho 2022; guidance by dropped captions, Ho and Salimans 2022.
+    """
+    latents = encode(vae, images.pixels)
+    with seeded(recipe.seed):
+        text_encoder = _text_encoder(tokenizer, recipe)
+        unet = _unet(recipe, channels=latents[0].shape[1], size=latents[0].shape[-1])
+    scheduler = _scheduler()
+    caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in captions])  # [K,T,L]
+    loss = _v_loss(
+        unet,
+        text_encoder,
+        scheduler=scheduler,
+        latents=latents,
+        targets=images.targets,
+        caption_ids=caption_ids,
+        empty_ids=tokenise(tokenizer, [""]),
+        recipe=recipe,
+    )
+    stage = recipe.denoiser
+    modules: list[nn.Module] = [unet, text_encoder]
+    for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
+        report("denoiser", step, stage.steps)
+    parts: dict[str, Any] = {  # diffusers' own annotations know neither DDIM nor None
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
+        "unet": unet,
+        "scheduler": scheduler,
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+    return StableDiffusionPipeline(**parts, requires_safety_checker=False)
+
+
+def _v_loss(
+    unet: UNet2DConditionModel,
+    text_encoder: CLIPTextModel,
+    *,
+    scheduler: DDIMScheduler,
+    latents: tuple[Tensor, Tensor],
+    targets: Tensor,
+    caption_ids: Tensor,
+    empty_ids: Tensor,
+    recipe: Recipe,
+) -> Callable[[], Tensor]:
+    """A function that gives the loss of a fresh batch at each call."""
+    means, deviations = latents
+    size = recipe.denoiser.batch_size
+    steps = scheduler.config["num_train_timesteps"]
+    rng = torch.Generator().manual_seed(recipe.seed)
+    draw = batches(len(targets), size, rng=rng)
+
+    def noise_like(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=rng)
+
+    def loss() -> Tensor:
+        chosen = next(draw)
+        clean = means[chosen] + deviations[chosen] * noise_like(means[chosen])
+        template = torch.randint(caption_ids.shape[1], (size,), generator=rng)
+        ids = caption_ids[targets[chosen], template]  # [B,L]
+        dropped = torch.rand(size, generator=rng) < recipe.dropped_captions
+        ids = torch.where(dropped[:, None], empty_ids, ids)
+        # one time from each of B equal parts of the range: less spread than B free draws
+        times = (torch.arange(size) + torch.rand(size, generator=rng)) * (steps / size)
+        times = times.long().clamp(max=steps - 1)
+        noise = noise_like(clean)
+        noisy = scheduler.add_noise(clean, noise, times)
+        condition = text_encoder(ids).last_hidden_state  # [B,L,D]
+        velocity = unet(noisy, times, encoder_hidden_states=condition).sample
+        return F.mse_loss(velocity, scheduler.get_velocity(clean, noise, times))
+
+    return loss
+
+
+def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
+    model = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.text_width,
+            intermediate_size=4 * recipe.text_width,
+            projection_dim=recipe.text_width,
+            num_hidden_layers=recipe.text_layers,
+            num_attention_heads=recipe.text_width // 16,
+            max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    # 50 times the usual spread: words that differ from the start are what allows a short training
+    words = model.get_input_embeddings()
+    assert isinstance(words, nn.Embedding)
+    nn.init.normal_(words.weight, std=1.0)
+    return model
+
+
+def _unet(recipe: Recipe, *, channels: int, size: int) -> UNet2DConditionModel:
+    # text reaches all levels but the first, which would cost as much as all others together
+    attending = len(recipe.denoiser_widths) - 1
+    return UNet2DConditionModel(
+        sample_size=size,
+        in_channels=channels,
+        out_channels=channels,
+        down_block_types=("DownBlock2D", *["CrossAttnDownBlock2D"] * attending),
+        up_block_types=(*["CrossAttnUpBlock2D"] * attending, "UpBlock2D"),
+        block_out_channels=recipe.denoiser_widths,
+        layers_per_block=1,
+        norm_num_groups=8,
+        cross_attention_dim=recipe.text_width,
+        attention_head_dim=4,  # the number of heads, whatever diffusers calls it
+    )
+
+
+def _scheduler() -> DDIMScheduler:
+    return DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+        prediction_type="v_prediction",
+    )

@@ -1,0 +1,408 @@
+"""Exports: rows by hand, files that other programs open, targets that appear whole."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.special import expit
+
+from data import export
+from data.errors import InputError
+from data.export import (
+    folder_names,
+    image_rows,
+    new_target,
+    write_hugging_face,
+    write_image_folder,
+    write_parquet,
+)
+from data.images import decode_image
+from data.label_sets import LabelSet
+from data.pinned import Pinned
+from data.root import Root
+from tests import handmade
+from tests.data import hostile
+from tests.handmade import labels_of, make_root, pixels, record, root_of, sample
+
+NAUGHTY = ["=cmd|' /C calc'!A0", '../../etc\n,"x', "\u202e@evil\x1b[2J"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """Two shards of three series of three images."""
+    return make_root(tmp_path / "root", shards=2, groups=3, count=3)
+
+
+@pytest.fixture
+def label_set(root: Root) -> LabelSet:
+    """Every image is three quarters the first of its classes; of the first shard only."""
+    found = handmade.label_set(root)
+    label_shard(found, 0)
+    return found
+
+
+def label_shard(label_set: LabelSet, shard: int) -> None:
+    images = label_set.root.committed()[shard]
+    groups = []
+    for group in images.group_numbers:
+        first, second = [(0, 1), (0, 2), (1, 2)][group % 3]
+        label = [[first, 0.75], [second, 0.25]]
+        groups.append(labels_of(group, weights=[0.6] * 3, labels=[label] * 3))
+    assert label_set.commit(shard, images=images.sha256, groups=groups)
+
+
+def rows_of(root, *, image_format="keep", **options):
+    return list(image_rows(Pinned(root, **options), image_format=image_format))
+
+
+def test_every_image_is_a_row_with_its_own_numbers(root):
+    rows = rows_of(root)
+    assert [(row.group, row.position) for row in rows] == [
+        (g, p) for g in range(6) for p in range(3)
+    ]
+    for row in rows:
+        wanted = record(row.group, 3)
+        assert (row.classes, row.names) == (wanted["classes"], wanted["names"])
+        assert (row.alpha, row.weight) == (
+            wanted["alphas"][row.position],
+            wanted["weights"][row.position],
+        )
+        assert row.mixture == [row.alpha, 1 - row.alpha]
+        assert row.content == sample(row.group, 3).images[row.position]
+        assert dict(row.label) == {k: p for k, p in wanted["labels"][row.position] if p > 0}
+
+
+def test_images_become_png_without_a_changed_pixel(root):
+    for row in rows_of(root, image_format="png"):
+        assert (row.extension, row.content[:4]) == ("png", b"\x89PNG")
+        wanted = pixels(row.group, 3, 8)[row.position]
+        np.testing.assert_array_equal(decode_image(row.content), wanted)
+
+
+def test_labels_are_sharpened_anew(root):
+    for row in rows_of(root, scale=6.0):
+        share = expit(6 * (row.weight - 0.5))
+        assert [k for k, _ in row.label] == row.classes
+        np.testing.assert_allclose([p for _, p in row.label], [share, 1 - share], atol=1e-6)
+
+
+def test_labels_of_another_set(root, label_set):
+    digest = label_set.digest[:8]
+    with pytest.raises(
+        InputError, match=r"labels = \w{12}: has no labels for 1 shards of the index, shard 1"
+    ):
+        Pinned(root, labels=digest)
+    label_shard(label_set, 1)
+    for row in rows_of(root, labels=digest):
+        assert row.label == [(row.classes[0], 0.75), (row.classes[1], 0.25)]
+        assert row.weight == 0.6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda groups: groups[1].update(labels=[[[9, 1.0]]] * 3), "a label names class 9"),
+        (lambda groups: groups.pop(1), "the label set has no labels, or too many, for it"),
+        (
+            lambda groups: groups[1].update(labels=[[[1, 1.0]]] * 2, weights=[1.0] * 2),
+            "the label set has no labels, or too many, for it",
+        ),
+    ],
+)
+def test_labels_that_do_not_fit_the_images_are_refused(root, label_set, change, message):
+    label_shard(label_set, 1)
+    name = label_set.name(0)
+    found = json.loads(root.store.get(name))
+    change(found["groups"])
+    root.store.put(name, json.dumps(found).encode())
+    with pytest.raises(ValueError, match=rf"0000000-\w{{8}}\.tar: group 1: {message}"):
+        rows_of(root, labels=label_set.digest)
+
+
+def test_an_index_is_pinned(root):
+    first = root.indices()[-1]
+    root.discard(1)
+    root.write_index()
+    assert len(rows_of(root)) == 9
+    assert len(rows_of(root, index=first)) == 18
+    with pytest.raises(InputError, match=r"index = index/7\.json: is not in"):
+        Pinned(root, index="index/7.json")
+
+
+def test_a_root_without_an_index_is_not_exported(tmp_path):
+    root = make_root(tmp_path)
+    for name in root.indices():
+        root.store.delete(name)
+    with pytest.raises(InputError, match="is not finished; run `semix resume` first"):
+        Pinned(root)
+
+
+def test_more_than_two_classes_keep_their_labels(root):
+    plan = json.loads(root.store.get("plan.json"))
+    plan["config"]["mixing"] = {"classes": 3}
+    root.store.put("plan.json", json.dumps(plan).encode())
+    with pytest.raises(InputError, match=r"scale = 4\.0: .* mixes 3 classes, whose labels stay"):
+        Pinned(Root(root.url), scale=4.0)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "WebP of 60000 pixels", "symlink", "image missing"])
+@pytest.mark.parametrize("image_format", ["keep", "png"])
+def test_a_hostile_shard_is_named(kind, image_format, tmp_path):
+    tar = {**hostile.images(), **hostile.archives(), **hostile.series()}[kind]
+    root = make_root(tmp_path, shards=2, groups=1, tars=[tar])
+    name = root.committed()[0].tar
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        rows_of(root, image_format=image_format)
+
+
+def table(folder):
+    with (folder / "labels.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_and_table_agree_with_the_root(root, tmp_path):
+    folder = tmp_path / "out"
+    assert write_image_folder(Pinned(root), folder) == 18
+    rows = table(folder)
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.glob("*/*")) == sorted(
+        row["file"] for row in rows
+    )
+    assert rows[3]["file"] == "cat_fox/00000001.00.webp"
+    for row in rows:
+        group, position = int(row["group"]), int(row["position"])
+        wanted = record(group, 3)
+        content = (folder / row["file"]).read_bytes()
+        assert content == sample(group, 3).images[position]
+        assert json.loads(row["classes"]) == wanted["classes"]
+        assert json.loads(row["names"]) == wanted["names"]
+        assert float(row["alpha"]) == wanted["alphas"][position]
+        assert float(row["weight"]) == wanted["weights"][position]
+        found = dict(map(tuple, json.loads(row["label"])))
+        assert found == {k: p for k, p in wanted["labels"][position] if p > 0}
+    assert json.loads((folder / "classes.json").read_text()) == ["cat", "dog", "fox"]
+
+
+def test_png_on_request(root, tmp_path):
+    write_image_folder(Pinned(root), tmp_path / "out", image_format="png")
+    assert {row["file"][-4:] for row in table(tmp_path / "out")} == {".png"}
+
+
+def test_class_names_are_neither_paths_nor_formulas(tmp_path):
+    names = {0: NAUGHTY[:2], 1: NAUGHTY[::2], 2: NAUGHTY[1:]}
+    samples = [sample(g, names=names[g % 3]) for g in range(3)]
+    root = root_of(tmp_path / "root", samples, NAUGHTY)
+    write_image_folder(Pinned(root), tmp_path / "out")
+    found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert all(name.startswith(("root/", "out/")) for name in found)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        *("cmd-C-calc-A0_etc-x", "cmd-C-calc-A0_evil-2J", "etc-x_evil-2J"),
+        *("labels.csv", "classes.json"),
+    }
+    for row in table(tmp_path / "out"):
+        for column in row:
+            # A spreadsheet takes these for a formula, but for a plain number.
+            if row[column].startswith(("=", "+", "-", "@", "\t", "\r")):
+                float(row[column])
+    text = (tmp_path / "out" / "labels.csv").read_bytes()
+    assert max(text) < 128
+    assert b"\x1b" not in text
+    assert json.loads(table(tmp_path / "out")[0]["names"]) == NAUGHTY[:2]
+
+
+@pytest.mark.parametrize(
+    ("names", "folders"),
+    [
+        (["great_white shark", "\u00c5l"], ["great-white-shark", "Al"]),
+        (["Cat", "cat", "dog"], ["Cat.0", "cat.1", "dog"]),
+        (["\u732b", "\u72ac", ".."], ["class.0", "class.1", "class.2"]),
+        (["a" * 300, "a" * 299], [f"{'a' * 100}.0", f"{'a' * 100}.1"]),
+    ],
+)
+def test_folders_have_the_names_of_classes_and_differ(names, folders):
+    assert folder_names(names, together=2) == folders
+
+
+def test_nothing_appears_when_a_shard_is_damaged(tmp_path):
+    root = make_root(tmp_path / "root", shards=2, groups=1, tars=[hostile.images()["EPS"]])
+    with pytest.raises(ValueError, match=root.committed()[0].tar):
+        write_image_folder(Pinned(root), tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["root"]
+
+
+def test_every_column_holds_what_the_root_does(root, tmp_path):
+    path = tmp_path / "out.parquet"
+    assert write_parquet(Pinned(root), path) == 18
+    rows = pq.read_table(path).to_pylist()
+    assert [(r["group"], r["position"]) for r in rows] == [
+        (g, p) for g in range(6) for p in range(3)
+    ]
+    for row in rows:
+        group, position = row["group"], row["position"]
+        wanted = record(group, 3)
+        np.testing.assert_array_equal(
+            decode_image(row["image"]["bytes"]), pixels(group, 3, 8)[position]
+        )
+        assert row["image"]["path"] == f"{group:08d}.{position:02d}.webp"
+        assert (row["classes"], row["names"]) == (wanted["classes"], wanted["names"])
+        assert (row["alpha"], row["weight"]) == (
+            wanted["alphas"][position],
+            wanted["weights"][position],
+        )
+        label = np.zeros(3)
+        for target, share in wanted["labels"][position]:
+            label[target] = share
+        np.testing.assert_allclose(row["label"], label, atol=1e-7)
+    assert json.loads(pq.read_schema(path).metadata[b"class_names"]) == ["cat", "dog", "fox"]
+
+
+def test_row_groups_are_bounded_by_rows_and_bytes(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "MOST_ROWS", 5)
+    write_parquet(Pinned(root), tmp_path / "rows.parquet")
+    found = pq.ParquetFile(tmp_path / "rows.parquet").metadata
+    assert [found.row_group(i).num_rows for i in range(found.num_row_groups)] == [5, 5, 5, 3]
+    monkeypatch.setattr(export, "MOST_BYTES", 1)
+    write_parquet(Pinned(root), tmp_path / "bytes.parquet")
+    assert pq.ParquetFile(tmp_path / "bytes.parquet").metadata.num_row_groups == 18
+
+
+def test_the_missing_extra_is_named(root, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for write in (write_parquet, write_hugging_face):
+        with pytest.raises(InputError, match=r"needs pyarrow; run pip install 'semix\[export\]'"):
+            write(Pinned(root), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from data import export
+from data.pinned import Pinned
+from data.root import Root
+import pyarrow.parquet
+
+export.MOST_BYTES = 2**20
+export.write_parquet(Pinned(Root(sys.argv[1])), Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+@pytest.mark.process
+def test_memory_does_not_grow_with_the_dataset(tmp_path):
+    """3 MB of images, then 60 MB of them, in row groups of one."""
+    peaks = []
+    for shards in (1, 20):
+        root = make_root(tmp_path / f"root{shards}", shards, 1, count=4, side=500)
+        command = [sys.executable, "-c", MEMORY, root.url, str(tmp_path / f"{shards}.parquet")]
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout))
+    assert (tmp_path / "20.parquet").stat().st_size > 50 * 2**20
+    assert peaks[1] - peaks[0] < 25, peaks
+
+
+# As a user would, in a process of its own: no network, a cache that is new.
+LOAD = """
+import sys
+import numpy as np
+from datasets import load_dataset
+from datasets import Image, List
+
+kind, path, out = sys.argv[1:]
+given = {"data_files": path} if kind == "parquet" else {}
+found = load_dataset(kind if given else path, split="train", **given)
+assert isinstance(found.features["image"], Image), found.features
+assert isinstance(found.features["label"], List), found.features
+np.savez(out, images=np.stack([np.asarray(row["image"]) for row in found]),
+         labels=np.array(found["label"][:]), groups=np.array(found["group"][:]),
+         names=np.array(found["names"][:]))
+"""
+
+
+def load(kind: str, path: Path, folder: Path) -> dict:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    out = folder / f"{kind}.npz"
+    command = [sys.executable, "-c", LOAD, kind, str(path), str(out)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(np.load(out))
+
+
+def check(found: dict) -> None:
+    groups = [g for g in range(6) for _ in range(3)]
+    assert found["groups"].tolist() == groups
+    wanted = np.concatenate([pixels(g, 3, 8) for g in range(6)])
+    np.testing.assert_array_equal(found["images"], wanted)
+    assert found["names"].tolist() == [record(g)["names"] for g in groups]
+    for group, label in zip(groups, found["labels"], strict=True):
+        assert set(np.flatnonzero(label)) <= set(record(group)["classes"])
+    np.testing.assert_allclose(found["labels"].sum(1), 1, atol=1e-6)
+
+
+@pytest.mark.process
+def test_datasets_opens_the_folder_offline(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "FILE_BYTES", 1)  # a file for each shard
+    assert write_hugging_face(Pinned(root), tmp_path / "out") == 18
+    assert sorted(p.name for p in (tmp_path / "out" / "data").iterdir()) == [
+        "train-00000-of-00002.parquet",
+        "train-00001-of-00002.parquet",
+    ]
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog", "fox"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "18 images in series of 3" in card
+    check(load("folder", tmp_path / "out", tmp_path))
+
+
+@pytest.mark.process
+def test_datasets_opens_the_single_file_too(root, tmp_path):
+    write_parquet(Pinned(root), tmp_path / "out.parquet")
+    check(load("parquet", tmp_path / "out.parquet", tmp_path))
+
+
+def test_a_file_or_folder_appears_whole(tmp_path):
+    for name in ("file", "deep/folder"):
+        with new_target(tmp_path / name) as partial:
+            assert partial.parent == (tmp_path / name).parent
+            if name == "file":
+                partial.write_text("x")
+            else:
+                (partial / "a").mkdir(parents=True)
+                (partial / "a" / "b").write_text("x")
+            assert not (tmp_path / name).exists()
+    assert (tmp_path / "file").read_text() == (tmp_path / "deep/folder/a/b").read_text() == "x"
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "b", "deep", "file", "folder"]
+
+
+def test_what_is_there_is_never_touched(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "folder", "link"):
+        with (
+            pytest.raises(InputError, match=f"--to = .*/{name}: is there already"),
+            new_target(tmp_path / name),
+        ):
+            raise AssertionError("must not get here")
+    with (
+        pytest.raises(InputError, match=r"--to = .*/late: is there already"),
+        new_target(tmp_path / "late") as partial,
+    ):
+        partial.write_text("ours")
+        (tmp_path / "late").write_text("theirs")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "late").read_text() == "theirs"
+
+
+def test_nothing_is_left_of_what_failed(tmp_path):
+    for is_folder in (True, False):
+        with pytest.raises(OSError, match="No space"), new_target(tmp_path / "new") as partial:
+            if is_folder:
+                partial.mkdir()
+            (partial / "x" if is_folder else partial).write_text("half")
+            raise OSError("No space left on device")
+    assert list(tmp_path.iterdir()) == []

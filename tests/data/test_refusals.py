@@ -1,0 +1,214 @@
+"""What is neither damaged nor missing: a store that refuses, and files of a newer version.
+
+Either way the error comes out as it is, and nothing is taken for lost, written over or removed.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data.dataset import MixedDataset
+from data.errors import InputError
+from data.exclusion import Exclusion, SeriesFilter
+from data.flags import newest_flags, store_flags
+from data.formats import FLAGS, SeriesFlags, record_name
+from data.garbage import garbage
+from data.label_sets import LabelSet
+from data.layout import next_extension, write_extension
+from data.leases import claim, forgotten, lease_name, living, release, renew
+from data.pinned import Pinned
+from data.root import Root
+from data.store import Store
+from data.store.local import LocalFiles
+from data.verify import Problem, damage, put_aside
+from tests.data.whole_roots import commit_record, whole_root
+from tests.handmade import LABELS_DIGEST, label_set, labels_of
+
+INDEX = "index/0.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Root:
+    """Three shards, labelled and audited; three more were added; another machine makes shard 1."""
+    root = whole_root(tmp_path_factory.mktemp("made") / "root")
+    labels = label_set(root)
+    for shard, entry in root.committed().items():
+        groups = [labels_of(group) for group in entry.group_numbers]
+        labels.commit(shard, images=entry.sha256, groups=groups)
+    store_audit(root.url)
+    write_extension(root.store, 1, next_extension(root.plan.digest, root.layout, 2, pairs=6))
+    root.store.create(lease_name(1), b'{"host": "another-machine", "pid": 1}')
+    return root
+
+
+@pytest.fixture
+def url(made, tmp_path) -> str:
+    """A copy that may be changed."""
+    return shutil.copytree(made.url, tmp_path / "root").as_posix()
+
+
+def labels_at(url: str) -> LabelSet:
+    return LabelSet(Root(url), LABELS_DIGEST)
+
+
+def label_again(url: str) -> bool:
+    labels = labels_at(url)
+    groups = [labels_of(group) for group in (2, 3)]
+    return labels.commit(1, images=labels.root.images()[1], groups=groups)
+
+
+def store_audit(url: str) -> str:
+    source, flags = Pinned(Root(url)), {flag: [] for flag in FLAGS}
+    found = SeriesFlags(index=INDEX, digest=source.digest, labels=None, flags=flags)
+    return store_flags(source.root, found)
+
+
+# By file: what reads it.
+READERS: dict[str, list[Callable[[str], object]]] = {
+    "plan.json": [Root, MixedDataset],
+    "extensions/1.json": [Root],
+    "prototypes.safetensors": [lambda url: damage(Root(url))],
+    record_name(1): [
+        lambda url: Root(url).missing(),
+        lambda url: Root(url).progress(),
+        lambda url: Root(url).committed(),
+        lambda url: Root(url).record(1),
+        lambda url: Root(url).commit(commit_record(1)),
+        lambda url: Root(url).write_index(),
+        lambda url: labels_at(url).missing(),
+        lambda url: damage(Root(url)),
+        lambda url: put_aside(Root(url), damage(Root(url), full=True)),
+        lambda url: garbage(Root(url)),
+    ],
+    INDEX: [
+        lambda url: Root(url).missing(),
+        lambda url: Root(url).write_index(),
+        lambda url: put_aside(Root(url), damage(Root(url))),
+        lambda url: garbage(Root(url)),
+        lambda url: Pinned(Root(url)),
+        MixedDataset,
+    ],
+    lease_name(1): [
+        lambda url: claim(Store(url), 1),
+        lambda url: renew(Store(url), 1),
+        lambda url: release(Store(url), 1),
+        lambda url: living(Store(url)),
+        lambda url: forgotten(Store(url)),
+        lambda url: put_aside(Root(url), [Problem(1, "cut")]),
+        lambda url: garbage(Root(url)),
+    ],
+    f"labels/{LABELS_DIGEST}/set.json": [
+        labels_at,
+        lambda url: label_set(Root(url)),
+        lambda url: damage(Root(url)),
+        lambda url: garbage(Root(url)),
+        lambda url: MixedDataset(url, labels=LABELS_DIGEST),
+    ],
+    record_name(1, f"labels/{LABELS_DIGEST}"): [
+        lambda url: labels_at(url).missing(),
+        lambda url: labels_at(url).progress(),
+        lambda url: labels_at(url).labels(1),
+        lambda url: labels_at(url).is_committed(1, "ab" * 32),
+        label_again,
+        lambda url: put_aside(Root(url), damage(Root(url), full=True)),
+        lambda url: garbage(Root(url)),
+        lambda url: MixedDataset(url, labels=LABELS_DIGEST),
+    ],
+    "audit/0.json": [
+        lambda url: newest_flags(Root(url), INDEX),
+        lambda url: SeriesFilter(Exclusion(flagged=("still",)), Pinned(Root(url))),
+        store_audit,
+    ],
+}
+
+
+def everything(url: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(url).rglob("*") if path.is_file()}
+
+
+def without_index(url: str, name: str) -> None:
+    """Where an index stands for the records, none is read."""
+    if name == record_name(1):
+        Path(url, INDEX).unlink()
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("url", "s3://x", "refused: the clock of this machine is wrong"),
+        ConnectionError("no answer: ReadTimeoutError"),
+    ],
+    ids=["refused", "silent"],
+)
+def test_what_a_store_refuses_is_neither_damaged_nor_missing(url, name, error, monkeypatch):
+    without_index(url, name)
+    before, get = everything(url), LocalFiles.get
+
+    def refusing(self, asked):
+        if asked == name:
+            raise error
+        return get(self, asked)
+
+    monkeypatch.setattr(LocalFiles, "get", refusing)
+    for read in READERS[name]:
+        with pytest.raises(type(error)) as told:
+            read(url)
+        assert told.value is error
+        assert everything(url) == before
+
+
+def newer(content: bytes) -> bytes:
+    return json.dumps(json.loads(content) | {"schema": 7, "of a newer version": [1]}).encode()
+
+
+def newer_entries(index: bytes) -> bytes:
+    return index.replace(b'"shard":', b'"of a newer version":[1],"schema":7,"shard":')
+
+
+def newer_head(index: bytes) -> bytes:
+    return index.replace(b'{"plan"', b'{"of a newer version":[1],"schema":7,"plan"')
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((n, newer) for n in READERS if n not in ("prototypes.safetensors", "plan.json", INDEX)),
+        *((INDEX, change) for change in (newer_entries, newer_head)),
+    ],
+)
+def test_what_a_newer_version_wrote_is_refused_by_name_and_left_alone(url, name, change):
+    without_index(url, name)
+    path = Path(url, name)
+    path.write_bytes(change(path.read_bytes()))
+    before = everything(url)
+    for read in READERS[name]:
+        message = f"^{path} schema = 7: a newer version of semix wrote it, this one reads 1; use"
+        with pytest.raises(InputError, match=message):
+            read(url)
+        assert everything(url) == before
+
+
+def test_the_same_files_read_well_as_this_version_writes_them(url):
+    """Else the tests above would show little."""
+    for readers in READERS.values():
+        for read in readers:
+            read(url)
+
+
+@pytest.mark.parametrize("name", ["plan.json", record_name(1), INDEX, "extensions/1.json"])
+def test_a_wrong_clock_of_a_real_store_is_named(bucket, faulty_s3, name):
+    root = whole_root(f"{bucket}/root")
+    write_extension(root.store, 1, next_extension(root.plan.digest, root.layout, 2, pairs=6))
+    if name == record_name(1):
+        root.store.delete(INDEX)
+    code = "RequestTimeTooSkewed"
+    faulty_s3.fail(errors=1.0, statuses=[403], code=code, methods=["GET"], path=f"root/{name}")
+    for read in (lambda url: Root(url).missing(), lambda url: damage(Root(url))):
+        with pytest.raises(InputError, match="the clock of this machine is wrong"):
+            read(root.url)
+    faulty_s3.heal()
+    assert Root(root.url).missing() == [3, 4, 5]

@@ -1,0 +1,425 @@
+"""Damage of every kind, done to a whole root: found, named, counted, put aside, made again."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from data.errors import InputError
+from data.formats import CommitRecord, record_name, shard_stem
+from data.index import open_index
+from data.label_sets import LabelSet
+from data.machine import machine
+from data.root import Root
+from data.store import Store
+from data.verify import damage, put_aside, refuse_others, unusable_pairs, verify
+from tests.data.whole_roots import FACTS, prototypes, whole_root
+from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
+
+PAIRS = b"[[0, 1], [1, 2]]"
+
+
+def found(root: Root, *, full: bool = False) -> list[str]:
+    return [str(problem) for problem in damage(root, full=full)]
+
+
+def changed(root: Root, name: str, change) -> None:
+    root.store.put(name, change(root.store.get(name)))
+
+
+def flipped(place: int):
+    def flip(content: bytes) -> bytes:
+        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+    return flip
+
+
+def replaced(root: Root, *samples) -> None:
+    """Shard 1 again, of these samples, with a record that fits them."""
+    put_shard(root.store, 1, tar_of(*samples), first=2, groups=2, count=2)
+
+
+def rerecorded(root: Root, shard: int, **changes) -> Root:
+    """The root with a commit record that says else."""
+    record = root.record(shard).model_copy(update=changes)
+    root.store.put(record_name(shard), record.written())
+    return Root(root.url)
+
+
+def test_a_whole_root_has_no_problem(root):
+    assert list(verify(root)) == list(verify(root, full=True)) == []
+
+
+def test_a_truncated_tar_and_a_missing_one(root):
+    tars = [record.tar for record in root.committed().values()]
+    changed(root, tars[0], lambda content: content[:-1])
+    root.store.delete(tars[2])
+    size = root.committed()[0].bytes
+    assert [(p.shard, p.text, p.files) for p in damage(root) if p.kind == "shard"] == [
+        (0, f"{tars[0]} has {size - 1} bytes, not {size}", (tars[0],)),
+        (2, f"{tars[2]} is missing", ()),
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 700, 2000, -1])
+def test_a_flipped_bit_is_seen_by_a_full_look_alone(root, place):
+    tar = root.committed()[1].tar
+    size = len(root.store.get(tar))
+    changed(root, tar, flipped(place % size))
+    assert found(root) == []
+    (problem,) = damage(root, full=True)
+    assert (problem.shard, problem.files) == (1, (tar,))
+    assert problem.text.startswith(f"{tar} does not have the recorded SHA-256")
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        ([sample(2)], "holds 1 groups"),
+        ([sample(2), sample(4)], "holds 2 groups"),
+        ([sample(2), sample(3, 3)], "group 3 has 3 images, not 2"),
+        ([sample(2), sample(3, labels=[[[0, 1.0]]])], "labels has 1 entries, not 2"),
+        ([sample(2), sample(3, labels=[[[0, 0.7], [1, 0.7]]] * 2)], "sums to 1.4, not 1"),
+        ([sample(2), sample(3, labels=[[[9, 1.0]]] * 2)], "group 3 names class 9 of 3"),
+        ([sample(2), sample(3, weights=[0.5])], "labels has 2 entries, not 1"),
+    ],
+)
+def test_series_that_do_not_fit_their_plan(root, samples, reason):
+    replaced(root, *samples)
+    (problem,) = [p for p in damage(Root(root.url), full=True) if p.kind == "shard"]
+    assert reason in problem.text
+
+
+def test_a_missing_member_and_an_image_that_is_none(root):
+    whole = sample(3)
+    short = type(whole)(whole.record, whole.images[:1], "webp")
+    replaced(root, sample(2), short)
+    assert "wanted 2 images" in found(root, full=True)[0]
+    broken = type(whole)(whole.record, [whole.images[0], b"RIFF no image"], "webp")
+    replaced(root, sample(2), broken)
+    assert "group 3, image 1: " in found(root, full=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"features": np.zeros((2, 3, 4), np.float16)}, "has shape [2, 3, 4], not [2, 2, width]"),
+        ({"features": np.zeros((2, 2, 4), np.float32)}, "is float32, not float16"),
+        ({"features": np.full((2, 2, 4), np.nan, np.float16)}, "no finite numbers"),
+        ({"second": np.zeros((2, 2, 4), np.float16)}, "has no tensor 'features'"),
+    ],
+)
+def test_features_that_do_not_fit(root, monkeypatch, tensors, reason):
+    monkeypatch.setattr("tests.handmade.save", lambda _: save(tensors))
+    replaced(root, sample(2), sample(3))
+    (problem,) = [p for p in damage(Root(root.url), full=True) if p.kind == "shard"]
+    assert reason in problem.text
+
+
+def test_features_that_are_cut_or_changed(root):
+    name = root.committed()[0].features.name
+    changed(root, name, flipped(-1 % 80))
+    assert "does not have the recorded SHA-256" in found(root, full=True)[0]
+    changed(root, name, lambda content: content[:10])
+    assert f"{name} has 10 bytes" in found(root)[0]
+
+
+def test_a_record_without_a_tar_and_a_tar_without_a_record(root):
+    first, second = (root.committed()[shard] for shard in (0, 1))
+    root.store.delete(first.tar)
+    root.store.delete(record_name(1))
+    everything = list(verify(Root(root.url)))
+    assert [str(p) for p in everything if p.kind == "shard"] == [f"shard 0: {first.tar} is missing"]
+    orphans = {p.text.split(":")[0] for p in everything if not p.damage}
+    assert orphans == {second.tar, second.features.name}
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("full", [True, False])
+def test_a_damaged_record_is_named_even_if_an_index_knows_it(root, index, full):
+    if not index:
+        root.store.delete("index/0.json")
+    changed(root, record_name(1), lambda content: content[:-30])
+    again = Root(root.url)
+    assert again.missing() == [1]
+    (problem,) = [p for p in damage(again, full=full) if p.kind == "record"]
+    assert (problem.shard, problem.files) == (1, (record_name(1),))
+    assert problem.text.startswith("its commit record commit record: ")
+
+
+def test_a_flipped_bit_in_a_record_that_an_index_knows(root):
+    changed(root, record_name(1), lambda content: content.replace(b'"groups": 2', b'"groups": 9'))
+    assert found(root) == []
+    assert found(Root(root.url), full=True) == [
+        "shard 1: holds 9 groups from 2 on, the plan says else"
+    ]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_folder_where_a_record_goes(root, tmp_path, inside):
+    root.store.delete(record_name(2))
+    folder = tmp_path / "root" / record_name(2)
+    folder.mkdir()
+    if inside:
+        (folder / "file").write_text("x")
+    (problem,) = [p for p in damage(Root(root.url)) if p.kind == "record"]
+    assert (problem.shard, problem.files) == (2, ())
+    assert "is a folder, not a commit record" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "cannot be read"),
+        (prototypes()[:-1], "cannot be read"),
+        (flipped(-1 % len(prototypes()))(prototypes()), "not of the SHA-256 that is noted beside"),
+        (prototypes(np.eye(4, dtype=np.float32)), "has prototypes of shape [4, 4], not [3, width]"),
+        (prototypes(np.full((3, 4), np.inf, np.float32)), "no finite numbers"),
+        (prototypes(facts={"scale": "10.0"}), "cannot be read"),
+        (save({"prototypes": np.eye(3, 4)}), "cannot be read"),
+    ],
+)
+def test_unreadable_prototypes(root, content, reason):
+    root.store.put("prototypes.safetensors", content)
+    (problem,) = damage(root)
+    assert (problem.kind, problem.files) == ("prototypes", ("prototypes.safetensors",))
+    assert reason in problem.text
+
+
+def test_prototypes_that_are_missing_or_others(root):
+    root.store.delete("prototypes.safetensors")
+    assert found(root) == ["prototypes.safetensors is missing"]
+    other = FACTS | {"encoder": '{"model": "large"}'}
+    plan = json.loads(root.store.get("plan.json")) | {"models": {"annotation": {"model": "tiny"}}}
+    root.store.put("plan.json", json.dumps(plan).encode())
+    root.store.put("prototypes.safetensors", prototypes(facts=other))
+    assert found(Root(root.url)) == [
+        "prototypes.safetensors was measured with another encoder than the plan's"
+    ]
+
+
+def test_shards_made_with_other_prototypes(root):
+    (problem,) = damage(rerecorded(root, 1, prototypes="0" * 64))
+    assert (problem.kind, problem.files) == ("prototypes", ())
+    assert problem.text == "prototypes.safetensors is not what 1 shards were made with"
+
+
+@pytest.fixture
+def similar(root) -> Root:
+    """The root of a plan whose two pairs were drawn by similarity, named by every shard."""
+    plan = json.loads(root.store.get("plan.json"))
+    plan["config"]["mixing"]["pairs"] = {"kind": "similar", "count": 2}
+    root.store.put("plan.json", json.dumps(plan).encode())
+    root.store.put("pairs.json", PAIRS)
+    for shard in range(3):
+        root = rerecorded(root, shard, pairs=hashlib.sha256(PAIRS).hexdigest())
+    root.write_index()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "cannot be read: pairs.json: Invalid JSON"),
+        (PAIRS[:-1], "cannot be read: pairs.json: Invalid JSON"),
+        (b"[[1, 2], [0, 1]]", "cannot be read: pairs.json: pairs do not ascend"),
+        (b"[[0, 1]]", "holds 1 pairs, the plan has 2"),
+        (b"[[0, 1], [0, 2], [1, 2]]", "holds 3 pairs, the plan has 2"),
+        (b"[[0, 1], [1, 3]]", "names a class that is none of the 3 of the plan"),
+    ],
+)
+def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reason):
+    assert found(similar, full=True) == []
+    similar.store.put("pairs.json", content)
+    (problem,) = damage(similar)
+    assert (problem.kind, problem.files) == ("pairs", ("pairs.json",))
+    assert problem.text.startswith(f"pairs.json {reason}")
+    assert put_aside(similar, [problem]) == 1
+    assert json.loads(similar.store.get("discarded/pairs.1.json")) == {"why": problem.text}
+    assert found(similar) == ["pairs.json is missing"]
+    assert put_aside(similar, damage(similar)) == 0
+    similar.store.put("pairs.json", PAIRS)  # as they are drawn again
+    assert found(similar) == []
+
+
+def test_pairs_other_than_those_that_shards_were_made_with(similar):
+    similar.store.put("pairs.json", b"[[0, 1], [0, 2]]")
+    (problem,) = damage(similar)
+    assert (problem.kind, problem.files) == ("pairs", ())
+    assert problem.text == "pairs.json is not what 3 shards were made with"
+    assert put_aside(similar, [problem]) == 0
+    message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; bring back"
+    with pytest.raises(InputError, match=message):
+        refuse_others(similar, "pairs", Root(similar.url).made_from()["pairs"])
+
+
+def test_pairs_are_looked_at_where_the_plan_draws_them(root):
+    root.store.put("pairs.json", b"{")
+    assert found(root) == []
+    plan = json.loads(root.store.get("plan.json"))
+    for mixing in (3, {"pairs": 3}, {"pairs": {"kind": "similar", "count": "2"}}):
+        plan["config"]["mixing"] = mixing
+        root.store.put("plan.json", json.dumps(plan).encode())
+        assert len(found(Root(root.url))) == (
+            mixing == {"pairs": {"kind": "similar", "count": "2"}}
+        )
+    assert unusable_pairs(PAIRS, root.plan) is None  # whatever their number
+
+
+def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
+    root.store.create("index/1.json", b'{"plan": "')
+    root.store.delete(root.committed()[2].tar)
+    named = [p.text for p in damage(Root(root.url)) if p.kind == "index"]
+    assert named[0].startswith(
+        "index/0.json: pins 1 tars that are gone or cut, shards/0000/0000002"
+    )
+    assert named[1].startswith("index/1.json: index: ")
+
+
+def test_a_record_beyond_the_plan(root):
+    put_shard(root.store, 7, tar_of(sample(14), sample(15)), first=14, groups=2, count=2)
+    (problem,) = [p for p in damage(Root(root.url)) if p.kind == "record"]
+    assert problem.text.endswith("is of no shard of the plan; is an extension missing?")
+
+
+def test_labels_that_are_damaged_or_of_other_images(root):
+    labels = label_set(root)
+    for shard, entry in root.committed().items():
+        groups = [labels_of(group) for group in root.layout.groups_of(shard)]
+        labels.commit(shard, images=entry.sha256, groups=groups)
+    assert found(root, full=True) == []
+    changed(root, labels.name(1), lambda content: content[:-9])
+    assert LabelSet(root, LABELS_DIGEST).missing() == [1]
+    (problem,) = damage(root, full=True)
+    assert str(problem) == "shard 1: labels/ab12ab12ab12: damaged, or of other images"
+    assert put_aside(root, [problem]) == 1
+    assert not root.store.exists(labels.name(1))
+    labels.commit(1, images=root.committed()[1].sha256, groups=[labels_of(2)])
+    assert found(root, full=True) == ["shard 1: labels/ab12ab12ab12: other groups than the shard's"]
+
+
+@pytest.mark.parametrize("change", ["damaged", "of another root"])
+def test_a_label_set_that_cannot_be_opened(root, change):
+    name = f"{label_set(root).folder}/set.json"
+    said = json.loads(root.store.get(name)) | {"plan": "e" * 64}
+    root.store.put(name, b"{" if change == "damaged" else json.dumps(said).encode())
+    (problem,) = damage(root)
+    assert (problem.kind, problem.files) == ("labels", ())
+    assert problem.text.startswith(f"{name}: ") and "remove it and run" in problem.text
+
+
+def test_a_full_look_reads_every_tar_once(tmp_path):
+    root = whole_root(tmp_path / "many", shards=12)
+    tars = [entry.tar for entry in root.committed().values()]
+    for tar in tars[::2]:
+        changed(root, tar, flipped(600))
+    opened: list[str] = []
+    store = root.store
+
+    class Watched(Store):
+        def open(self, name):
+            opened.append(name)
+            return super().open(name)
+
+    root.store = Watched(store.url)
+    assert [p.shard for p in damage(root, full=True)] == [0, 2, 4, 6, 8, 10]
+    assert sorted(opened) == tars
+
+
+def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
+    entry, record = root.committed()[1], root.record(1)
+    whole = root.store.get(entry.tar)
+    root.store.put(entry.tar, whole[:600] + b"?" + whole[601:])
+    assert put_aside(root, verify(root)) == 0
+    assert put_aside(root, verify(root, full=True)) == 1
+    assert root.missing() == Root(root.url).missing() == [1]
+    # A store may keep an object of the same name and size, so the damaged one must be gone.
+    assert not root.store.exists(entry.tar)
+    assert root.store.exists(entry.features.name)
+    note = json.loads(root.store.get("discarded/0000/0000001.1.json"))
+    assert "does not have the recorded SHA-256" in note["why"]
+    assert CommitRecord.read(note["record"].encode()) == record
+    root.store.put(entry.tar, whole)
+    assert root.commit(record.model_copy(update={"worker": "second"}))
+    assert found(Root(root.url), full=True) == []
+    assert root.write_index() == "index/1.json"
+
+
+def test_a_damaged_record_is_put_aside_and_its_tar_stays(root):
+    tar = root.committed()[1].tar
+    root.store.put(record_name(1), b'{"shard"')
+    assert put_aside(root, verify(root)) == 1
+    assert not root.store.exists(record_name(1))
+    assert root.store.exists(tar)
+    assert root.missing() == [1]
+
+
+def test_a_shard_that_a_living_process_works_on_is_left_to_it(root):
+    root.store.delete(root.committed()[1].tar)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        note = {"host": machine(), "pid": other.pid}
+        root.store.create("leases/0000001.json", json.dumps(note).encode())
+        assert put_aside(root, verify(root)) == 0
+        assert root.missing() == []
+        other.kill()
+    assert put_aside(root, verify(root)) == 1
+    assert root.store.list("leases") == []
+    assert root.missing() == [1]
+
+
+def test_unreadable_prototypes_are_put_aside_with_a_tombstone(root):
+    root.store.put("prototypes.safetensors", b"x")
+    assert put_aside(root, verify(root)) == 1
+    assert not root.store.exists("prototypes.safetensors")
+    why = json.loads(root.store.get("discarded/prototypes.1.json"))["why"]
+    assert why.startswith("prototypes.safetensors cannot be read")
+    assert put_aside(root, verify(root)) == 0  # missing: there is nothing to put aside
+    root.store.put("prototypes.safetensors", b"y")
+    assert put_aside(root, verify(root)) == 1
+    assert root.store.exists("discarded/prototypes.2.json")
+
+
+def test_what_only_a_person_can_repair_is_passed_over(root):
+    root.store.delete(record_name(2))
+    Path(root.url, record_name(2)).mkdir()
+    root.store.create("index/1.json", b"{")
+    put_shard(root.store, 7, tar_of(sample(14), sample(15)), first=14, groups=2, count=2)
+    root.store.put(f"{shard_stem(0)}-01234567.tar", b"an orphan")
+    names = root.store.list("")
+    problems = list(verify(Root(root.url)))
+    assert {p.kind for p in problems} == {"record", "index", "orphan"}
+    assert put_aside(root, problems) == 0
+    assert root.store.list("") == names
+
+
+def test_prototypes_must_be_those_that_shards_were_made_with(root):
+    ours = root.made_from()["prototypes"]
+    assert ours == hashlib.sha256(prototypes()).hexdigest()
+    refuse_others(root, "prototypes", ours)  # these records do not say
+    again = rerecorded(root, 1, prototypes=ours)
+    refuse_others(again, "prototypes", ours)
+    assert again.made_with("prototypes") == {ours: 1, "": 2}
+    root.store.put("prototypes.safetensors", prototypes() + b" ")
+    message = r"prototypes\.safetensors = .*are not those that 1 shards, 1 on, were made with"
+    with pytest.raises(InputError, match=message):
+        refuse_others(again, "prototypes", Root(root.url).made_from()["prototypes"])
+
+
+def test_what_an_index_pins_may_have_been_made_again(root):
+    """An index that is older than a shard pins its first tar, which may stay or be gone."""
+    first = root.committed()[1]
+    root.discard(1)
+    other = tar_of(sample(2), sample(3, seed=7))
+    put_shard(root.store, 1, other, first=2, groups=2, count=2, discards=1)
+    again = Root(root.url)
+    assert again.committed()[1].sha256 != first.sha256
+    assert found(again) == []
+    assert open_index(root.store, "index/0.json").shards()[1] == first
+    root.store.delete(first.tar)
+    assert found(again) == [
+        f"shard 1: index/0.json: pins 1 tars that are gone or cut, {first.tar} on"
+    ]

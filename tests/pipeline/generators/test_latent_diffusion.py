@@ -1,0 +1,288 @@
+"""Sampling as the plain loop does it, its rows; latents into the VAE; compiled networks."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionXLPipeline
+from torch._dynamo.utils import counters
+
+from data.errors import InputError
+from data.settings import load_settings
+from pipeline.conditioning import concatenate
+from pipeline.config import GeneratorConfig
+from pipeline.generators import load_generator
+from pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
+from pipeline.generators.schedulers import network_rows
+from pipeline.noise import initial_noise
+from tests.pipeline.roots import begun, work
+
+
+def load(model, **settings: Any):
+    values = {"model": str(model), "steps": 4, "guidance_scale": 3.0, **settings}
+    return load_generator(load_settings(GeneratorConfig, values), device="cpu")
+
+
+@torch.inference_mode()
+def test_sampling_is_the_plain_loop_bit_for_bit(tiny_sd):
+    generator = load(tiny_sd, scheduler="ddim")
+    noise = initial_noise([0, 1], generator.latent_shape)
+    condition = generator.encode(["dog", "crane"])
+    told = concatenate([generator.denoiser.unconditional.expand(2), condition]).tokens
+    latents, scheduler = noise, generator.scheduler
+    scheduler.set_timesteps(4)
+    for timestep in scheduler.timesteps:
+        without, given = generator.denoiser.network(
+            latents.repeat(2, 1, 1, 1), timestep, encoder_hidden_states=told, return_dict=False
+        )[0].chunk(2)
+        guided = without + 3.0 * (given - without)
+        latents = scheduler.step(guided, timestep, latents, return_dict=False)[0]
+    assert torch.equal(generator.sample(noise, condition), latents)
+
+
+@torch.inference_mode()
+def test_outside_its_interval_guidance_is_off(tiny_sd):
+    """The second of two steps takes the conditional prediction alone."""
+    generator = load(tiny_sd, scheduler="ddim", steps=2, guidance_interval=[0, 0.5])
+    noise = initial_noise([0, 1], generator.latent_shape)
+    condition = generator.encode(["dog", "crane"])
+    latents, scheduler = noise, generator.scheduler
+    scheduler.set_timesteps(2)
+    for timestep, scale in zip(scheduler.timesteps, (3.0, 1.0), strict=True):
+        output = generator.predict(latents, timestep, condition, scale)
+        latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
+    assert torch.equal(generator.sample(noise, condition), latents)
+    guided = load(tiny_sd, scheduler="ddim", steps=2)
+    assert not torch.equal(guided.sample(noise, condition), latents)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, 8),
+        ({"guidance_interval": [0.25, 0.75]}, 6),
+        ({"guidance_scale": 1.0}, 4),
+        ({"scheduler": "heun", "steps": 2}, 6),
+        ({"scheduler": "pndm", "steps": 2, "guidance_interval": [0, 0.5]}, 5),
+    ],
+)
+@pytest.mark.parametrize("family", ["stable_diffusion", "sdxl"])
+def test_rows_are_as_counted(request, family, settings, rows):
+    model = request.getfixturevalue({"stable_diffusion": "tiny_sd", "sdxl": "tiny_sdxl"}[family])
+    generator, seen = load(model, family=family, **settings), []
+    generator.denoiser.network.conv_in.register_forward_hook(
+        lambda _, inputs, __: seen.append(len(inputs[0]))
+    )
+    noise = initial_noise([0, 1], generator.latent_shape)
+    generator.sample(noise, generator.encode(["dog", "crane"]))
+    assert sum(seen) == network_rows(generator.config, 2) == 2 * rows
+
+
+def make_vae(**settings) -> AutoencoderKL:
+    return AutoencoderKL(
+        block_out_channels=(4,), norm_num_groups=2, latent_channels=2, **settings
+    ).eval()
+
+
+def test_latents_are_scaled_and_shifted_back_as_the_config_says():
+    latents = torch.tensor([2.0, 6.0]).view(1, 2, 1, 1)
+    plain = make_vae(scaling_factor=0.5)
+    assert unscaled(latents, plain.config).flatten().tolist() == [4, 12]
+    shifted = make_vae(scaling_factor=0.5, shift_factor=1.5)
+    assert unscaled(latents, shifted.config).flatten().tolist() == [5.5, 13.5]
+    moments = make_vae(scaling_factor=0.5, latents_mean=[1.0, 2.0], latents_std=[3.0, 0.5])
+    assert unscaled(latents, moments.config).flatten().tolist() == [13, 8]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "forced", "expected"),
+    [
+        (torch.float16, True, torch.float32),
+        (torch.float16, False, torch.float16),
+        (torch.bfloat16, True, torch.bfloat16),
+    ],
+)
+def test_a_vae_that_overflows_in_float16_decodes_in_float32(dtype, forced, expected):
+    assert upcast(make_vae(force_upcast=forced).to(dtype)).dtype == expected
+
+
+def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
+    pipeline = DiffusionPipeline.from_pretrained(tiny_sdxl, use_safetensors=True)
+    moments = {"latents_mean": [0.5, -1.0, 0.0, 2.0], "latents_std": [2.0, 1.0, 0.5, 3.0]}
+    pipeline.vae.register_to_config(**moments)
+    pipeline.save_pretrained(tmp_path)
+    values = {"model": str(tmp_path), "family": "sdxl", "steps": 2, "guidance_scale": 2.0}
+    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    noise = initial_noise([0], generator.latent_shape)
+    images = generator.decode(generator.sample(noise, generator.encode(["dog"])))
+    pipeline = StableDiffusionXLPipeline.from_pretrained(tmp_path, add_watermarker=False)
+    theirs = pipeline(
+        "a photo of a dog",
+        latents=noise,
+        num_inference_steps=2,
+        guidance_scale=2.0,
+        output_type="pt",
+    ).images
+    expected = (theirs * 255).round().permute(0, 2, 3, 1)
+    assert (images.float() - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("side", "images"), [(32, 16), (512, 16), (768, 7), (1024, 4), (2048, 1), (4096, 1)]
+)
+def test_as_many_images_are_decoded_at_once_as_8_gib_hold(side, images):
+    assert decoded_at_once(side * side) == images
+
+
+@pytest.mark.parametrize(("setting", "parts"), [({}, [3, 2]), ({"decode_batch": 4}, [4, 1])])
+def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
+    tiny_sd, monkeypatch, setting, parts
+):
+    monkeypatch.setattr("pipeline.generators.latent_diffusion.DECODING_BYTES", 3 * 16 * 16 * 1920)
+    config = load_settings(GeneratorConfig, {"model": str(tiny_sd), **setting})
+    generator = load_generator(config, device="cpu")
+    seen, decode = [], generator.vae.decode
+    monkeypatch.setattr(
+        generator.vae, "decode", lambda z, **o: (seen.append(len(z)), decode(z, **o))[1]
+    )
+    assert generator.decode(initial_noise(range(5), generator.latent_shape)).shape[1:3] == (16, 16)
+    assert seen == parts
+
+
+def test_decoding_in_slices_changes_nothing(tiny_sd):
+    values = {"model": str(tiny_sd), "decode_batch": 2}
+    slices = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    whole = load_generator(
+        load_settings(GeneratorConfig, values | {"decode_batch": 5}), device="cpu"
+    )
+    latents = initial_noise(range(5), slices.latent_shape)
+    difference = slices.decode(latents).int() - whole.decode(latents).int()
+    assert difference.abs().max() <= 1
+    assert len(slices.decode(latents)) == 5
+
+
+# Compiled networks predict what the plain ones do.
+
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(COMPILER) is None, reason="there is no C++ compiler"
+)
+
+
+def latents_of(model, family: str, compiled: str):
+    values = {"model": str(model), "family": family, "steps": 2, "compile": compiled}
+    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    noise = initial_noise([0, 1], generator.latent_shape)
+    latents = generator.sample(noise, generator.encode(["dog", "crane"]))
+    return latents, generator.denoiser.network
+
+
+@needs_compiler
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("model", "family", "mode"),
+    [
+        ("tiny_sd", "stable_diffusion", "regional"),
+        pytest.param("tiny_dit", "dit", "regional", marks=pytest.mark.slow),
+        pytest.param("tiny_sd", "stable_diffusion", "full", marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_network_predicts_the_same(model, family, mode, request):
+    folder = request.getfixturevalue(model)
+    torch.compiler.reset()
+    compiled, network = latents_of(folder, family, mode)
+    plain, _ = latents_of(folder, family, "none")
+    torch.testing.assert_close(compiled, plain, atol=1e-3, rtol=1e-3)
+    blocks = [m for m in network.modules() if type(m).__name__ == "BasicTransformerBlock"]
+    calls = [block._compiled_call_impl for block in blocks]
+    assert len(blocks) >= 2
+    if mode == "regional":
+        assert all(calls)
+    else:
+        assert network._compiled_call_impl
+
+
+@pytest.mark.parametrize("mode", ["regional", "full"])
+def test_without_a_compiler_it_is_refused(tiny_sd, monkeypatch, mode):
+    monkeypatch.setenv("CXX", "/no/compiler")
+    message = rf"generator\.compile = {mode}: needs the C\+\+ compiler /no/compiler, "
+    with pytest.raises(InputError, match=message):
+        latents_of(tiny_sd, "stable_diffusion", mode)
+
+
+# Images, the first look and the last pass the network in batches of three sizes.
+SELECT = ("noise.strategy=select", "noise.candidates=4", "noise.halving=true")
+OPTIMISE = ("noise.strategy=optimise", *SELECT[1:], "noise.iterations=1")
+
+
+@pytest.fixture
+def traced():
+    """torch.compile without its code generation, which takes minutes: Dynamo traces, guards and
+    counts as ever."""
+    torch.compiler.reset()
+    counters.clear()
+    torch.compiler.set_default_backend("eager")
+    yield counters
+    torch.compiler.set_default_backend(None)
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def build(make_config, hasty_standins, tiny_sd_four_levels, tmp_path):
+    """build(*overrides): the exit status of a worker that makes one shard."""
+
+    def made(*overrides: str) -> int:
+        config = make_config(
+            hasty_standins,
+            f"generator.model={tiny_sd_four_levels}",
+            "mixing.pairs.kind=sampled",
+            "mixing.pairs.count=4",
+            "noise.steps=2",
+            "noise.max_cost=1000",
+            *overrides,
+        )
+        return work(begun(config, tmp_path / "mixed"))
+
+    return made
+
+
+@needs_compiler
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("noise", "mode"),
+    [
+        (SELECT, "regional"),
+        pytest.param(OPTIMISE, "regional", marks=pytest.mark.slow),
+        pytest.param(OPTIMISE, "full", marks=pytest.mark.slow),
+    ],
+    ids=["select-regional", "optimise-regional", "optimise-full"],
+)
+def test_each_layout_of_chosen_noise_gets_its_program(build, traced, noise, mode):
+    assert build(*noise, f"generator.compile={mode}") == 0
+    assert not traced["recompile_limit"], "a network ran as it was written"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_build_whose_noise_is_chosen_is_compiled_to_its_end(build):
+    torch.compiler.reset()
+    assert build(*SELECT, "generator.compile=regional") == 0
+
+
+@needs_compiler
+@pytest.mark.process
+def test_layouts_are_compiled_in_whatever_thread_meets_them(tiny_sd, traced):
+    values = {"model": str(tiny_sd), "compile": "regional"}
+    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    condition = generator.encode(["dog"])
+
+    def predict(rows: int) -> bool:
+        noise = initial_noise(range(rows), generator.latent_shape)
+        found = generator.predict(noise, torch.tensor(9), condition.expand(rows), 1.0)
+        return bool(found.isfinite().all())
+
+    with ThreadPoolExecutor(1) as other:
+        assert all(other.map(predict, range(1, 6)))
+    assert all(map(predict, range(6, 12)))
