@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from calib.losses import REAL_LOSSES
+from pipeline.annotate import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -44,7 +45,8 @@ EXAMPLES = re.findall(
 def test_an_example_for_contributors_runs_its_own_test(title, code, request):
     assert code.count("\n") < 60
     names: dict[str, object] = {"__name__": "example"}
-    before = dict(REAL_LOSSES)
+    tables: list[dict] = [REAL_LOSSES, RULES]
+    before = [dict(table) for table in tables]
     try:
         exec(compile(code, title, "exec"), names)
         tests = [value for name, value in names.items() if name.startswith("test_")]
@@ -53,8 +55,9 @@ def test_an_example_for_contributors_runs_its_own_test(title, code, request):
             wanted = inspect.signature(test).parameters
             test(**{name: request.getfixturevalue(name) for name in wanted})
     finally:
-        REAL_LOSSES.clear()
-        REAL_LOSSES.update(before)
+        for table, was in zip(tables, before, strict=True):
+            table.clear()
+            table.update(was)
 
 
 def test_there_is_an_example_for_each_kind():

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from data.formats import shard_stem
 from data.garbage import garbage
 from data.index import open_index
 from data.root import Root
+from data.settings import load_settings
 from data.verify import damage
 from flows.build import BuildFailed, build, extend, resume
 from flows.relabel import relabel
 from flows.selection import Selection, most_failed
+from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.worker import main as worker
 from tests.command import semix
@@ -55,6 +58,26 @@ def test_resume_makes_all_that_is_damaged_again(prefect_api, root, built, caplog
         *(f"discarded/0000/000000{shard}.1.json" for shard in range(4)),
         "discarded/prototypes.1.json",
     ]
+
+
+def test_a_root_goes_on_where_its_models_were_moved(prefect_api, root, built, tmp_path):
+    """Both ways to say so reach the workers; plan and bytes stay."""
+    moved = tmp_path / "moved"
+    shutil.copytree(built.plan.config["generator"]["model"], moved)
+    plan = root.store.get("plan.json")
+    lost = plan.replace(built.plan.config["generator"]["model"].encode(), b"/lost")
+    root.store.put("plan.json", lost)  # as it came from another machine
+    config = load_settings(BuildConfig, built.plan.config, [f"generator.model={moved}"])
+    for shard, make in (
+        (1, lambda: resume(root.url, overrides=[f"generator.model={moved}"], slots=1)),
+        (2, lambda: build(config, root.url, slots=1)),
+    ):
+        root.discard(shard)
+        with pytest.raises(InputError, match=r"^generator\.model = /lost: there is no such folder"):
+            resume(root.url, slots=1)
+        assert make().missing() == []
+    assert root.store.get("plan.json") == lost
+    assert root.images() == built.images()
 
 
 @pytest.fixture

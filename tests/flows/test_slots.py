@@ -178,8 +178,9 @@ def test_addresses_of_this_machine_are_known(address, here):
 def test_a_workers_arguments_say_what_is_not_the_default():
     plain = worker_arguments("/root", 1, 2, settings=SlotSettings())
     assert plain == ["/root", "--slot=1", "--slots=2"]
-    more = worker_arguments("/root", 0, 2, settings=SlotSettings(range="1/4"), labels="abc")
-    assert more[-2:] == ["--range=1/4", "--labels=abc"]
+    settings, moved = SlotSettings(range="1/4"), ["real.path=/data"]
+    more = worker_arguments("/root", 0, 2, settings=settings, labels="abc", overrides=moved)
+    assert more[-3:] == ["--range=1/4", "--labels=abc", "--set=real.path=/data"]
 
 
 def test_a_worker_counts_as_hung_when_its_lease_counts_as_forgotten():
