@@ -24,6 +24,7 @@ CPU = {
     "C11": "noise_search",
     "C12": "overlap",
     "C13": "training_step",
+    "C14": "real_images",
     "slots": "slots",
     "shards": "many_shards",
     "million": "million",

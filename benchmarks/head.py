@@ -7,12 +7,11 @@ from torch.nn import functional
 
 from benchmarks.measure import Result, interleaved, ratio
 from calib.batches import Batches
-from calib.classifier import Network
-from calib.config import TrainConfig
-from calib.config.head import MaCCalConfig
-from calib.head_stage import HeadStage
+from calib.config import MaCCalConfig, TrainConfig
 from calib.heads import MaskedBottleneckHead, SparsityController, build_head, controller_params
-from calib.training_data import TrainingData, open_data
+from calib.network import Network
+from calib.real_data import TrainingData, open_data
+from calib.stage_two import HeadStage
 from data.fingerprint import derived_seed
 from data.settings import load_settings
 
@@ -40,7 +39,7 @@ def run() -> Result:
 
     def one_pass() -> None:
         with torch.no_grad():
-            for part in data.train_images.split(128):
+            for part in data.images("train").tensor.split(128):
                 network.features(part)
 
     seconds = interleaved({"loop": in_the_loop, "cached": cached, "one pass": one_pass}, repeats=3)
@@ -49,7 +48,7 @@ def run() -> Result:
     result.at_most("largest difference of a weight", difference(heads), 1e-5)
     limit = ratio(seconds["cached"], seconds["one pass"])["ratio"]
     result.figures |= {
-        "images": len(data.train_images),
+        "images": len(data.images("train")),
         "ratio": found,
         "cpu_seconds": seconds,
         "cached over one pass through the network": limit,
@@ -72,15 +71,15 @@ def frozen(settings: TrainConfig, data: TrainingData) -> Network:
     """A network with random weights whose batch norms know the images."""
     torch.manual_seed(SEED)
     network = Network(settings, data.num_classes)
-    network.normalise.fit(data.train_images)
+    network.normalise.fit(data.train_pixels)
     with torch.no_grad():
-        network.train()(data.train_images[:500])
+        network.train()(data.images("train").tensor[:500])
     return network.eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def accuracy(network: Network, data: TrainingData) -> float:
-    parts = [network(images)[0].argmax(1) for images in data.train_images.split(500)]
+    parts = [network(images)[0].argmax(1) for images in data.images("train").tensor.split(500)]
     return (torch.cat(parts) == data.train_targets).float().mean().item()
 
 
@@ -108,7 +107,7 @@ def train_in_loop(
         head.parameters(), lr=how.learning_rate, momentum=0.9, weight_decay=how.weight_decay
     )
     batches = Batches(
-        data.train_images,
+        data.images("train"),
         data.train_targets,
         batch_size=settings.head.batch_size,
         augment=settings.augment,

@@ -8,11 +8,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.measure import Result, interleaved, ratio
 from calib.metrics import reliability_bins
-from calib.metrics.classwise_ece import classwise_error
-from calib.metrics.ece import expected_error
-from calib.metrics.inputs import as_given
-from calib.metrics.predictions import read_predictions
-from calib.metrics.summary import calibration_metrics
+from calib.metrics.measures import calibration_metrics, classwise_error, expected_error
+from calib.metrics.one_pass import as_given, read_predictions
 
 SAMPLES, CLASSES = (10_000, 100_000), (10, 100, 1000)
 BINS = 15

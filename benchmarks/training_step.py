@@ -12,10 +12,10 @@ from accelerate import Accelerator
 from torch.nn import functional
 
 from benchmarks.measure import Result, Sides, interleaved, ratio
-from calib.base_stage import BaseStage
 from calib.batches import Batch
 from calib.config import TrainConfig
-from calib.training_data import open_data
+from calib.real_data import open_data
+from calib.stage_one import BaseStage
 from data.images import encode_image
 from data.real import load_real
 from data.settings import load_settings

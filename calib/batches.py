@@ -1,16 +1,19 @@
-"""Training batches: real images, and mixed ones drawn for them, as tensors on the device."""
+"""Batches of real and mixed images, drawn, changed and split for each process."""
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calib.config import AugmentConfig
-from calib.config.checks import LEAST
+from calib.config import LEAST, AugmentConfig, TrainConfig, check_accumulation
+from calib.real_data import TrainingData
+from calib.real_images import HeldImages, Images
 from data.dataset import MixedDataset
 from data.errors import InputError
 from data.threads import one_ahead
@@ -63,7 +66,7 @@ class Batches:
     that every process has equally many. That rounding alone depends on how many there are.
 
     Args:
-        images: uint8 [N, S, S, 3], held on the device.
+        images: of the training split; held ones go to the device.
         targets: int64 [N].
         batch_size: images a step over all processes; a smaller training set is one batch.
         mixed: what to draw mixed images from; None draws none.
@@ -76,7 +79,7 @@ class Batches:
 
     def __init__(
         self,
-        images: Tensor,
+        images: Images,
         targets: Tensor,
         *,
         batch_size: int,
@@ -122,19 +125,21 @@ class Batches:
             done: steps that were made before and are left out.
             drawn: state of the generator after them.
         """
-        steps = self._steps(generator, done, drawn)
-        with closing(one_ahead(steps)) as ahead:
-            for read in ahead:
-                yield self._batch(read)
-
-    def _steps(
-        self, generator: torch.Generator, done: int, drawn: Tensor | None
-    ) -> Iterator[_Read]:
         order = torch.randperm(len(self.images), generator=generator)
         if drawn is not None:
             generator.set_state(drawn)
-        for step in range(done, len(self)):
-            yield self._read(order[step * self.batch_size :][: self.batch_size], generator)
+        chosen = order[: len(self) * self.batch_size].split(self.batch_size)[done:]
+        reads = (self._read(step, generator) for step in chosen)
+        with closing(one_ahead(reads)) as ahead, closing(self._own_images(chosen)) as images:
+            for read in ahead:
+                yield self._batch(read, next(images))
+
+    def _own_images(self, chosen: Sequence[Tensor]) -> Generator[Tensor | None, None, None]:
+        """This process's images of each step, where they are not held."""
+        if isinstance(self.images, HeldImages):
+            yield from repeat(None)
+        with closing(self.images.parts([step[self._slice] for step in chosen])) as parts:
+            yield from parts
 
     def _read(self, chosen: Tensor, generator: torch.Generator) -> _Read:
         targets = self.targets[chosen]
@@ -157,10 +162,14 @@ class Batches:
         images, labels = self.mixed.read(group[own], position[own])
         return tuple(tensor.flatten(0, 1) for tensor in (changes, images, labels))
 
-    def _batch(self, read: _Read) -> Batch:
+    def _batch(self, read: _Read, images: Tensor | None) -> Batch:
         """Copied to the device, and changed there."""
         own, targets, *changes = read.real.to(self.device, non_blocking=True).unbind()
-        images = self.images.index_select(0, own)
+        if isinstance(self.images, HeldImages):
+            images = self.images.tensor.index_select(0, own)
+        else:
+            assert images is not None
+            images = images.to(self.device, non_blocking=True)
         images = apply_changes(images, torch.stack(changes, dim=1), self.augment)
         if not read.mixed:
             return Batch(images, targets, own, drawn=read.drawn)
@@ -198,12 +207,10 @@ class Normalise(nn.Module):
         return rows.view(images.shape).permute(0, 3, 1, 2)
 
     @torch.no_grad()
-    def fit(self, images: Tensor) -> "Normalise":
-        """Take mean and deviation from uint8 [N, H, W, 3]."""
-        # The counts of the 256 values are exact, and small whatever N.
+    def fit(self, pixels: Tensor) -> "Normalise":
+        """Take mean and deviation from the counts of the 256 values, int64 [3, 256]."""
         values = torch.arange(256, dtype=torch.float64)
-        for channel in range(3):
-            counts = torch.bincount(images[..., channel].flatten(), minlength=256).cpu().double()
+        for channel, counts in enumerate(pixels.double()):
             mean = (counts * values).sum() / counts.sum()
             variance = (counts * (values - mean).square()).sum() / counts.sum()
             self.mean[channel] = mean
@@ -238,3 +245,73 @@ def draw_changes(count: int, augment: AugmentConfig, generator: torch.Generator)
     shifts = torch.randint(2 * augment.shift + 1, (count, 2), generator=generator)
     mirrored = torch.randint(2, (count, 1), generator=generator) * int(augment.flip)
     return torch.cat([shifts, mirrored], dim=1)
+
+
+def base_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerator) -> Batches:
+    """Real images of stage one, with mixed ones beside them where settings ask for them."""
+    return Batches(
+        data.images("train", accelerator),
+        data.train_targets,
+        batch_size=config.batch_size,
+        augment=config.augment,
+        device=accelerator.device,
+        mixed=data.mixed,
+        class_matched=config.mixed is not None and config.mixed.class_matched,
+        per_real=config.mixed.per_real if config.mixed is not None else 2.0,
+        process=accelerator.process_index,
+        processes=accelerator.num_processes,
+    )
+
+
+def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerator) -> Batches:
+    """Real images alone, of stage two."""
+    assert config.head is not None
+    return Batches(
+        data.images("train", accelerator),
+        data.train_targets,
+        batch_size=config.head.batch_size,
+        augment=config.augment,
+        device=accelerator.device,
+        process=accelerator.process_index,
+        processes=accelerator.num_processes,
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a batch.
+
+    Attributes:
+        real, mixed: shares of the whole's real and mixed images, with which the means of the
+            parts add up to those of the whole.
+    """
+
+    batch: Batch
+    real: float
+    mixed: float
+
+
+def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
+    """Split a batch into `count` parts with equally many real images.
+
+    Mixed images are shared out as equally as they go.
+
+    Raises:
+        InputError: a part would have fewer than two images of a kind, which batch norms need.
+    """
+    if count == 1:
+        yield Part(batch, 1.0, 1.0)
+        return
+    check_accumulation(len(batch.targets), count)
+    real = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
+    if batch.mixed_images is None or batch.mixed_labels is None:
+        for images, targets, indices in zip(*real, strict=True):
+            yield Part(Batch(images, targets, indices), 1 / count, 0.0)
+        return
+    total = len(batch.mixed_images)
+    if total // count < LEAST:
+        remedy = f"the {total} mixed images of a step leave fewer than {LEAST} for each part"
+        raise InputError("accumulate", count, f"{remedy}; choose fewer parts")
+    mixed = [tensor.tensor_split(count) for tensor in (batch.mixed_images, batch.mixed_labels)]
+    for tensors in zip(*real, *mixed, strict=True):
+        yield Part(Batch(*tensors), 1 / count, len(tensors[3]) / total)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calib.classifier import load_classifier
 from calib.config import TrainConfig
 from calib.evaluate import predict
+from calib.network import load_classifier
 from calib.run_folder import CONFIG, DATA, EVALUATION
 from data.errors import InputError
 from data.files import read_json

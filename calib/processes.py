@@ -2,14 +2,21 @@
 
 import itertools
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
+import torch
+from accelerate.utils import broadcast_object_list
 from torch import distributed, nn
+
+from calib.stopping import Stop
+from data.errors import InputError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+T = TypeVar("T")
+LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less
 LONGEST_PAUSE_S = 0.5  # between two looks of who waits
 _waits = itertools.count()  # alike in all processes, which wait equally often
 
@@ -41,6 +48,26 @@ def wait_for_all(accelerator: "Accelerator") -> None:
     accelerator.wait_for_everyone()  # the process that serves the store may end after this
 
 
+def decided(ask: Callable[[], T], accelerator: "Accelerator | None") -> T:
+    """What the main process finds, in every process: files come later to other machines.
+
+    All must call; who went by its own disk would wait where nobody comes.
+    """
+    if accelerator is None or accelerator.num_processes == 1:
+        return ask()
+    found: T | InputError | None = None
+    if accelerator.is_main_process:
+        try:
+            found = ask()
+        except InputError as refused:  # all refuse, each with the status of a refusal
+            found = refused
+    wait_for_all(accelerator)  # asking may take longer than a broadcast is waited for
+    told: T | InputError = broadcast_object_list([found])[0]
+    if isinstance(told, InputError):
+        raise told
+    return told
+
+
 def share_gradients(parameters: Iterable[nn.Parameter], accelerator: "Accelerator") -> None:
     """Average the gradients of parameters that no wrapper of accelerate looks after."""
     if accelerator.num_processes > 1:
@@ -55,3 +82,39 @@ def share_buffers(module: nn.Module, accelerator: "Accelerator") -> None:
         for buffer in module.buffers():
             if buffer.is_floating_point():
                 buffer.copy_(accelerator.reduce(buffer, reduction="mean"))
+
+
+class Vote:
+    """Whether any process was asked to stop: called after every step, answered alike in all.
+
+    A process alone just asks. Several look together, which waits for the slowest and for the
+    device; so they do it once in as many steps as took LOOK_S, found anew at every look.
+
+    Args:
+        asked: whether this process was asked.
+    """
+
+    def __init__(self, asked: Stop, accelerator: "Accelerator") -> None:
+        self.asked, self.accelerator = asked, accelerator
+        self.every = 1  # steps between two looks
+        self._steps, self._since = 0, time.monotonic()
+
+    def __call__(self) -> bool:
+        if self.accelerator.num_processes == 1:
+            return self.asked()
+        self._steps += 1
+        return self._steps >= self.every and self.look()
+
+    def look(self) -> bool:
+        """Ask now; in every process at the same place."""
+        if self.accelerator.num_processes == 1:
+            return self.asked()
+        seconds = time.monotonic() - self._since
+        own = torch.tensor([[float(self.asked()), seconds]], device=self.accelerator.device)
+        # The same two numbers in every process, so that all look again after the same step.
+        asked, slowest = self.accelerator.gather(own).amax(0).tolist()
+        if self._steps:
+            steps = int(LOOK_S * self._steps / max(slowest, 1e-6))
+            self.every = min(max(1, steps), 2 * self.every)  # one quick step proves little
+        self._steps, self._since = 0, time.monotonic()
+        return bool(asked)

@@ -7,10 +7,9 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from calib.config import EarlyStopConfig
-from calib.config.train import Criterion
-from calib.feedback import Outputs
+from calib.config import Criterion, EarlyStopConfig
 from calib.metrics import calibration_metrics
+from calib.network import Outputs
 
 CRITERIA: tuple[str, ...] = get_args(Criterion)
 HIGHER_IS_BETTER = ("accuracy",)

@@ -1,17 +1,11 @@
-"""A request to stop, on which all processes agree between two steps."""
+"""A request to stop: how it comes, and what it ends."""
 
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-import torch
-from accelerate import Accelerator
-
-LOOK_S = 1.0  # a request waits so long at most, and a step more; a look costs far less
 
 Stop = Callable[[], bool]
 
@@ -62,39 +56,3 @@ def ends_at_once(label: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class Vote:
-    """Whether any process was asked to stop: called after every step, answered alike in all.
-
-    A process alone just asks. Several look together, which waits for the slowest and for the
-    device; so they do it once in as many steps as took LOOK_S, found anew at every look.
-
-    Args:
-        asked: whether this process was asked.
-    """
-
-    def __init__(self, asked: Stop, accelerator: Accelerator) -> None:
-        self.asked, self.accelerator = asked, accelerator
-        self.every = 1  # steps between two looks
-        self._steps, self._since = 0, time.monotonic()
-
-    def __call__(self) -> bool:
-        if self.accelerator.num_processes == 1:
-            return self.asked()
-        self._steps += 1
-        return self._steps >= self.every and self.look()
-
-    def look(self) -> bool:
-        """Ask now; in every process at the same place."""
-        if self.accelerator.num_processes == 1:
-            return self.asked()
-        seconds = time.monotonic() - self._since
-        own = torch.tensor([[float(self.asked()), seconds]], device=self.accelerator.device)
-        # The same two numbers in every process, so that all look again after the same step.
-        asked, slowest = self.accelerator.gather(own).amax(0).tolist()
-        if self._steps:
-            steps = int(LOOK_S * self._steps / max(slowest, 1e-6))
-            self.every = min(max(1, steps), 2 * self.every)  # one quick step proves little
-        self._steps, self._since = 0, time.monotonic()
-        return bool(asked)

@@ -8,12 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate.tracking import (
-    GeneralTracker,
-    MLflowTracker,
-    TensorBoardTracker,
-    WandBTracker,
-)
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 
 from data.files import read_json, write_json
 
@@ -34,17 +30,17 @@ class Tracking:
     written anew from the history, services get what they have not got.
 
     Args:
-        names: of trackers.
+        accelerator: whose `log_with` names the trackers.
         folder: of the seed.
         label: of the run in a service.
         settings: of the run, nested plain values.
     """
 
     def __init__(
-        self, names: Sequence[str], folder: Path, *, label: str, settings: Mapping[str, Any]
+        self, accelerator: Accelerator, folder: Path, *, label: str, settings: Mapping[str, Any]
     ) -> None:
-        self.folder, self.label, self.settings = folder, label, _flat(settings)
-        self._makers = {name: getattr(self, f"_{name}") for name in names}
+        self.accelerator, self.folder = accelerator, folder
+        self.label, self.settings = label, _flat(settings)
         self._open: dict[str, GeneralTracker] = {}
         self._state: dict[str, Any] = {}
 
@@ -52,8 +48,8 @@ class Tracking:
         """Open the trackers and bring them up to the history."""
         path = self.folder / SENT
         self._state = {"sent": {}, **(read_json(path) if path.is_file() else {})}
-        for name, make in self._makers.items():
-            self._guarded(name, partial(self._begin, name, make))
+        for name in map(str, self.accelerator.log_with):
+            self._guarded(name, partial(self._begin, name))
         for position, line in enumerate(history, 1):
             self.note(position, line)
 
@@ -77,8 +73,39 @@ class Tracking:
             self._guarded(name, tracker.finish)
         self._open.clear()
 
-    def _begin(self, name: str, make: Callable[[], GeneralTracker]) -> None:
-        self._open[name] = make()
+    def _begin(self, name: str) -> None:
+        tracker = self._opened(name)
+        self._open[name] = tracker
+        if name == TENSORBOARD:
+            # Its own form of settings is a second run in a folder named after the clock.
+            tracker.log({"settings": _table(self.settings)})
+        else:
+            tracker.store_init_configuration(self.settings)
+        if name == "mlflow":
+            self._state["mlflow"] = tracker.tracker.info.run_id
+
+    def _opened(self, name: str) -> GeneralTracker:
+        """accelerate's tracker of this name, alone: what it raises is its own."""
+        owner, project = self.accelerator, PROJECT
+        if name == TENSORBOARD:
+            shutil.rmtree(self.folder / TENSORBOARD, ignore_errors=True)
+            self._state["sent"].pop(TENSORBOARD, None)
+            owner.project_configuration.logging_dir, project = str(self.folder), TENSORBOARD
+        named, owner.log_with, owner.trackers = owner.log_with, [name], []
+        try:
+            owner.init_trackers(project, init_kwargs={name: self._options(name)})
+            return owner.trackers[0]
+        finally:
+            owner.log_with, owner.trackers = named, list(self._open.values())
+
+    def _options(self, name: str) -> dict[str, Any]:
+        """With which a service goes on in the run that it has."""
+        if name == "mlflow":
+            return {"run_id": self._state.get(name), "run_name": self.label}
+        if name == "wandb":
+            own = self._state.setdefault(name, uuid.uuid4().hex)
+            return {"id": own, "resume": "allow", "name": self.label, "dir": str(self.folder)}
+        return {}
 
     def _send(self, name: str, figures: Mapping[str, float], position: int) -> None:
         sent: dict[str, int] = self._state["sent"]
@@ -95,32 +122,6 @@ class Tracking:
             self._open.pop(name, None)
             text = f"warning: {self.label}: {name} failed ({error or type(error).__name__})"
             print(f"{text}; training goes on, history.jsonl has all", file=sys.stderr, flush=True)
-
-    def _tensorboard(self) -> GeneralTracker:
-        if (self.folder / TENSORBOARD).is_dir():
-            shutil.rmtree(self.folder / TENSORBOARD)
-        self._state["sent"].pop(TENSORBOARD, None)
-        tracker = TensorBoardTracker(TENSORBOARD, self.folder)
-        tracker.start()
-        # Its own form of settings is a second run in a folder named after the clock.
-        tracker.log({"settings": _table(self.settings)})
-        return tracker
-
-    def _mlflow(self) -> GeneralTracker:
-        tracker = MLflowTracker(PROJECT, run_id=self._state.get("mlflow"), run_name=self.label)
-        tracker.start()
-        self._state["mlflow"] = tracker.tracker.info.run_id
-        tracker.store_init_configuration(self.settings)
-        return tracker
-
-    def _wandb(self) -> GeneralTracker:
-        own = self._state.setdefault("wandb", uuid.uuid4().hex)
-        tracker = WandBTracker(
-            PROJECT, id=own, resume="allow", name=self.label, dir=str(self.folder)
-        )
-        tracker.start()
-        tracker.store_init_configuration(self.settings)
-        return tracker
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

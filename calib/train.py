@@ -1,41 +1,49 @@
-"""Train a run: every seed through its stages, then measured. `accelerate launch` starts this."""
+"""Train the seeds of a run, each through its stages, from where it was left."""
 
 import argparse
 import signal
 import sys
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
+from accelerate.utils import DistributedDataParallelKwargs
 
-from calib.checkpoint import latest_checkpoint
-from calib.config import TrainConfig, check
-from calib.config.checks import check_shares, require_trackers
-from calib.divergence import Diverged
-from calib.epochs import CHECKPOINT
-from calib.evaluate import measure_again, write_evaluation
+from calib.check import check, check_shares, require_trackers
+from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
+from calib.config import TrainConfig
+from calib.evaluate import evaluate_seed, measure_again, write_evaluation
+from calib.features import check_memory
+from calib.loop import CHECKPOINT, Diverged, Stage, Walk
+from calib.network import load_classifier
 from calib.parameters import one_of
-from calib.processes import leave_group, wait_for_all
+from calib.processes import decided, leave_group, wait_for_all
+from calib.real_data import TrainingData, open_data, prepare
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
+    HEAD,
+    MODEL,
+    alone_with,
     measured_otherwise,
     pin_data,
     pinned_index,
     refuse_differing,
+    run_digest,
     seed_evaluation,
     seed_folder,
 )
-from calib.second_stage.memory import check_memory
+from calib.stage_one import BaseStage
+from calib.stage_two import HeadStage
 from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
-from calib.train_seed import train_seed
-from calib.training_data import TrainingData, open_data
+from calib.trackers import Tracking
 from data.device import resolve_device
 from data.errors import InputError
 from data.files import read_json
+from data.root import Root
 from data.settings import load_settings
 
 CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
@@ -69,14 +77,17 @@ def train(
         one_of("--seeds", str(seed), [str(own) for own in config.seeds])
     require_trackers(config.trackers)
     todo = unfinished_seeds(config, run)
-    accelerator = make_accelerator(config, device=device)
+    accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
-    data = open_data(config, pinned=pinned_index(run))
+    index = decided(lambda: mixed_index(config, run), accelerator)
+    data = open_data(config, pinned=index, compare_splits=False)
     check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
+    prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
+    begun = decided(lambda: todo, accelerator)
     for seed in only or config.seeds:
-        if seed in todo:
+        if seed in begun:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         else:
             accelerator.print(f"{config.name} seed {seed}: done already")
@@ -88,18 +99,92 @@ def train(
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
 
 
+def mixed_index(config: TrainConfig, run: Path) -> str | None:
+    """The index that every process must open: the one that this run began with, or the newest."""
+    if config.mixed is None:
+        return None
+    return pinned_index(run) or Root(config.mixed.url).indices()[-1]
+
+
 def measure_otherwise(
     config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
     """Measure again the seeds that were measured under other settings, once all are trained."""
-    # The main process decides: files come later to other machines.
-    seeds = broadcast_object_list([measured_otherwise(config, run)])[0]
-    for seed in seeds:
+    for seed in decided(lambda: measured_otherwise(config, run), accelerator):
         with ends_at_once(f"{config.name} seed {seed}"):
             measure_again(
                 config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
             )
         wait_for_all(accelerator)
+
+
+def train_seed(
+    config: TrainConfig,
+    data: TrainingData,
+    run: Path,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    stop: Stop,
+) -> None:
+    """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
+    folder, digest = seed_folder(run, seed), run_digest(config, data.record)
+    label = f"{config.name} seed {seed}"
+    settings = config.model_dump(mode="json")
+    walk = Walk(
+        folder=folder,
+        label=label,
+        state={"config": config.identity(), "digest": digest},
+        every=config.checkpoint_every,
+        accelerator=accelerator,
+        stop=stop,
+        tracking=Tracking(accelerator, folder, label=label, settings=settings),
+    )
+    main = accelerator.is_main_process
+    with alone_with(folder, label=label, stop=stop) if main else nullcontext():
+        wait_for_all(accelerator)  # what others wrote while we waited counts
+        train_stages(walk, config, data, seed=seed)
+        with ends_at_once(label):
+            evaluate_seed(
+                config,
+                data,
+                run,
+                seed=seed,
+                seconds=walk.seconds,
+                device=accelerator.device,
+                accelerator=accelerator,
+            )
+    wait_for_all(accelerator)
+
+
+def train_stages(walk: Walk, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
+    """Train the stages of a seed that are not exported yet."""
+    folder, digest, accelerator = walk.folder, walk.state["digest"], walk.accelerator
+    with closing(walk.tracking):
+        latest = decided(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
+        checkpoint = walk.go_on_from(latest)
+        if not decided(lambda: is_exported(folder / MODEL, digest), accelerator):
+            base = BaseStage(config, data, seed=seed, accelerator=accelerator)
+            finish(walk, base, checkpoint, folder / MODEL)
+        done = decided(lambda: is_exported(folder / HEAD, digest), accelerator)
+        if config.head is not None and not done:
+            network = load_classifier(folder.parent, seed).network
+            head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
+            finish(walk, head, checkpoint, folder / HEAD)
+
+
+def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
+    """Train a stage to its end and export what it has learnt."""
+    own = checkpoint is not None and checkpoint.state["stage"] == stage.name
+    walk.run(stage, checkpoint if own else None)
+    if walk.accelerator.is_main_process:
+        stage.export(path, digest=walk.state["digest"])
+    wait_for_all(walk.accelerator)
+    walk.accelerator.free_memory()
+
+
+def is_exported(path: Path, digest: str) -> bool:
+    return read_metadata(path).get("digest") == digest
 
 
 def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
@@ -121,7 +206,7 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
     return todo
 
 
-def make_accelerator(config: TrainConfig, *, device: str = "auto") -> Accelerator:
+def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") -> Accelerator:
     """Raises InputError: a GPU that is not there, or the device cannot train in that precision."""
     resolve_device(device)
     # Stage one averages the batch norms' statistics after each epoch. Sending the first
@@ -130,6 +215,8 @@ def make_accelerator(config: TrainConfig, *, device: str = "auto") -> Accelerato
     try:
         found = Accelerator(
             mixed_precision=config.mixed_precision,
+            log_with=list(config.trackers),
+            project_dir=str(run),
             # Processes without a GPU join only if told; else each trains alone, in one folder.
             cpu=device == "cpu" or not torch.accelerator.is_available(),
             kwargs_handlers=[plain_buffers],

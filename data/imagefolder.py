@@ -249,13 +249,25 @@ def _refuse_empty(root: Path, split: str, names: Sequence[str], targets: np.ndar
 
 
 def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
-    def load(indices: np.ndarray) -> np.ndarray:
-        return np.stack([_load(paths[index], size) for index in indices])
+    files = _Files(paths, size)
+    return ImageSplit(targets, load=files.load, content=files.content, name=files.name)
 
-    def content() -> str:
-        return fingerprint([size, *(file_digest(path) for path in paths)])
 
-    return ImageSplit(targets, load=load, content=content, name=lambda index: str(paths[index]))
+@dataclass(frozen=True)
+class _Files:
+    """Pictures, of which square ones of `size` pixels are made."""
+
+    paths: list[Path]
+    size: int
+
+    def load(self, indices: np.ndarray) -> np.ndarray:
+        return np.stack([_load(self.paths[index], self.size) for index in indices])
+
+    def content(self) -> str:
+        return fingerprint([self.size, *(file_digest(path) for path in self.paths)])
+
+    def name(self, index: int) -> str:
+        return str(self.paths[index])
 
 
 def _load(path: Path, size: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,8 +83,8 @@ def _bundled() -> Path:
 
 
 def _digit_split(images: np.ndarray, targets: np.ndarray) -> ImageSplit:
-    return ImageSplit(
-        targets,
-        load=lambda indices: images[indices],
-        content=lambda: hashlib.sha256(images.tobytes()).hexdigest(),
-    )
+    return ImageSplit(targets, images.__getitem__, partial(_content, images))
+
+
+def _content(images: np.ndarray) -> str:
+    return hashlib.sha256(images.tobytes()).hexdigest()

@@ -82,17 +82,30 @@ class ImageSplit:
 
     def part(self, indices: np.ndarray) -> "ImageSplit":
         """Some of the images, int64 [n], as a split."""
-        return ImageSplit(
-            self.targets[indices],
-            load=lambda chosen: self.load(indices[chosen]),
-            content=lambda: fingerprint([self.content(), indices.tolist()]),
-            name=lambda index: self.name(int(indices[index])),
-        )
+        some = _Part(self, indices)
+        return ImageSplit(self.targets[indices], some.load, some.content, some.name)
 
     @cached_property
     def digest(self) -> str:
         """Digest of images and targets."""
         return fingerprint([self.content(), self.targets.tolist()])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some of the images of a split are; pickled where workers are not forked."""
+
+    whole: ImageSplit
+    indices: np.ndarray
+
+    def load(self, chosen: np.ndarray) -> np.ndarray:
+        return self.whole.load(self.indices[chosen])
+
+    def content(self) -> str:
+        return fingerprint([self.whole.content(), self.indices.tolist()])
+
+    def name(self, index: int) -> str:
+        return self.whole.name(int(self.indices[index]))
 
 
 @dataclass(frozen=True)

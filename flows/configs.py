@@ -33,7 +33,7 @@ LIMITS = {
 def models() -> dict[str, type[Settings]]:
     """The settings that each command reads."""
     from calib.config import TrainConfig
-    from calib.study.config import StudyConfig
+    from calib.study import StudyConfig
     from pipeline.config import BuildConfig
 
     return {"build": BuildConfig, "train": TrainConfig, "study": StudyConfig}

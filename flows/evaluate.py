@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from calib.check import check_evaluation
 from calib.config import TrainConfig
-from calib.evaluation.checks import check_evaluation
 from calib.run_folder import CONFIG, EVALUATION, trained_run
 from data.errors import InputError
 from data.files import read_json, write_json

@@ -191,9 +191,8 @@ def make_report(
     if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
         return path
     with clock.step("report"):
-        from calib.report.noise import Compared
-        from calib.report.page import write_report
-        from calib.report.tables import summary_table
+        from calib.page import Compared, write_report
+        from calib.tables import summary_table
         from data.dataset import MixedDataset
 
         compared = []

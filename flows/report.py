@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.report.methods import load_methods
-from calib.report.tables import print_table, summary_table
+from calib.results import load_methods
+from calib.tables import overview, print_table, summary_table
 from data.errors import InputError
 from data.files import read_json
 from data.root import Root
@@ -35,14 +35,14 @@ def report(
     url = mixed or mixed_of(folders)
     if url is not None:
         Root(url)
-    from calib.report.page import write_report  # torch and matplotlib cost seconds
+    from calib.page import write_report  # torch and matplotlib cost seconds
 
     write_report(page, runs=folders, mixed=url, agreement=None, facts={}, title=title)
     rows = summary_table(folders)
     if as_json:
         emit_json({"report": str(page), "methods": rows})
         return
-    print_table(rows)
+    print_table(overview(rows))
     emit(str(page))
 
 

@@ -6,16 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
-from calib.study import (
-    STUDY,
-    Cell,
-    StudyConfig,
-    cells_of,
-    check_cells,
-    choose,
-    read_results,
-    write_study,
-)
+from calib.study import Cell, StudyConfig, cells_of, check_cells, choose
+from calib.study_tables import STUDY, write_study
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.settings import whole_path
@@ -101,8 +93,7 @@ def prepared(
         place.refuse_strangers("study", own=STUDY)
     cells = list(cells_of(settings))
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
-    read_results(cells, out)
-    for cell in todo:
+    for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))
     check_writable("out", out)
     check_cells(todo)

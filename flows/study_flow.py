@@ -12,8 +12,8 @@ from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from calib.run_folder import is_measured
-from calib.study import Cell, Job, StudyConfig, plan_jobs, write_study
-from calib.study.failures import failure_of, forget_failure
+from calib.study import Cell, Job, StudyConfig, failure_of, forget_failure, plan_jobs
+from calib.study_tables import write_study
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from flows.configs import load_config

@@ -13,8 +13,7 @@ from prefect import task
 
 from calib.config import TrainConfig
 from calib.run_folder import CONFIG
-from calib.study import Job, take_over
-from calib.study.failures import note_failure
+from calib.study import Job, note_failure, take_over
 from data.settings import load_settings
 from flows.gpus import CHOSEN, gpu_fault
 from flows.launcher import (

@@ -2,10 +2,15 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from calib.config import TrainConfig, check_launch, check_parts, check_settings
+from calib.check import check_launch, check_parts, check_settings
+from calib.config import TrainConfig
 from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
 from data.errors import InputError
 from data.files import read_json
@@ -47,17 +52,15 @@ def train(
         TrainFailed: the trainer failed.
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    settings = load_config(TrainConfig, source, overrides)
-    folder = checked(settings, run, machines, restarts=restarts)
-    if is_measured(settings, folder):
+    ready = prepared(source, run, overrides, machines, restarts=restarts)
+    folder = ready.run
+    if ready.measured:
         log.info("%s: measured already, nothing to do", folder)
         return folder
-    check_writable("out", folder)
-    check_parts(settings)
-    claimed = claim(settings, folder, machines)
+    claimed = claim(ready.settings, folder, machines)
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
-    with prefect_server():
+    with prefect_server(), _known(ready):
         from flows.calling import call_flow  # Prefect costs seconds: only when there is work
         from flows.train_flow import train_flow
 
@@ -74,6 +77,56 @@ def train(
             device=machines.device,
         )
     return folder
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A training that nothing speaks against.
+
+    Attributes:
+        measured: it is done already.
+    """
+
+    settings: TrainConfig
+    run: Path
+    measured: bool
+
+
+# By `train`, for the flow that it calls, which would check all of it again.
+_READY: ContextVar[Ready | None] = ContextVar("ready", default=None)
+
+
+@contextmanager
+def _known(ready: Ready) -> Iterator[None]:
+    token = _READY.set(ready)
+    try:
+        yield
+    finally:
+        _READY.reset(token)
+
+
+def prepared(
+    config: str | Path | Mapping[str, Any],
+    run: str | Path,
+    overrides: Sequence[str],
+    machines: Machines,
+    *,
+    restarts: int = 0,
+) -> Ready:
+    """Settings and run folder, after everything that can be checked before a trainer starts.
+
+    Raises:
+        InputError: names the setting or argument that cannot be used.
+    """
+    if (known := _READY.get()) is not None:
+        return known
+    settings = load_config(TrainConfig, config, overrides)
+    folder = checked(settings, run, machines, restarts=restarts)
+    if is_measured(settings, folder):
+        return Ready(settings, folder, measured=True)
+    check_writable("out", folder)
+    check_parts(settings)
+    return Ready(settings, folder, measured=False)
 
 
 def checked(

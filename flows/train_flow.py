@@ -12,11 +12,10 @@ from prefect import flow, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from calib.config import TrainConfig, check_parts
-from calib.run_folder import EVALUATION, is_measured
+from calib.config import TrainConfig
+from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
-from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import settled_device
@@ -34,7 +33,7 @@ from flows.launcher import (
 from flows.machines import Machines
 from flows.slots.slot import RECORD
 from flows.supervise import Outcome, supervise
-from flows.train import checked, claim
+from flows.train import claim, prepared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -75,10 +74,10 @@ def train_flow(
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
     with running("train"):
-        settings = load_config(TrainConfig, config, overrides)
-        run = checked(settings, out, together, restarts=restarts)
+        ready = prepared(config, out, overrides, together, restarts=restarts)
+        settings, run = ready.settings, ready.run
         key = artifact_key("train", str(run))
-        if not is_measured(settings, run):
+        if not ready.measured:
             see_through(settings, run, together, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table([run], key=key)
@@ -104,7 +103,6 @@ def see_through(
     Args:
         key: of the artifact that shows how far it is; the first machine's grows.
     """
-    check_parts(settings)
     machines = replace(machines, device=settled_device(machines.device))
     trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
     grows = machines.rank == 0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from calib.study.config import StudyConfig
+from calib.study import StudyConfig
 from data.dataset import MixedDataset
 from data.errors import InputError
 from data.formats import shard_stem

@@ -13,10 +13,10 @@ from accelerate.state import AcceleratorState
 from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.head import train_in_loop
 from benchmarks.measure import Result
-from calib.classifier import Network
 from calib.config import TrainConfig
-from calib.head_stage import HeadStage
-from calib.training_data import TrainingData
+from calib.network import Network
+from calib.real_data import TrainingData
+from calib.stage_two import HeadStage
 from data.device import float32_precision
 from data.settings import load_settings
 from data.splits import ImageSplit, RealDataset
@@ -34,7 +34,7 @@ def g10_head_stage(bench: Bench) -> Result:
     tiny = bench.device == "cpu"
     model, count, epochs = SIZES[tiny]
     result = Result("G10", f"MaC-Cal's head on {model}, {count} images, {epochs} epochs")
-    data = TrainingData(noise(count), None)
+    data = TrainingData(noise(count), None, SIZE)
     for name, changes in CHANGES.items():
         config = settings(model, epochs, changes, precision="no" if tiny else "bf16")
         network = frozen(config, data, bench.device)
@@ -94,10 +94,10 @@ def frozen(config: TrainConfig, data: TrainingData, device: str) -> Network:
     """Random weights; batch norms that have seen images, so that no activation explodes."""
     torch.manual_seed(0)
     network = Network(config, CLASSES)
-    network.normalise.fit(data.train_images)
+    network.normalise.fit(data.train_pixels)
     network = network.to(device).to(memory_format=torch.channels_last).train()
     with torch.no_grad():
-        for images in data.train_images[:5120].split(256):
+        for images in data.images("train").tensor[:5120].split(256):
             network(images.to(device))
     return network.eval().requires_grad_(False)
 

@@ -17,10 +17,10 @@ from torchvision.transforms import v2
 from benchmarks.encoding import crops
 from benchmarks.gpu.bench import Bench
 from benchmarks.measure import Result
-from calib.base_stage import BaseStage
 from calib.config import TrainConfig
 from calib.models import build_model
-from calib.training_data import open_data
+from calib.real_data import open_data
+from calib.stage_one import BaseStage
 from data.device import float32_precision
 from data.images import encode_image
 from data.settings import load_settings

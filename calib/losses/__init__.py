@@ -6,22 +6,22 @@ from typing import Any
 
 from torch import Tensor
 
-from calib.losses.acls import AdaptiveConditionalLabelSmoothing
-from calib.losses.ada_focal import AdaFocal
-from calib.losses.base import RealLoss
-from calib.losses.brier import Brier
-from calib.losses.cpc import PairwiseConstraints
-from calib.losses.crl import CorrectnessRanking
-from calib.losses.cross_entropy import CrossEntropy
-from calib.losses.dual_focal import DualFocal
-from calib.losses.ecp import EntropyConfidencePenalty
+from calib.losses.base import Brier, CrossEntropy, RealLoss, soft_cross_entropy, squared_error
 from calib.losses.fedlas import FeDLaSLabelSmoothing, FeDLaSMarginSmoothing
-from calib.losses.focal import FLSD53, Focal
-from calib.losses.label_smoothing import LabelSmoothing
-from calib.losses.mbls import MarginLabelSmoothing
-from calib.losses.mdca import MDCA
-from calib.losses.mixed import soft_cross_entropy, squared_error
-from calib.losses.mmce import MMCE, WeightedMMCE
+from calib.losses.focal import FLSD53, AdaFocal, DualFocal, Focal
+from calib.losses.penalties import (
+    MDCA,
+    MMCE,
+    CorrectnessRanking,
+    EntropyConfidencePenalty,
+    PairwiseConstraints,
+    WeightedMMCE,
+)
+from calib.losses.smoothing import (
+    AdaptiveConditionalLabelSmoothing,
+    LabelSmoothing,
+    MarginLabelSmoothing,
+)
 from calib.parameters import choose, construct
 
 MixedLoss = Callable[[Tensor, Tensor], Tensor]

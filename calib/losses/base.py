@@ -1,8 +1,26 @@
-"""What every loss on real images is to the trainer, which never asks which one it holds."""
+"""What a loss is; the plain ones of single images, and those of mixed images."""
 
-from torch import Tensor, nn
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-from calib.feedback import Feedback
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of all images of a split as they are, in eval mode; the same in every process."""
+
+    logits: Tensor  # [N, K] float32
+    features: Tensor  # [N, D]
+    targets: Tensor  # [N] int64
+
+
+class Feedback(Protocol):
+    """Runs the network when asked, at most once an epoch and split."""
+
+    def outputs(self, split: Literal["train", "validation"]) -> Outputs: ...
 
 
 class RealLoss(nn.Module):
@@ -37,3 +55,150 @@ class RealLoss(nn.Module):
 
     def end_epoch(self, feedback: Feedback) -> None:
         """Called after every training epoch, in every process; most losses learn nothing here."""
+
+
+def all_rows(values: Tensor, *, training: bool) -> Tensor:
+    """[n, ...] of each process to the [P n, ...] of all P, in the order of their ranks.
+
+    Every process computes the same loss from the same rows; the gradient reaches its own rows
+    alone, times P. The mean over processes, which data-parallel training takes, is then the
+    gradient that one process with the whole batch would have.
+
+    Args:
+        values: of equal shape in every process.
+        training: of the loss. Out of training processes may hold the same samples, or one of
+            them may be alone, so the rows remain its own.
+    """
+    if not training or not distributed.is_available() or not distributed.is_initialized():
+        return values
+    return _AllRows.apply(values)
+
+
+def add_up(values: Tensor) -> Tensor:
+    """The sum of what all processes hold, in place; every one of them must call."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(values)
+    return values
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        processes = distributed.get_world_size()
+        parts = [torch.empty_like(values) for _ in range(processes)]
+        distributed.all_gather(parts, values.contiguous())
+        first = distributed.get_rank() * len(values)
+        ctx.own, ctx.processes = slice(first, first + len(values)), processes
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0][ctx.own] * ctx.processes
+
+
+def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and unbiased standard deviation of [N] values, each a float64 scalar.
+
+    With torch.distributed running they are those of the batches of all processes together, so
+    every process must call it. The deviation of fewer than two values is 0.
+    """
+    values = values.double()  # sums of squares lose digits in float32
+    sums = torch.stack([values.new_full((), len(values)), values.sum(), values.square().sum()])
+    count, total, squares = add_up(sums)
+    mean = total / count
+    variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
+    return count, mean, variance.clamp(min=0).sqrt()
+
+
+class PointwiseLoss(RealLoss):
+    """The mean over the batch of `per_sample`, in float32 whatever the precision of the logits.
+
+    Official code of several of these losses sums over the batch instead; a mean leaves the
+    learning rate alone when the batch size changes.
+    """
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        return self.per_sample(logits.float(), targets).mean()
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample, [N] float32.
+
+        Args:
+            logits: [N, K] float32.
+            targets: [N] int64.
+        """
+        raise NotImplementedError
+
+
+def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
+    """log p_y of each sample, [N], from logits [N, K] and targets [N]."""
+    return logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+class CrossEntropy(RealLoss):
+    """The mean over the batch of -log p_y."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        return functional.cross_entropy(logits.float(), targets)
+
+
+class Brier(PointwiseLoss):
+    """sum_k (p_k - onehot_k)^2, in [0, 2], averaged over the batch.
+
+    Source: Brier 1950; as a training loss in Mukhoti et al. 2020, whose code agrees.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        label = functional.one_hot(targets, logits.shape[1])
+        return (logits.softmax(1) - label).square().sum(1)
+
+
+def squared_error(logits: Tensor, soft_labels: Tensor) -> Tensor:
+    """Mean over n of sum_k (p_nk - y_nk)^2: a sum over classes, not a mean.
+
+    Its gradient is bounded, unlike that of cross-entropy.
+
+    Args:
+        logits: [N, K] float, before softmax.
+        soft_labels: [N, K] float, rows that sum to 1.
+    Returns:
+        A float32 scalar in [0, 2].
+    Raises:
+        ValueError: the shapes differ.
+
+    Source: Calibration-aware Semantic Mixing (arXiv 2504.13548), as in its official code.
+    """
+    _check_shapes(logits, soft_labels)
+    return (logits.float().softmax(1) - soft_labels.float()).square().sum(1).mean()
+
+
+def soft_cross_entropy(logits: Tensor, soft_labels: Tensor) -> Tensor:
+    """Mean over n of -sum_k y_nk log p_nk, as a float32 scalar; else as `squared_error`."""
+    _check_shapes(logits, soft_labels)
+    return functional.cross_entropy(logits.float(), soft_labels.float())
+
+
+def _check_shapes(logits: Tensor, soft_labels: Tensor) -> None:
+    if logits.shape != soft_labels.shape or logits.ndim != 2:
+        found = f"{tuple(logits.shape)} and {tuple(soft_labels.shape)}"
+        raise ValueError(f"logits and soft_labels have shapes {found}: give both as [N, K]")

@@ -1,11 +1,149 @@
-"""FeDLaS-LS and FeDLaS-MbLS: smoothing by each sample's feature norm and a learnt gate."""
+"""FeDLaS: labels smoothed by how far features lie from their class."""
 
-from torch import Tensor
+from typing import Literal
 
-from calib.losses.fedlas_smoothing import FeDLaS, NormStart, Variant
-from calib.losses.label_smoothing import uniform_cross_entropy
-from calib.losses.mbls import check_margin, excess_over_margin
-from calib.parameters import in_range
+import torch
+from torch import Tensor, nn
+
+from calib.losses.base import RealLoss, add_up, batch_statistics
+from calib.losses.smoothing import (
+    blended_cross_entropy,
+    check_margin,
+    excess_over_margin,
+    uniform_cross_entropy,
+)
+from calib.parameters import in_range, one_of
+
+EPS = 1e-3  # added to the deviation, as in the official code
+
+NormStart = Literal["fixed", "first_batch"]
+Variant = Literal["code", "paper"]
+
+
+class FeDLaS(RealLoss):
+    """(1 - a_n) (-log p_ny) + a_n penalty_n with a_n = 2 strength sigmoid(beta psi_n gamma_n).
+
+    gamma is the sample's L1 feature norm as a z-score of running statistics; psi is +1 or -1 by
+    the gate's choice from the logits. Features and logits enter without gradient: only the gate
+    learns through a. The gate belongs to the model's optimiser, outside gradient clipping.
+    The losses of the family differ in the penalty.
+
+    Args:
+        strength: a at psi gamma = 0; at most 0.5, so that a stays below 1.
+        beta: how sharply a follows psi gamma, from 0; at 4 it nearly switches between 0 and
+            2 strength.
+        momentum: weight of the *new* batch in the running statistics, in (0, 1]: 1 forgets all
+            that was before.
+        norm_start: "fixed" starts the statistics at mean 20, deviation 100; "first_batch" at
+            those of the first batch.
+        variant: "paper" reads the gate's two outputs the other way round, with psi = -1 on a
+            tie; "code" leaves psi = 0 on a tie.
+    Raises:
+        InputError: a value out of range.
+
+    Source: FeDLaS and its official code, losses/fedlas.py; where they differ, `variant`.
+    """
+
+    norm_mean: Tensor  # [1] float32
+    norm_std: Tensor  # [1] float32
+    norm_batches: Tensor  # [1] int64, batches that entered the two
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        strength: float,
+        beta: float,
+        momentum: float,
+        norm_start: NormStart,
+        variant: Variant,
+    ) -> None:
+        super().__init__()
+        in_range("loss.beta", beta, low=0, high=1e6, what="must be 0 or more")
+        in_range("loss.momentum", momentum, low=1e-6, high=1, what="must lie in (0, 1]")
+        one_of("loss.norm_start", norm_start, ("fixed", "first_batch"))
+        one_of("loss.variant", variant, ("code", "paper"))
+        self.strength, self.beta, self.momentum = strength, beta, momentum
+        self.norm_start, self.variant = norm_start, variant
+        hidden = max(2, num_classes // 2)  # two or three classes would leave one unit
+        self.gate = nn.Sequential(
+            nn.Linear(num_classes, hidden), nn.LeakyReLU(0.01), nn.Linear(hidden, 2)
+        )
+        self.register_buffer("norm_mean", torch.tensor([20.0]))
+        self.register_buffer("norm_std", torch.tensor([100.0]))
+        self.register_buffer("norm_batches", torch.zeros(1, dtype=torch.long))
+        self.health = FeDLaSHealth()
+
+    def penalty(self, logits: Tensor) -> Tensor:
+        """What a_n weighs, [N] from logits [N, K] float32."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        norms = _norms(logits, features)
+        if self.training:
+            self._update_statistics(norms)
+        gate, push, smoothing = self._modulation(logits, norms)
+        if self.training:
+            self.health.note(gate, push, smoothing, correct=logits.argmax(1) == targets)
+        logits = logits.float()
+        return blended_cross_entropy(logits, targets, smoothing, self.penalty(logits)).mean()
+
+    def smoothing_of(self, logits: Tensor, features: Tensor) -> Tensor:
+        """The strength a of each sample, [N] float32 in (0, 2 strength); updates nothing.
+
+        Args:
+            logits, features: [N, K] and [N, D] float.
+        Raises:
+            ValueError: features are missing or of another shape.
+        """
+        return self._modulation(logits, _norms(logits, features))[2]
+
+    def pop_health(self) -> dict[str, float | None]:
+        """Of the training samples of this process since last asked: see `FeDLaSHealth.pop`."""
+        return self.health.pop()
+
+    def _modulation(self, logits: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """psi, psi gamma and a, each [N] float32."""
+        score = (norms - self.norm_mean) / (self.norm_std + EPS)  # gamma
+        with torch.autocast(logits.device.type, enabled=False):
+            choice = self.gate(logits.detach().float()).softmax(1)  # [N, 2]
+        if self.variant == "code":
+            lean = choice[:, 1] - choice[:, 0]
+            sign = lean.sign()
+        else:
+            lean = choice[:, 0] - choice[:, 1]
+            sign = torch.where(lean > 0, 1.0, -1.0)
+        # The value is exactly the sign, the gradient is that of `lean` (straight through).
+        gate = sign.detach() + (lean - lean.detach())
+        push = gate * score
+        return gate, push, 2 * self.strength * torch.sigmoid(self.beta * push)
+
+    @torch.no_grad()
+    def _update_statistics(self, norms: Tensor) -> None:
+        count, mean, std = batch_statistics(norms)
+        usable = count >= 2  # one value has no deviation; decided on the device, without a wait
+        weight = torch.full_like(self.norm_mean, self.momentum)
+        if self.norm_start == "first_batch":
+            weight = torch.where(self.norm_batches == 0, 1.0, weight)
+        weight = torch.where(usable, weight, 0.0)
+        self.norm_mean.lerp_(mean.float().expand(1), weight)
+        self.norm_std.lerp_(std.float().expand(1), weight)
+        self.norm_batches += usable
+
+
+def _norms(logits: Tensor, features: Tensor | None) -> Tensor:
+    """L1 norm of each row of features, [N] float32, without gradient."""
+    if features is None or features.ndim != 2 or len(features) != len(logits):
+        found = None if features is None else tuple(features.shape)
+        raise ValueError(f"features are {found}: FeDLaS needs [{len(logits)}, D], a row a sample")
+    return features.detach().float().abs().sum(1)
 
 
 class FeDLaSLabelSmoothing(FeDLaS):
@@ -85,3 +223,54 @@ class FeDLaSMarginSmoothing(FeDLaS):
     def penalty(self, logits: Tensor) -> Tensor:
         excess = excess_over_margin(logits, self.margin)
         return excess.mean(1) if self.variant == "code" else excess.sum(1)
+
+
+FIGURES = ("gate_positive", "smoothing_raised", "smoothing")
+
+
+class FeDLaSHealth(nn.Module):
+    """Sums on the device, so that noting a batch does not wait for it; not part of the state."""
+
+    sums: Tensor  # [3, 2] float64: FIGURES over right and over wrong samples
+    count: Tensor  # [2] float64: right and wrong samples
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3, 2).double(), persistent=False)
+        self.register_buffer("count", torch.zeros(2).double(), persistent=False)
+
+    @torch.no_grad()
+    def note(self, gate: Tensor, push: Tensor, smoothing: Tensor, *, correct: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            gate, push, smoothing: psi, psi gamma and a, each [N].
+            correct: [N] bool, whether the prediction is right.
+        """
+        figures = torch.stack([gate > 0, push > 0, smoothing]).double()  # [3, N]
+        group = torch.stack([correct, ~correct]).double()  # [2, N]
+        self.sums += figures @ group.T
+        self.count += group.sum(1)
+
+    def pop(self) -> dict[str, float | None]:
+        """Means over what all processes noted since last asked; then starts anew.
+
+        Every process must call.
+
+        Returns:
+            gate_positive: share with psi = +1. smoothing_raised: share with psi gamma > 0, so
+            with a above the base. smoothing, smoothing_correct, smoothing_wrong: mean a of all,
+            of the rightly and of the wrongly predicted. None where there was no such sample.
+        """
+        count, sums = add_up(self.count).tolist(), add_up(self.sums).tolist()
+        self.count.zero_()
+        self.sums.zero_()
+        rows = zip(FIGURES, sums, strict=True)
+        health = {name: _ratio(sum(row), sum(count)) for name, row in rows}
+        health["smoothing_correct"] = _ratio(sums[2][0], count[0])
+        health["smoothing_wrong"] = _ratio(sums[2][1], count[1])
+        return health
+
+
+def _ratio(total: float, count: float) -> float | None:
+    return total / count if count else None

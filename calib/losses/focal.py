@@ -1,9 +1,10 @@
-"""Focal losses: samples that are predicted well count less."""
+"""Focal losses: focal, FLSD, dual focal, AdaFocal."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from calib.losses.pointwise import PointwiseLoss, log_probability
+from calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
 from calib.parameters import in_range
 
 TINY = torch.finfo(torch.float32).tiny
@@ -55,3 +56,128 @@ class FLSD53(PointwiseLoss):
 def power(base: Tensor, gamma: float | Tensor) -> Tensor:
     """base^gamma for base >= 0; at 0 the gradient is 0, which has no limit for gamma < 1."""
     return base.clamp(min=TINY).pow(gamma)
+
+
+class DualFocal(PointwiseLoss):
+    """(1 - p_y + p_j)^gamma (-log p_y), averaged over the batch; the official code sums it.
+
+    p_j is the largest probability strictly below p_y, 0 where there is none: classes with
+    exactly p_y do not count. The gradient flows through p_j as well.
+
+    Args:
+        gamma: from 0, which is cross-entropy (and the official default); the paper tunes it.
+    Raises:
+        InputError: gamma is out of range.
+
+    Source: Tao et al. 2023, Dual Focal Loss for Calibration, and its official code.
+    """
+
+    def __init__(self, num_classes: int, *, gamma: float = 5.0) -> None:
+        super().__init__()
+        check_gamma(gamma)
+        self.gamma = gamma
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        log_p = logits.log_softmax(1)
+        p = log_p.exp()
+        p_y = p.gather(1, targets[:, None])  # [N, 1]
+        p_j = p.where(p < p_y, 0).topk(1).values[:, 0]  # [N]; of equals it takes the official one
+        log_p_y = log_p.gather(1, targets[:, None])[:, 0]
+        return power(1 - p_y[:, 0] + p_j, self.gamma) * -log_p_y
+
+
+class AdaFocal(PointwiseLoss):
+    """(1 - p_y)^g (-log p_y), or (1 + p_y)^|g| (-log p_y) where g < 0, averaged over the batch.
+
+    g is that of the bin which holds p_y. After each epoch the bins are cut anew, of equal size
+    by the confidence max_k p_k of the validation images, and each g follows its bin's gap, mean
+    confidence less accuracy: g exp(rate gap) where g > 0, else g exp(-rate gap). A |g| below
+    `switch` becomes `switch` with the other sign; then g is kept in [gamma_min, gamma_max].
+
+    As in the official code, which sums over the batch: bins are half open, [l, u) for p_y and
+    (l, u] for validation images, of which the lowest are therefore in none; a bin without images
+    keeps its g. Bins of equal width and `gamma` throughout are the start.
+
+    Args:
+        bins: number of bins.
+        gamma: g before the first epoch's end.
+        rate: lambda of the paper, from 0.
+        switch: from 0; 0 never changes the sign.
+        gamma_min, gamma_max: limits of g; 0 lies between.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Ghosh et al. 2022, AdaFocal, and its official code.
+    """
+
+    edges: Tensor  # [bins - 1] float64, between the bins
+    gammas: Tensor  # [bins] float64
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        bins: int = 15,
+        gamma: float = 1.0,
+        rate: float = 1.0,
+        switch: float = 0.2,
+        gamma_min: float = -2.0,
+        gamma_max: float = 20.0,
+    ) -> None:
+        super().__init__()
+        in_range("loss.bins", bins, low=1, what="give a whole number of at least 1", whole=True)
+        in_range("loss.rate", rate, low=0, high=1e3, what="must be 0 or more")
+        in_range("loss.gamma_min", gamma_min, low=-1e3, high=0, what="must be 0 or less")
+        in_range("loss.gamma_max", gamma_max, low=0, high=1e3, what="must be 0 or more")
+        for name, value in (("gamma", gamma), ("switch", switch)):
+            low = gamma_min if name == "gamma" else 0
+            what = f"must lie in [{low}, {gamma_max}]"
+            in_range(f"loss.{name}", value, low=low, high=gamma_max, what=what)
+        self.rate, self.switch = rate, switch
+        self.gamma_min, self.gamma_max = gamma_min, gamma_max
+        edges = torch.arange(1, bins, dtype=torch.float64) * (1 / bins)
+        self.register_buffer("edges", edges)
+        self.register_buffer("gammas", torch.full((bins,), float(gamma), dtype=torch.float64))
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        log_p = log_probability(logits, targets)
+        p = log_p.exp()
+        place = torch.bucketize(p.detach().double(), self.edges, right=True)
+        gamma = self.gammas[place].float()
+        return power(1 - gamma.sign() * p, gamma.abs()) * -log_p
+
+    def end_epoch(self, feedback: Feedback) -> None:
+        """Cut the bins anew and update each gamma.
+
+        Raises:
+            ValueError: there are no validation images.
+        """
+        outputs = feedback.outputs("validation")
+        if len(outputs.targets) == 0:
+            raise ValueError("validation has 0 images: AdaFocal sets its gammas by them")
+        edges, gap = _gaps(outputs, len(self.gammas))
+        gap = gap.to(self.gammas.device)
+        gammas = self.gammas * (self.rate * torch.where(self.gammas > 0, gap, -gap)).exp()
+        flipped = torch.where(gammas > 0, -self.switch, self.switch)
+        gammas = torch.where(gammas.abs() < self.switch, flipped, gammas)
+        self.gammas.copy_(gammas.clamp(self.gamma_min, self.gamma_max))
+        self.edges.copy_(edges)
+
+    def pop_health(self) -> dict[str, float | None]:
+        """The least and the greatest gamma of a bin."""
+        return {"gamma_least": self.gammas.min().item(), "gamma_greatest": self.gammas.max().item()}
+
+
+def _gaps(outputs: Outputs, bins: int) -> tuple[Tensor, Tensor]:
+    """Edges between bins of equal size, [bins - 1], and confidence less accuracy, [bins]."""
+    confidence, predicted = outputs.logits.cpu().float().log_softmax(1).exp().max(1)
+    error = confidence.double() - (predicted == outputs.targets.cpu()).double()
+    samples = len(error)
+    places = np.linspace(0, samples, bins + 1)
+    ranked = confidence.sort().values.numpy()
+    edges = torch.from_numpy(np.interp(places, np.arange(samples), ranked))
+    # Place 0 is the lowest edge itself, in no bin; edges are rounded as confidences are.
+    place = torch.bucketize(confidence, edges.float())
+    count = torch.bincount(place, minlength=bins + 1)
+    gap = torch.bincount(place, error, minlength=bins + 1) / count.clamp(min=1)
+    return edges[1:-1], gap[1:]

@@ -15,12 +15,7 @@ from typing import Any
 
 from calib.methods.balcal import BalCAL
 from calib.methods.base import Forward, Method, Outcome, Plain
-from calib.methods.cutmix import CutMix
-from calib.methods.mit import MIT
-from calib.methods.mixup import Mixup
-from calib.methods.plp import PLP
-from calib.methods.rankmixup import RankMixup
-from calib.methods.regmixup import RegMixup
+from calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
 from calib.parameters import choose, construct
 
 __all__ = ["Forward", "Method", "Outcome", "build_method"]

@@ -1,17 +1,88 @@
-"""BalCAL: an overconfident linear head, balanced by a fixed frame that cannot be."""
+"""BalCAL: a linear head and a simplex frame, balanced so that confidence meets accuracy."""
+
+import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from calib.batches import Batch
-from calib.feedback import Feedback
 from calib.losses import MixedLoss
-from calib.losses.base import RealLoss
-from calib.methods.balanced_classifier import BalancedClassifier
+from calib.losses.base import Feedback, RealLoss
 from calib.methods.base import Forward, Method, Outcome
 from calib.models.base import ImageClassifier
 from calib.parameters import in_range
 from data.errors import InputError
+
+
+class BalancedClassifier(nn.Module):
+    """Features [N, D] to balance z_linear + (1 - balance) z_frame, [N, K].
+
+    In training mode it gives both logits side by side, [N, 2K], because each has a loss of its
+    own. The frame sees features through an adaptor, at unit length.
+
+    Args:
+        linear: the linear head, [N, D] to [N, K].
+        in_features: D, at least K.
+        balance: share of the linear head at first.
+        scale: length of the frame's vectors.
+    """
+
+    frame: Tensor  # [D, K]
+    balance: Tensor
+
+    def __init__(
+        self,
+        linear: nn.Module,
+        in_features: int,
+        num_classes: int,
+        *,
+        balance: float,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        self.linear, self.adaptor = linear, Adaptor(in_features)
+        self.register_buffer("frame", scale * simplex_frame(in_features, num_classes))
+        self.register_buffer("balance", torch.tensor(float(balance)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        linear, frame = self.both(features)
+        if self.training:
+            return torch.cat([linear, frame], dim=1)
+        return self.balance * linear + (1 - self.balance) * frame
+
+    def both(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the linear head and of the frame, each [N, K]."""
+        adapted = functional.normalize(self.adaptor(features).float(), dim=1)
+        return self.linear(features), adapted @ self.frame
+
+
+class Adaptor(nn.Module):
+    """A pre-activated residual bottleneck, [N, D] to [N, D], then batch norm and ReLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = max(1, width // 2)
+        self.residual = nn.Sequential(
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Linear(width, inner, bias=False),
+            nn.BatchNorm1d(inner),
+            nn.ReLU(),
+            nn.Linear(inner, width, bias=False),
+        )
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.norm(features + self.residual(features)).relu()
+
+
+def simplex_frame(width: int, num_classes: int) -> Tensor:
+    """sqrt(K / (K - 1)) P (I - 1/K), [D, K]: unit vectors at equal angles, in a random rotation."""
+    rotation, _ = torch.linalg.qr(torch.rand(width, num_classes))  # [D, K]
+    centred = torch.eye(num_classes) - 1 / num_classes
+    return math.sqrt(num_classes / (num_classes - 1)) * (rotation @ centred)
+
 
 TOLERANCE = 1e-4  # of the bisection
 
@@ -42,8 +113,6 @@ class BalCAL(Method):
         "mdca", "ecp", "brier", "cpc",
     )  # fmt: skip
 
-    balance: Tensor
-
     def __init__(
         self,
         num_classes: int,
@@ -58,7 +127,11 @@ class BalCAL(Method):
         in_range("method.etf_scale", etf_scale, low=1e-6, high=1e6, what="must be above 0")
         self.num_classes, self.delta = num_classes, delta
         self.start, self.etf_scale = start, etf_scale
-        self.register_buffer("balance", torch.tensor(float(start)))
+
+    @property
+    def balance(self) -> Tensor:
+        """Of the classifier, which alone keeps it."""
+        return self._adapted[0].balance
 
     def adapt(self, backbone: ImageClassifier) -> None:
         """Raises InputError where the features have no room for a vector a class."""
@@ -66,13 +139,15 @@ class BalCAL(Method):
         if width < self.num_classes:
             remedy = f"needs {self.num_classes} features or more, the model has {width}; widen it"
             raise InputError("method.name", "balcal", remedy)
-        backbone.classifier = BalancedClassifier(
+        found = BalancedClassifier(
             backbone.classifier,
             width,
             self.num_classes,
             balance=self.start,
             scale=self.etf_scale,
         )
+        backbone.classifier = found
+        self._adapted = (found,)  # in a tuple, so that it is no part of this module
 
     def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
         outputs, features = network(batch.images)
@@ -94,11 +169,10 @@ class BalCAL(Method):
         assert isinstance(classifier, BalancedClassifier)
         seen = feedback.outputs("train")
         training = classifier.training
-        linear, frame = classifier.eval().both(seen.features.to(self.balance.device).float())
+        linear, frame = classifier.eval().both(seen.features.to(classifier.balance.device).float())
         classifier.train(training)
         targets = seen.targets.to(linear.device)
-        self.balance.fill_(find_balance(linear, frame, targets, delta=self.delta))
-        classifier.balance.copy_(self.balance)
+        classifier.balance.fill_(find_balance(linear, frame, targets, delta=self.delta))
 
     def _mix(self, linear: Tensor, frame: Tensor) -> Tensor:
         return self.balance * linear + (1 - self.balance) * frame

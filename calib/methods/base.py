@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from calib.batches import Batch
-from calib.feedback import Feedback
 from calib.losses import MixedLoss
-from calib.losses.base import RealLoss
+from calib.losses.base import Feedback, RealLoss
 from calib.models.base import ImageClassifier
 
 # Images, uint8 or float [N, S, S, 3] in 0..255, to logits [N, K] and features [N, D].

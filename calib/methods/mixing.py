@@ -1,13 +1,18 @@
-"""Pairs within a batch: who with whom, how much of each, and their blend."""
+"""Methods that mix real images while training."""
 
+from typing import Any, Literal
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calib.batches import pin
-from calib.losses.mixed import soft_cross_entropy
-from calib.methods.base import Forward, Outcome
-from calib.parameters import in_range
+from calib.batches import Batch, pin
+from calib.losses.base import RealLoss, soft_cross_entropy
+from calib.methods.base import Forward, Method, Outcome, Plain
+from calib.models.base import ImageClassifier
+from calib.parameters import in_range, one_of
+from data.errors import InputError
 
 
 def check_alpha(alpha: float) -> None:
@@ -41,3 +46,337 @@ def soft_outcome(network: Forward, images: Tensor, labels: Tensor) -> Outcome:
     """Cross-entropy of images [B, S, S, 3] against soft labels [B, K]."""
     logits, _ = network(images)
     return Outcome(soft_cross_entropy(logits, labels), logits, labels.argmax(1))
+
+
+class Mixup(Method):
+    """Soft cross-entropy of lambda x_i + (1 - lambda) x_j, lambda ~ Beta(alpha, alpha).
+
+    One lambda a batch. Each image is paired with the one before it, as torchvision does it; the
+    batch is shuffled already.
+
+    Args:
+        alpha: above 0; 0.2 is usual for calibration, 1.0 for accuracy.
+        heavier: take max(lambda, 1 - lambda), so that x_i keeps the larger share, as MIT's code.
+    Raises:
+        InputError: a parameter is out of range.
+
+    Source: Zhang et al. 2018 (mixup: Beyond Empirical Risk Minimization).
+    """
+
+    losses = ("ce",)
+
+    def __init__(self, num_classes: int, *, alpha: float = 0.2, heavier: bool = False) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        if not isinstance(heavier, bool):
+            raise InputError("method.heavier", heavier, "give true or false")
+        with torch.device("cpu"):  # the distribution checks its values, also of a meta model
+            kind = heavier_mixup() if heavier else plain_mixup()
+            self.mix = kind(alpha=alpha, num_classes=num_classes)
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        images, labels = self.mix(batch.images.float(), batch.targets)
+        return soft_outcome(network, images, labels)
+
+
+def plain_mixup() -> Any:
+    from torchvision.transforms import v2  # two seconds, for this method alone
+
+    return v2.MixUp
+
+
+def heavier_mixup() -> Any:
+    """One that never gives an image less than half."""
+
+    class HeavierMixUp(plain_mixup()):  # type: ignore[misc]
+        def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+            weight = super().make_params(flat_inputs)["lam"]
+            return {"lam": max(weight, 1 - weight)}
+
+    return HeavierMixUp
+
+
+class CutMix(Method):
+    """Soft cross-entropy, where labels are mixed by the areas of the two images.
+
+    One box a batch, of area 1 - lambda with lambda ~ Beta(alpha, alpha), cut off at the edges.
+    Each image is paired with the one before it, as torchvision does it.
+
+    Args:
+        alpha: above 0.
+    Raises:
+        InputError: alpha is out of range.
+
+    Source: Yun et al. 2019, section 3.1.
+    """
+
+    losses = ("ce",)
+
+    def __init__(self, num_classes: int, *, alpha: float = 1.0) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        with torch.device("cpu"):  # the distribution checks its values, also of a meta model
+            from torchvision.transforms import v2  # more than a second, for this method alone
+
+            self.mix = v2.CutMix(alpha=alpha, num_classes=num_classes)
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        channels_first = batch.images.permute(0, 3, 1, 2)
+        images, labels = self.mix(channels_first, batch.targets)
+        return soft_outcome(network, images.permute(0, 2, 3, 1), labels)
+
+
+RAREST = 1e-3  # share of draws that must be far enough apart
+
+
+class MIT(Method):
+    """MIT-L: two blends of each pair, from whose logits those of the two images are recovered.
+
+    The mean of the two images' cross-entropies; two passes a step. The training accuracy is that
+    of the first image's recovered logits.
+
+    Args:
+        alpha: of Beta(alpha, alpha).
+        margin: least distance of the two lambdas; the recovery divides by it.
+    Raises:
+        InputError: a parameter is out of range, or lambdas so far apart are hardly ever drawn.
+
+    Source: Wang et al. 2023 (On the Pitfall of Mixup), and its official code.
+    """
+
+    losses = ("ce",)
+
+    def __init__(self, num_classes: int, *, alpha: float = 0.5, margin: float = 0.5) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        in_range("method.margin", margin, low=0, high=0.999, what="must lie in [0, 1)")
+        self.alpha, self.margin = alpha, max(margin, 1e-6)
+        drawn = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
+        apart = np.abs(drawn - 0.5).sum(1) >= self.margin
+        if apart.mean() < RAREST:
+            remedy = f"with alpha {alpha:g} lambdas so far apart are hardly ever drawn; lower it"
+            raise InputError("method.margin", margin, remedy)
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        weights, partners = draw_apart(self.alpha, self.margin), draw_partners(batch.targets)
+        mixed = [network(blend(batch.images, partners, weight))[0] for weight in weights]
+        own, other = recover(mixed[0], mixed[1], weights)
+        value = (loss(own, batch.targets) + loss(other, batch.targets[partners])) / 2
+        return Outcome(value, own, batch.targets)
+
+
+def draw_apart(alpha: float, margin: float) -> tuple[float, float]:
+    """lambda_1 >= 1/2 >= lambda_2, at least `margin` apart, from torch's global generator."""
+    distribution = torch.distributions.Beta(alpha, alpha)
+    while True:
+        first, second = distribution.sample((2,)).tolist()
+        heavier, lighter = max(first, 1 - first), min(second, 1 - second)
+        if heavier - lighter >= margin:
+            return heavier, lighter
+
+
+def recover(first: Tensor, second: Tensor, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Outputs of two images from those of their blends, as if the network were linear.
+
+    Solves w_1 a + (1 - w_1) b = first and w_2 a + (1 - w_2) b = second.
+
+    Args:
+        first, second: [N, K].
+        weights: w_1 > w_2, of image a in the two blends.
+    Returns:
+        a and b, float32 [N, K].
+    """
+    heavier, lighter = weights
+    first, second = first.float(), second.float()
+    a = ((1 - lighter) * first - (1 - heavier) * second) / (heavier - lighter)
+    b = (heavier * second - lighter * first) / (heavier - lighter)
+    return a, b
+
+
+class PLP(Plain):
+    """Progressively layer-peeled training: top parts stop early, the stem trains to the end.
+
+    Parts are those of the backbone's `freezing_order`, mostly blocks; the official lists cut some
+    blocks in half besides (11 parts of a ResNet-18, not 10). A frozen part loses its gradient
+    between backward and step, so that neither momentum nor weight decay moves it. As in the
+    official code, its batch norms stay in training mode: their statistics follow the parts below,
+    which still change, and are those its frozen weights are seen with at test time.
+
+    Args:
+        gamma: i of L parts are frozen from epoch E (i / L)^gamma on; below 1 freezes later.
+    Raises:
+        InputError: gamma is out of range.
+
+    Source: Wang and Zhang 2024 (Calibration Bottleneck), and its official code.
+    """
+
+    def __init__(self, num_classes: int, *, gamma: float = 1.0) -> None:
+        super().__init__(num_classes)
+        in_range("method.gamma", gamma, low=1e-6, high=1e6, what="must be above 0")
+        self.gamma = gamma
+        self.frozen = 0  # parts, from the top
+
+    def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
+        parts = len(backbone.freezing_order())
+        starts = [freezing_epoch(i, parts, epochs, self.gamma) for i in range(1, parts)]
+        self.frozen = sum(epoch >= start for start in starts)
+
+    def after_backward(self, backbone: ImageClassifier) -> None:
+        for part in backbone.freezing_order()[: self.frozen]:
+            for parameter in part.parameters():
+                parameter.grad = None
+
+
+def freezing_epoch(i: int, parts: int, epochs: int, gamma: float) -> int:
+    """The first epoch in which i of the parts are frozen; never the very first epoch."""
+    exact = epochs * (i / parts) ** gamma
+    return max(1, int(exact + 1e-9))  # 7/10 of 350 epochs are 245, not 244.99...
+
+
+class RegMixup(Method):
+    """L(images) + weight CE(blends): both halves in one pass of 2B images, one lambda a batch.
+
+    Args:
+        alpha: of Beta(alpha, alpha); large, so that blends are near one half. 20 for CIFAR-10,
+            10 for CIFAR-100.
+        weight: of the blends' cross-entropy.
+        variant: "code" averages over all 2B images, which halves the sum; "paper" adds.
+    Raises:
+        InputError: a parameter is out of range.
+
+    Source: Pinto et al. 2022 (RegMixup), and its official code.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        alpha: float = 20.0,
+        weight: float = 1.0,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        in_range("method.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        one_of("method.variant", variant, ("code", "paper"))
+        self.num_classes, self.alpha, self.weight = num_classes, alpha, weight
+        self.scale = 0.5 if variant == "code" else 1.0
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        count, targets = len(batch.targets), batch.targets
+        weight, partners = draw_weight(self.alpha), draw_partners(targets)
+        blends = blend(batch.images, partners, weight)
+        labels = blended_labels(targets, partners, weight, self.num_classes)
+        logits, features = network(torch.cat([batch.images.float(), blends]))
+        clean, mixed = logits[:count], logits[count:]
+        real = loss(clean, targets, features=features[:count], indices=batch.indices)
+        value = self.scale * (real + self.weight * soft_cross_entropy(mixed, labels))
+        return Outcome(value, clean, targets)
+
+
+ONE_HOT = 1 - 1e-6  # lambda + (1 - lambda) is not quite 1 in float32
+MIXES = {"mrl": 1, "mndcg": 3}
+
+
+class RankMixup(Method):
+    """L(images) + weight R(images, blends), with blends in a pass of their own.
+
+    Args:
+        kind: "mrl", a margin between the largest logits, or "mndcg", the order of several
+            confidences by their lambda.
+        weight: of R.
+        alpha: of Beta(alpha, alpha); 2 for CIFAR, 1 for Tiny-ImageNet.
+        margin: of "mrl", in logits; 2 for CIFAR, 1 for Tiny-ImageNet.
+        mixes: blends of each image, each with a lambda and partners of its own; None takes 1 for
+            "mrl" and 3 for "mndcg".
+        variant: of "mrl", see `margin_ranking`.
+    Raises:
+        InputError: a parameter is out of range.
+
+    Source: Noh et al. 2023 (RankMixup), and its official code.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        kind: Literal["mrl", "mndcg"] = "mrl",
+        weight: float = 0.1,
+        alpha: float = 2.0,
+        margin: float = 2.0,
+        mixes: int | None = None,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        check_alpha(alpha)
+        one_of("method.kind", kind, tuple(MIXES))
+        one_of("method.variant", variant, ("code", "paper"))
+        in_range("method.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        in_range("method.margin", margin, low=0, high=1e6, what="must be 0 or more")
+        mixes = MIXES[kind] if mixes is None else mixes
+        what = "give a whole number of at least 1"
+        in_range("method.mixes", mixes, low=1, what=what, whole=True)
+        self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
+        self.kind, self.weight, self.margin, self.variant = kind, weight, margin, variant
+
+    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+        logits, features = network(batch.images)
+        real = loss(logits, batch.targets, features=features, indices=batch.indices)
+        blends, labels = self._blends(batch)
+        mixed, _ = network(blends)
+        return Outcome(
+            real + self.weight * self._rank(logits, mixed, labels), logits, batch.targets
+        )
+
+    def _blends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Images [mixes B, S, S, 3] and labels [mixes B, K]."""
+        images, labels = [], []
+        for _ in range(self.mixes):
+            weight, partners = draw_weight(self.alpha), draw_partners(batch.targets)
+            images.append(blend(batch.images, partners, weight))
+            labels.append(blended_labels(batch.targets, partners, weight, self.num_classes))
+        return torch.cat(images), torch.cat(labels)
+
+    def _rank(self, logits: Tensor, mixed: Tensor, labels: Tensor) -> Tensor:
+        if self.kind == "mndcg":
+            return ndcg_shortfall(logits, mixed, labels)
+        repeated = logits.repeat(self.mixes, 1)
+        return margin_ranking(repeated, mixed, labels, margin=self.margin, variant=self.variant)
+
+
+def margin_ranking(
+    logits: Tensor, mixed: Tensor, labels: Tensor, *, margin: float, variant: str = "code"
+) -> Tensor:
+    """Mean of ReLU(max z_mix - max z + margin) where the blend is of two classes, else of 0.
+
+    Args:
+        logits, mixed: of images and their blends, [B, K] before softmax.
+        labels: of the blends, [B, K].
+        variant: "paper" leaves blends of one class out one by one. The official code multiplies
+            a row of shares [B] with a column of losses [B, 1] before it averages, so "code" is
+            the mean over all B blends times the share of blends that are of two classes.
+    """
+    excess = mixed.float().amax(1) - logits.float().amax(1) + margin  # [B]
+    counts = (labels.amax(1) < ONE_HOT).float()
+    if variant == "code":
+        return counts.mean() * excess.relu().mean()
+    return (counts * excess.relu()).mean()
+
+
+def ndcg_shortfall(logits: Tensor, mixed: Tensor, labels: Tensor) -> Tensor:
+    """Mean of 1 - NDCG of an image's and its M blends' confidences, ranked by largest label.
+
+    The image is first, with label 1. A gain above the ideal one counts as one below it does.
+
+    Args:
+        logits: [B, K], before softmax.
+        mixed, labels: of the blends, [M B, K], mix by mix.
+    """
+    label, order = labels.view(-1, *logits.shape).amax(2).sort(dim=0, descending=True, stable=True)
+    sure = mixed.float().softmax(1).amax(1).view_as(label).gather(0, order)  # [M, B]
+    first = logits.float().softmax(1).amax(1)[None]  # [1, B]
+    ranks = torch.arange(len(label) + 1, device=logits.device)
+    discount = (ranks + 2).float().log2()[:, None]
+    gain = (torch.cat([first, sure]) / discount).sum(0)  # [B]
+    ideal = (torch.cat([torch.ones_like(first), label]) / discount).sum(0)
+    return (1 - torch.where(gain < ideal, gain / ideal, ideal / gain)).mean()

@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calib.metrics.bins import bin_of, equal_sizes, inner_edges
-from calib.metrics.inputs import as_given, check_bins
-from calib.metrics.predictions import Predictions, read_predictions
+from calib.metrics.one_pass import (
+    Predictions,
+    as_given,
+    bin_of,
+    check_bins,
+    equal_sizes,
+    inner_edges,
+    read_predictions,
+)
 
 LEVEL = 0.95
 AT_ONCE = 1 << 18  # draws worked on together: what they need stays in a cache
@@ -33,7 +39,7 @@ def bootstrap_intervals(
         Low and high of each measure, in its unit. ECE of a resample is biased upwards like any
         binned ECE, once more than the figure itself, so an interval can lie above its figure.
     Raises:
-        ValueError: see `calib.metrics.inputs.as_given`; bins or resamples below 1.
+        ValueError: see `calib.metrics.one_pass.as_given`; bins or resamples below 1.
 
     Source: Efron and Tibshirani 1993, section 13.3.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from calib.metrics.softmax import PART
+from calib.metrics.one_pass import PART
 
 
 @dataclass(frozen=True)

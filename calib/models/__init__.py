@@ -4,11 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from calib.models.base import ImageClassifier
-from calib.models.densenet import densenet121
-from calib.models.lenet import LeNet
-from calib.models.resnet import RESNETS
+from calib.models.convnets import RESNETS, WIDE_RESNETS, LeNet, densenet121
 from calib.models.timm_models import TimmClassifier
-from calib.models.wide_resnet import WIDE_RESNETS
 from calib.parameters import choose, construct
 
 MODELS: dict[str, Callable[..., ImageClassifier]] = {

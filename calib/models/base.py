@@ -1,8 +1,16 @@
-"""What every classifier is to the trainer: features, and a layer from features to logits."""
+"""What a classifier is, and its weights as a file."""
 
+import logging
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from data.errors import InputError
 
 
 class ImageClassifier(nn.Module):
@@ -32,3 +40,72 @@ class ImageClassifier(nn.Module):
 def parameterised(parts: Iterable[nn.Module]) -> list[nn.Module]:
     """Those with parameters, in their order."""
     return [part for part in parts if any(True for _ in part.parameters())]
+
+
+log = logging.getLogger("semix.train")
+
+Tensors = dict[str, Tensor]
+BATCHES = "num_batches_tracked"  # of a batch norm; left out of many files, and without effect
+
+
+def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
+    """Fill a network of timm in place; on the meta device only see whether the file fits.
+
+    Args:
+        last: name of the last layer, which keeps its fresh weights where the file has none or
+            those of another number of classes.
+    Raises:
+        InputError: no such file, no safetensors, or a tensor that is missing, left over or of
+            another shape: the first is named.
+    """
+    own = network.state_dict()
+    on_meta = any(tensor.is_meta for tensor in own.values())
+    found = _adapt(_read(path, header_alone=on_meta), network)
+    layer = (f"{last}.weight", f"{last}.bias")
+    if fresh := _tells_others_apart(found, own, layer):
+        found = {name: tensor for name, tensor in found.items() if name not in layer}
+    expected = {name for name in own if not (fresh and name in layer)}
+    _refuse_misfit(found, own, expected, path)
+    if on_meta:
+        return
+    network.load_state_dict({**own, **found})
+    if fresh:
+        log.info("%s: its last layer %s is of other classes and begins afresh", path, last)
+
+
+def _read(path: Path, *, header_alone: bool) -> Tensors:
+    if not path.is_file():
+        raise InputError("model.weights", path, "is not there")
+    try:
+        if not header_alone:
+            return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        remedy = f"is no safetensors file ({error}); convert it first"
+        raise InputError("model.weights", path, remedy) from None
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def _adapt(found: Tensors, network: nn.Module) -> Tensors:
+    """As timm does itself for its own files: older names, position embeddings of other sizes."""
+    adapt = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+    return found if adapt is None else dict(adapt(found, network))
+
+
+def _tells_others_apart(found: Tensors, own: Tensors, layer: tuple[str, str]) -> bool:
+    weight = found.get(layer[0])
+    if weight is None:
+        return True
+    classes, *width = own[layer[0]].shape
+    return list(weight.shape[1:]) == width and weight.shape[0] != classes
+
+
+def _refuse_misfit(found: Tensors, own: Tensors, expected: set[str], path: Path) -> None:
+    for name in [*(name for name in own if name in expected), *found]:
+        if name not in found and name.endswith(BATCHES):
+            continue
+        shapes = [tuple(part[name].shape) if name in part else "none" for part in (found, own)]
+        if shapes[0] != shapes[1]:
+            remedy = f"the network has {shapes[1]}; is it of this architecture?"
+            raise InputError(f"{path}: {name}", shapes[0], remedy)

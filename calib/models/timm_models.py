@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calib.models.base import ImageClassifier, parameterised
-from calib.models.weight_file import load_weights
+from calib.models.base import ImageClassifier, load_weights, parameterised
 from calib.parameters import in_range, one_of
 from data.errors import InputError
 

@@ -31,9 +31,9 @@ def quickstart(
     if json:
         emit_json(result)
         return
-    from calib.report.tables import print_table
+    from calib.tables import overview, print_table
 
-    print_table(result["methods"])
+    print_table(overview(result["methods"]))
     times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
     emit(textwrap.fill(f"time went to: {times}", shutil.get_terminal_size().columns))
     emit(f"report: {result['report']}")
@@ -143,13 +143,14 @@ def evaluate(
 
 def _show(run: Path, *, as_json: bool) -> None:
     """What a run measured, and where that is."""
-    from calib.report.evaluation_table import print_evaluation
-    from calib.report.methods import load_evaluation, load_methods
+    from calib.results import load_evaluation, load_methods
+    from calib.tables import details, print_table
 
     if as_json:
         emit_json(load_evaluation(run))
         return
-    print_evaluation(load_methods([run]))
+    for table in details(load_methods([run])):
+        print_table(table)
     emit(str(run / "evaluation.json"))
 
 

@@ -25,7 +25,7 @@ def _compiles(subject: Subject) -> bool:
     if subject.train is not None and subject.train.compile:
         import torch
 
-        from calib.training_forward import check_compiler as check_of_training
+        from calib.loop import check_compiler as check_of_training
 
         check_of_training(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return True

@@ -29,10 +29,10 @@ def check_training(subject: Subject) -> Iterator[Finding]:
     """What a training finds before its first step."""
     if (config := subject.train) is None:
         return
-    from calib.config import check as check_config
-    from calib.config import check_launch
-    from calib.second_stage.memory import check_memory
-    from calib.training_data import open_data
+    from calib.check import check as check_config
+    from calib.check import check_launch
+    from calib.features import check_memory
+    from calib.real_data import open_data
 
     check_config(config)
     check_launch(config, processes=1)

@@ -1,5 +1,6 @@
 """A small mixed dataset and small settings for training tests."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from accelerate.state import AcceleratorState
 
 from calib.config import TrainConfig
 from calib.run_folder import claim_run
+from calib.study import StudyConfig
 from data.images import encode_image
 from data.real import RealDataConfig, load_real
 from data.settings import load_settings
 from data.tar import GroupSample
 from tests import handmade
+from tests.calib.measured import STUDY, make_runs
 
 SIZE = 16
 REAL = {"name": "digits", "image_size": SIZE, "train_per_class": 6, "validation_per_class": 5}
@@ -96,11 +99,27 @@ def make_stage(
     make_config: Callable[..., TrainConfig], accelerator: Accelerator
 ) -> Callable[..., Any]:
     """make_stage(*overrides, seed=0): stage one before its first epoch."""
-    from calib.base_stage import BaseStage
-    from calib.training_data import open_data
+    from calib.real_data import open_data
+    from calib.stage_one import BaseStage
 
     def make(*overrides: str, seed: int = 0) -> BaseStage:
         config = make_config(*overrides)
         return BaseStage(config, open_data(config), seed=seed, accelerator=accelerator)
 
     return make
+
+
+@pytest.fixture
+def make_study() -> Callable[..., StudyConfig]:
+    """make_study(*overrides): one dataset and three methods, of which two share stage one."""
+
+    def make(*overrides: str) -> StudyConfig:
+        return load_settings(StudyConfig, copy.deepcopy(STUDY), overrides)
+
+    return make
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """CE, then CSM with a MaC-Cal head, of two seeds each."""
+    return make_runs(tmp_path)

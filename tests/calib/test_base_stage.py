@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from calib.checkpoint import latest_checkpoint, save_checkpoint
-from calib.classifier import Classifier
-from calib.divergence import Diverged
+from calib.checkpoint import Middle, latest_checkpoint, save_checkpoint
 from calib.evaluate import predict
+from calib.loop import Diverged
 from calib.metrics import calibration_metrics
-from calib.middle import Middle
+from calib.network import Classifier
+from calib.real_data import open_data
+from calib.real_images import decode
 from calib.stopping import Stopped
-from calib.training_data import decode, open_data
 from data.errors import InputError
 from data.fingerprint import derived_seed
 from tests.calib.runs import stop_after

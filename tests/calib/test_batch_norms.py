@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calib.batch_norms import adopt_policy, mixed_pass
+from calib.check import check
 from calib.checkpoint import load_exactly, save_tensors
-from calib.classifier import Network, load_classifier
-from calib.config import check
+from calib.network import Network, adopt_policy, load_classifier, mixed_pass
 from calib.run_folder import DATA, claim_run, seed_folder
 from data.errors import InputError
 

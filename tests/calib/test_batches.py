@@ -7,6 +7,8 @@ import torch
 
 from calib.batches import Batches, Normalise, apply_changes
 from calib.config import AugmentConfig
+from calib.real_data import count_pixels
+from calib.real_images import HeldImages
 from data.dataset import MixedDataset, end_and_inner
 from data.errors import InputError
 from data.fingerprint import derived_seed
@@ -22,7 +24,8 @@ def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def batches(count: int, batch_size: int, **options) -> Batches:
     options = {"augment": PLAIN, "device": torch.device("cpu"), **options}
-    return Batches(*numbered(count), batch_size=batch_size, **options)
+    images, targets = numbered(count)
+    return Batches(HeldImages(images), targets, batch_size=batch_size, **options)
 
 
 def epoch(found: Batches, seed: int = 0) -> list:
@@ -235,7 +238,7 @@ def test_shifts_reach_their_limits_on_both_sides_and_no_further():
     image[0, 4, 4] = 255
     augment = AugmentConfig(shift=2)
     found = Batches(
-        image.expand(400, -1, -1, -1),
+        HeldImages(image.expand(400, -1, -1, -1)),
         torch.zeros(400, dtype=torch.int64),
         batch_size=400,
         augment=augment,
@@ -249,7 +252,7 @@ def test_shifts_reach_their_limits_on_both_sides_and_no_further():
 def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel():
     images = torch.randint(0, 256, (50, 6, 5, 3), generator=torch.Generator().manual_seed(0))
     images = (images * torch.tensor([1.0, 0.5, 0.1])).to(torch.uint8)
-    found = Normalise().fit(images)(images)
+    found = Normalise().fit(count_pixels([images]))(images)
     assert found.shape == (50, 3, 6, 5)
     torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(3))
@@ -261,7 +264,9 @@ def test_normalised_training_images_have_mean_0_and_deviation_1_in_each_channel(
 
 def test_one_even_colour_is_finite():
     images = torch.full((2, 3, 3, 3), 9, dtype=torch.uint8)
-    torch.testing.assert_close(Normalise().fit(images)(images), torch.zeros(2, 3, 3, 3))
+    torch.testing.assert_close(
+        Normalise().fit(count_pixels([images]))(images), torch.zeros(2, 3, 3, 3)
+    )
 
 
 def test_derived_seeds_are_stable_and_unrelated():

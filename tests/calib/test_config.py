@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from calib.config import ShiftConfig, check, parts
+from calib import config as settings
+from calib.check import check
+from calib.config import ShiftConfig
 from calib.losses import MIXED_LOSSES, REAL_LOSSES
 from calib.methods import METHODS
 from calib.models import MODELS
@@ -126,14 +128,14 @@ def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):
 def test_the_settings_know_each_part_and_its_parameters():
     """They stand there a second time, for a mistake to be found without torch."""
     for table, kinds in (
-        (parts.LOSSES, REAL_LOSSES),
-        (parts.METHODS, METHODS),
-        (parts.MODELS, MODELS),
+        (settings.LOSSES, REAL_LOSSES),
+        (settings.METHODS, METHODS),
+        (settings.MODELS, MODELS),
     ):
         assert list(table) == list(kinds)
         for name, kind in kinds.items():
             assert list(table[name]) == list(inspect.signature(kind).parameters)[1:]
-    assert list(parts.MIXED_LOSSES) == list(MIXED_LOSSES)
+    assert list(settings.MIXED_LOSSES) == list(MIXED_LOSSES)
 
 
 def test_a_shift_can_be_switched_on_with_its_defaults(make_config):

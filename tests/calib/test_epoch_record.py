@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from calib.divergence import Diverged
-from calib.epoch_record import CHECK_EVERY, EpochRecord
+from calib.loop import CHECK_EVERY, Diverged, EpochRecord
 
 
 def test_means_are_over_the_steps(accelerator):

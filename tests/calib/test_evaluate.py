@@ -16,18 +16,18 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from calib.check import check_evaluation
 from calib.checkpoint import read_metadata, save_tensors
 from calib.config import EvaluationConfig, TrainConfig
+from calib.corruptions import corrupt
 from calib.evaluate import KINDS, evaluate_run, in_chunks, load_classifier, measure, predict
-from calib.evaluation.checks import check_evaluation
-from calib.evaluation.shift import chosen_images
-from calib.evaluation.trained import TrainedSeed
+from calib.evaluate.predictions import TrainedSeed
+from calib.evaluate.shift_ood import chosen_images
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
 from calib.posthoc import fit_isotonic, fit_vector
+from calib.real_data import open_data
 from calib.run_folder import claim_run, is_measured, run_digest
 from calib.train import train
-from calib.training_data import open_data
-from data.corruptions import corrupt
 from data.errors import InputError
 from data.real import RealDataConfig, load_real
 from data.settings import load_settings
@@ -118,8 +118,19 @@ def test_measuring_again_gives_the_same_rows_without_training(measured, run):
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == model
 
 
+def test_what_measuring_again_takes_is_not_added_to_what_it_took_before(run):
+    path = run / "seed-0" / "evaluation.json"
+    known = json.loads(path.read_text()) | {"training_seconds": 100.0, "seconds": 5000.0}
+    path.write_text(json.dumps(known))
+    found = evaluate_run(run)
+    again = json.loads(path.read_text())
+    assert again["training_seconds"] == 100
+    assert 100 < again["seconds"] < 1000  # of training and this measuring
+    assert found["seconds"] < 2000
+
+
 def test_other_bins_take_the_stored_logits(run, measured, monkeypatch):
-    monkeypatch.setattr("calib.evaluation.trained.load_classifier", None)  # would be called
+    monkeypatch.setattr("calib.evaluate.predictions.load_classifier", None)  # would be called
     set_evaluation(run, bins=3, bootstrap=0)
     (row, *_) = evaluate_run(run)["rows"]
     tensors = load_file(measured / row["logits"])
@@ -173,7 +184,7 @@ def test_shift_and_foreign_images(run, tmp_path):
         images, targets = chosen_images(
             TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
         )
-        worst = torch.from_numpy(corrupt(images.numpy(), "fog", 5, seed=0))
+        worst = torch.from_numpy(corrupt(images.tensor.numpy(), "fog", 5, seed=0))
         logits = predict(classifier, worst, device=CPU)
         expected = calibration_metrics(logits, targets, bins=7).as_dict()
         cell = found["corruptions"]["fog"]["5"]
@@ -200,7 +211,7 @@ def test_shift_and_foreign_images(run, tmp_path):
 def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     before = [row["shift"] for row in evaluate_run(run)["rows"]]
-    monkeypatch.setattr("calib.evaluation.trained.load_classifier", None)  # would be called
+    monkeypatch.setattr("calib.evaluate.predictions.load_classifier", None)  # would be called
     set_evaluation(run, bins=4)
     assert [row["shift"] for row in evaluate_run(run)["rows"]] == before
     set_evaluation(run, shift={"corruptions": ["contrast"], "severities": [4]})
@@ -262,7 +273,7 @@ from accelerate import Accelerator
 from pathlib import Path
 from calib.config import TrainConfig
 from calib.evaluate import evaluate_seed
-from calib.training_data import open_data
+from calib.real_data import open_data
 from data.settings import load_settings
 run = Path(sys.argv[1])
 config, accelerator = load_settings(TrainConfig, run / "config.json"), Accelerator(cpu=True)

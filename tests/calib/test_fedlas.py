@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calib.losses import build_loss
-from calib.losses.fedlas_smoothing import FeDLaS
+from calib.losses.fedlas import FeDLaS
 
 ROOT = Path(__file__).parents[2]
 BOTH = pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls"])

@@ -14,19 +14,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from calib import features
+from calib.check import check
 from calib.checkpoint import latest_checkpoint, save_checkpoint
-from calib.classifier import Classifier, Network
-from calib.config import TrainConfig, check
-from calib.divergence import Diverged
+from calib.config import TrainConfig
 from calib.evaluate import predict
-from calib.head_stage import HeadStage
+from calib.features import HeadFeedback
 from calib.heads import SparsityController, build_head, controller_params
+from calib.loop import Diverged
 from calib.losses import build_loss
 from calib.metrics import calibration_metrics
-from calib.second_stage import memory
-from calib.second_stage.feedback import HeadFeedback
+from calib.network import Classifier, Network
+from calib.real_data import TrainingData, open_data
+from calib.real_images import decode
+from calib.stage_two import HeadStage
 from calib.stopping import Stopped
-from calib.training_data import TrainingData, decode, open_data
 from data.errors import InputError
 from data.fingerprint import derived_seed
 from tests.calib.runs import stop_after
@@ -70,8 +72,8 @@ def network(configured: Callable[..., TrainConfig], data: TrainingData) -> Netwo
     """Never trained, but in use: its batch norms have statistics of their own."""
     torch.manual_seed(0)
     found = Network(configured(), data.num_classes)
-    found.normalise.fit(data.train_images)
-    found.train()(data.train_images)
+    found.normalise.fit(data.train_pixels)
+    found.train()(data.images("train").tensor)
     return found.eval()
 
 
@@ -163,7 +165,7 @@ def step_by_step(
     """The head trained with the network inside the loop; the features of the last epoch."""
     torch.manual_seed(derived_seed(0, "head weights"))
     head = build_head(config.head, network.num_features, 10)
-    images, targets = stage.views.batches.images, stage.targets
+    images, targets = stage.views.batches.images.tensor, stage.targets
     right = network(images)[0].argmax(1) == targets
     rule = SparsityController(
         base_accuracy=right.float().mean().item(),
@@ -249,7 +251,7 @@ def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, dat
     views = make_stage("augment.shift=0").views
     features = views.of_epoch(0)
     assert features is views.of_epoch(3) is views.as_they_are()
-    expected = views.network.features(data.train_images)
+    expected = views.network.features(data.images("train").tensor)
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
 
 
@@ -272,7 +274,7 @@ def test_features_are_made_in_the_chosen_precision_and_kept_in_float32(
 ):
     stage = make_stage()
     found = stage.views.as_they_are()
-    exact = network.features(stage.views.batches.images)
+    exact = network.features(stage.views.batches.images.tensor)
     assert found.dtype == torch.float32
     assert 1e-4 < (found - exact).abs().max() < 0.2
     figures = stage.train_epoch(0)
@@ -286,13 +288,13 @@ def test_features_that_do_not_fit_are_refused_before_any_is_made(
     passes = []
     network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
     view = 60 * network.num_features * 4
-    monkeypatch.setattr(memory, "LIMIT", 3 * view)
+    monkeypatch.setattr(features, "LIMIT", 3 * view)
     make_stage("head.views=3")
     make_stage("head.views=4", "head.epochs=3")  # the fourth is never made
     passes.clear()
     with pytest.raises(InputError, match=r"^head\.views = 4: .* of 60 images .* at most 3$"):
         make_stage("head.views=4")
-    monkeypatch.setattr(memory, "LIMIT", view - 1)
+    monkeypatch.setattr(features, "LIMIT", view - 1)
     with pytest.raises(InputError, match=r"^head\.views = None: .* smaller real\.train_per_class"):
         make_stage()
     assert passes == []

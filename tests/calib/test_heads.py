@@ -16,11 +16,11 @@ from calib.heads import (
     TSTHead,
     VTSTHead,
     build_head,
+    divergence,
 )
-from calib.heads.vtst import divergence
-from calib.losses.cross_entropy import CrossEntropy
+from calib.losses.base import CrossEntropy
 from calib.models import build_model
-from calib.second_stage.variational import VariationalObjective
+from calib.stage_two import VariationalObjective
 from data.errors import InputError
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from calib.classifier import load_classifier
 from calib.judge import Judge
+from calib.network import load_classifier
 from calib.run_folder import claim_run
 from calib.train import train
 from data.real import load_real

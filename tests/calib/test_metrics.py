@@ -20,9 +20,8 @@ from calib.metrics import (
     reliability_bins,
     underconfidence_error,
 )
-from calib.metrics.bins import equal_mass, equal_width
-from calib.metrics.ece import expected_error
-from calib.metrics.mce import maximum_error
+from calib.metrics.measures import expected_error, maximum_error
+from calib.metrics.one_pass import equal_mass, equal_width
 
 
 def logits_of(rows: list[list[float]]) -> Tensor:

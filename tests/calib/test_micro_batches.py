@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from calib.batches import Batch
-from calib.config.checks import check_shares
-from calib.micro_batches import micro_batches
+from calib.batches import Batch, micro_batches
+from calib.check import check_shares
 from data.errors import InputError
 
 

@@ -9,11 +9,15 @@ from timm.layers import BatchNormAct2d
 from timm.models.resnetv2 import DownsampleConv, PreActBasic
 from torch import nn
 
-from calib.models import MODELS, build_model, residual_blocks
-from calib.models.densenet import DenseNet
-from calib.models.residual_blocks import PreActivationBlock
-from calib.models.resnet import FOUR_STAGES, THREE_STAGES, ResNet
-from calib.models.wide_resnet import WideResNet
+from calib.models import MODELS, build_model, convnets
+from calib.models.convnets import (
+    FOUR_STAGES,
+    THREE_STAGES,
+    DenseNet,
+    PreActivationBlock,
+    ResNet,
+    WideResNet,
+)
 from data.errors import InputError
 
 # Of the official code, all layers and 10 classes; WRN-28-10 and WRN-40-2 as published.
@@ -99,7 +103,7 @@ def test_logits_are_the_classifier_of_the_features(name: str, size: int):
 def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
     model = ResNet(
         10,
-        block=getattr(residual_blocks, name),
+        block=getattr(convnets, name),
         blocks=(1, 2, 1, 1),
         widths=(64, 128, 256, 512),
         stem=64,

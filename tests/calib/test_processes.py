@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calib.train import train
 from tests.calib.runs import assert_same_results, history
 
 EPOCHS = 3
@@ -42,17 +43,18 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather
 from safetensors.torch import save_file
-from calib import stopping
-from calib.base_stage import BaseStage
-from calib.classifier import load_classifier
+from calib import processes
 from calib.config import TrainConfig
-from calib.divergence import Diverged
-from calib.train import main, make_accelerator, train
-from calib.head_stage import HeadStage
+from calib.loop import Diverged
+from calib.network import SplitOutputs, load_classifier
+from calib.real_data import TrainingData, open_data
+from calib.real_images import decode
 from calib.run_folder import claim_run
-from calib.stopping import Interrupted, Vote
-from calib.split_outputs import SplitOutputs
-from calib.training_data import TrainingData, decode, open_data
+from calib.stage_one import BaseStage
+from calib.stage_two import HeadStage
+from calib.processes import Vote
+from calib.stopping import Interrupted
+from calib.train import main, make_accelerator, train
 from data.settings import load_settings
 
 run, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -78,15 +80,15 @@ def ask_process_1_after(last, run):
 
 train(run)
 train(run.with_name("mixup"))
-accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"))
+accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"), run)
 ask_process_1_at_step_500()
-stopping.LOOK_S = 0  # look after every step
+processes.LOOK_S = 0  # look after every step
 for name, steps in settings["stopped"].items():
     for last in steps:
         ask_process_1_after(last, run.with_name(f"{name}-stopped"))
     train(run.with_name(f"{name}-stopped"))
 config = load_settings(TrainConfig, run / "config.json")
-accelerator, data = make_accelerator(config), open_data(config)
+accelerator, data = make_accelerator(config, run), open_data(config)
 head = HeadStage(
     config, data, network=load_classifier(run, 0).network, seed=0, accelerator=accelerator
 )
@@ -106,7 +108,8 @@ if accelerator.is_main_process:
     (run / "curves.json").write_text(json.dumps(curves))
 real = data.real
 odd = replace(real, validation=replace(real.validation, targets=real.validation.targets[:29]))
-found = SplitOutputs(stage.network, TrainingData(odd, None), accelerator).outputs("validation")
+data = TrainingData(odd, None, data.side)
+found = SplitOutputs(stage.network, data, accelerator).outputs("validation")
 with torch.no_grad():
     logits, features = stage.network.eval()(decode(odd.validation))
 torch.testing.assert_close((found.logits, found.features), (logits, features))
@@ -153,6 +156,7 @@ def run_two(script, folder, *arguments):
         env=environment,
         capture_output=True,
         text=True,
+        timeout=300,  # processes that wait for each other never end
     )
     assert found.returncode == 0, found.stderr
     return found.stdout
@@ -214,18 +218,18 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from calib.evaluation import rows
+from calib import evaluate
 from calib.train import main
 
 LIMIT_S = 3
-measure = rows.measure
+measure = evaluate.measure
 
 def measure_slowly(*arguments):
     time.sleep(1.5 * LIMIT_S)
     return measure(*arguments)
 
 distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
-rows.measure = measure_slowly
+evaluate.measure = measure_slowly
 sys.exit(main(["--config", str(Path(sys.argv[1], "config.json"))]))
 """
 
@@ -238,3 +242,29 @@ def test_the_main_process_may_measure_for_longer_than_a_collective_may_last(make
     run_two(SLOW_MAIN, tmp_path, run)
     [row] = json.loads((run / "evaluation.json").read_text())["rows"]
     assert row["shift"]["corruptions"]["contrast"]["3"]["accuracy"] > 0
+
+
+# Each process looks at a disk of its own, as on several machines before files have come over.
+TWO_DISKS = """
+import os
+import sys
+from pathlib import Path
+from calib.train import main
+
+folder = Path(sys.argv[1 + int(os.environ["RANK"])])
+sys.exit(main(["--config", str(folder / "config.json"), "--device", "cpu"]))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("first", ["begun", "measured"])
+def test_the_main_process_alone_decides_what_is_left_to_do(make_run, tmp_path, first):
+    settings = ("loss={name: ce}", "mixed=null", "head=null", "model={name: lenet}", "epochs=1")
+    runs = {"begun": make_run("begun", *settings), "measured": make_run("measured", *settings)}
+    train(runs["measured"])
+    before = (runs["measured"] / "seed-0" / "evaluation.json").read_bytes()
+    second = {"begun": "measured", "measured": "begun"}[first]
+    output = run_two(TWO_DISKS, tmp_path, runs[first], runs[second])
+    assert ("seed 0: done already" in output) == (first == "measured")
+    assert (runs["begun"] / "evaluation.json").is_file() == (first == "begun")
+    assert (runs["measured"] / "seed-0" / "evaluation.json").read_bytes() == before

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from calib import seed_lock
-from calib.seed_lock import alone_with
+from calib import run_folder
+from calib.run_folder import alone_with
 from calib.stopping import Interrupted
 from data.errors import InputError
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 HOLDER = """
 import sys, time
 from pathlib import Path
-from calib.seed_lock import alone_with
+from calib.run_folder import alone_with
 with alone_with(Path(sys.argv[1]), label="first"):
     print("held", flush=True)
     time.sleep(600)
@@ -33,7 +33,7 @@ def other(tmp_path):
 
 
 def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(seed_lock, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(run_folder, "PATIENCE_S", 0.3)
     said = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
     with (
         pytest.raises(InputError, match=said),

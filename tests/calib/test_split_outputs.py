@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from calib.training_data import decode, open_data
+from calib.real_data import open_data
+from calib.real_images import decode
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -51,7 +52,7 @@ def bf16_stage(make_config):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    from calib.base_stage import BaseStage
+    from calib.stage_one import BaseStage
 
     AcceleratorState._reset_state(reset_partial_state=True)
     config = make_config("mixed_precision=bf16")

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from calib.config.checks import require_trackers
-from calib.epochs import Interrupted
+from calib.check import require_trackers
+from calib.stopping import Interrupted
 from calib.trackers import Tracking
 from calib.train import train
 from data.errors import InputError
@@ -27,7 +28,8 @@ def tracking(tmp_path, accelerator):
 
     def make() -> Tracking:
         settings = {"epochs": 2, "model": {"name": "lenet"}, "head": None}
-        return Tracking(["tensorboard"], tmp_path, label="all seed 0", settings=settings)
+        owner = Accelerator(log_with=["tensorboard"], project_dir=str(tmp_path))
+        return Tracking(owner, tmp_path, label="all seed 0", settings=settings)
 
     return make
 

@@ -16,9 +16,9 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from calib.checkpoint import latest_checkpoint
-from calib.epochs import Interrupted
 from calib.metrics import calibration_metrics
 from calib.run_folder import claim_run
+from calib.stopping import Interrupted
 from calib.train import main, parser, train
 from data.errors import InputError
 from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_after
@@ -116,7 +116,7 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
     def show(*arguments, **options) -> None:
         raise BrokenPipeError("nobody reads")
 
-    monkeypatch.setattr("calib.epochs.Progress.show", show)
+    monkeypatch.setattr("calib.loop.Progress.show", show)
     run = make_run("unheard", "checkpoint_every=1")
     with pytest.raises(BrokenPipeError):
         train(run)

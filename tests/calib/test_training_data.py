@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from calib.batches import Batches
-from calib.config import check
+from calib.check import check
+from calib.real_data import open_data
 from calib.run_folder import pin_data
-from calib.training_data import open_data
 from data.dataset import MixedDataset
 from data.errors import InputError
 from data.real import DIGITS
@@ -61,7 +61,7 @@ def test_processes_read_their_own_mixed_images_alone(make_config):
         data = open_data(config)
         assert data.mixed.in_memory == (memory_gib > 0)
         batches = Batches(
-            data.train_images,
+            data.images("train"),
             data.train_targets,
             batch_size=20,
             augment=config.augment,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from calib.training_forward import check_compiler
+from calib.loop import check_compiler
 from data.errors import InputError
 
 

@@ -11,13 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from calib.batches import Batch, Batches
-from calib.classifier import Network
 from calib.config import AugmentConfig
-from calib.ema import WeightAverage
+from calib.loop import TrainingStep, build_optimiser
 from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
 from calib.methods import METHODS, build_method
-from calib.optimiser import build_optimiser
-from calib.training_step import TrainingStep
+from calib.network import Network, WeightAverage
+from calib.real_images import HeldImages
 from data.dataset import MixedDataset
 
 META = torch.device("meta")
@@ -65,8 +64,8 @@ def make_step(make_config, accelerator, monkeypatch):
 
     def make(*overrides):
         config = make_config("model={name: lenet}", *overrides)
-        network = Network(config, CLASSES)
         method = build_method(config.method.name, CLASSES, **config.method.params)
+        network = Network(config, CLASSES, method=method)
         params = config.loss.params
         loss = build_training_loss(config.loss.name, CLASSES, num_samples=60, params=params)
         modules = [module.to(META).train() for module in (network, method, loss)]
@@ -114,7 +113,7 @@ def test_no_step_waits_for_the_device(make_step, setting):
 
 def test_no_batch_waits_for_the_device(mixed_url):
     batches = Batches(
-        torch.zeros(60, 16, 16, 3, dtype=torch.uint8),
+        HeldImages(torch.zeros(60, 16, 16, 3, dtype=torch.uint8)),
         torch.arange(60) % CLASSES,
         batch_size=20,
         augment=AugmentConfig(shift=1, flip=True),

@@ -26,7 +26,6 @@ from flows.artifacts import (
 )
 from flows.artifacts.build_summary import summary
 from flows.artifacts.publishing import only_shown
-from flows.artifacts.result_table import as_markdown
 from flows.artifacts.series_sheet import MOST_TEXT, as_text
 from flows.artifacts.training_artifact import training_progress
 from flows.flow_runs import running
@@ -78,21 +77,6 @@ def test_a_summary_in_numbers():
 def test_a_summary_tells_of_series_left_out():
     found = replace(HALF, left_out=1, groups_done=3, images_done=12)
     assert summary(found, began=NONE, seconds=32.0)["left out"] == "1 series"
-
-
-def test_results_as_a_table():
-    def spread(mean, sd=None):
-        return {"mean": mean, "sd": sd}
-
-    plain = {"accuracy": spread(0.9, 0.01), "ece": spread(0.05, 0.002), "nll": spread(0.4, 0.1)}
-    scaled = {**plain, "ece": spread(0.0123)}
-    row = {"method": "CE | x", "bins": 15, "seeds": 5, "plain": plain, "scaled": scaled}
-    head, _, line, _, note = as_markdown([row]).splitlines()
-    assert head == "| method | accuracy % | ECE % | ECE % + TS | NLL | NLL + TS |"
-    assert line == (
-        "| CE \\| x | 90.00 ± 1.00 | 5.00 ± 0.20 | 1.23 | 0.400 ± 0.100 | 0.400 ± 0.100 |"
-    )
-    assert note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
 
 
 def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):

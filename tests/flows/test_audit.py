@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calib.config import TrainConfig
-from calib.report.noise import Compared, noise_rows
+from calib.page import Compared, noise_rows
 from calib.run_folder import claim_run
 from calib.train import train
 from data.dataset import MixedDataset

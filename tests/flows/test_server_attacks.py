@@ -20,10 +20,10 @@ from prefect import flow, runtime
 from prefect.settings import get_current_settings
 from torch import nn
 
+from calib.tables import as_markdown, overview
 from data.errors import InputError
 from data.formats import Failure
 from flows.artifacts import build_summary, link_to, markdown_file, series_sheet
-from flows.artifacts.result_table import as_markdown as results_as_markdown
 from pipeline.generators.latent_diffusion import compile_network
 from tests.handmade import make_root
 
@@ -194,9 +194,9 @@ def test_a_methods_name_is_text_in_a_table_of_results():
     """Whoever shares a run's folder names its method so that pages which show it run a script."""
     spread = {"mean": 0.5, "sd": None}
     measured = {"accuracy": spread, "ece": spread, "nll": spread}
-    row = {"method": HOSTILE, "seeds": 3, "bins": 15, "plain": measured, "scaled": measured}
-    tags, words = shown(results_as_markdown([row]))
-    assert tags == {"table", "thead", "tbody", "tr", "th", "td", "p"}
+    row = {"method": HOSTILE, "data": "d", "seeds": 3, "bins": 15, "plain": measured}
+    tags, words = shown(as_markdown(overview([row | {"scaled": measured}])))
+    assert tags == {"table", "thead", "tbody", "tr", "th", "td"}
     assert " ".join(HOSTILE.split()) in words
 
 
@@ -229,7 +229,7 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
 COMPILED = """
 import os, sys, torch
 from torch import nn
-from calib.training_forward import TrainingForward
+from calib.loop import TrainingForward
 
 class Network(nn.Module):
     def forward(self, images):

@@ -15,9 +15,10 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from safetensors import SafetensorError
 
-from calib.study import Job
-from calib.study.failures import failure_of
+from calib.run_folder import claim_run
+from calib.study import Job, StudyConfig, cells_of, failure_of
 from data.errors import InputError
+from data.settings import load_settings
 from flows import study_flow, study_slot
 from flows.artifacts import artifact_key
 from flows.study import StudyFailed, failure_message, study
@@ -188,6 +189,17 @@ def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     assert not out.exists()
     with pytest.raises(InputError, match=r"^out = gs://bucket/x: networks are trained in a folder"):
         study(config, "gs://bucket/x")
+
+
+def test_a_cell_of_other_settings_is_refused_though_others_are_chosen(config, tmp_path):
+    """The tables show all cells, and would be refused when the chosen ones are trained."""
+    out = tmp_path / "out"
+    ce = next(c for c in cells_of(load_settings(StudyConfig, config)) if c.method == "ce")
+    begun = ce.config.model_copy(update={"epochs": 1})
+    (claim_run(begun, ce.run(out)).parent / "seed-3").mkdir()
+    with pytest.raises(InputError, match=r"digits/ce: was begun with other settings \(epochs: 1"):
+        study(config, out, only=["*/mac"])
+    assert not (out / "digits" / "mac").exists()
 
 
 def test_a_failure_names_cells_reasons_and_the_way_on(tmp_path):

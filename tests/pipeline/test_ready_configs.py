@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calib.config import TrainConfig, check
+from calib.check import check
+from calib.config import TrainConfig
 from calib.study import StudyConfig, cells_of, check_cells
 from data.errors import InputError
 from data.settings import load_settings

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from calib.feedback import Outputs
 from calib.losses import build_training_loss
+from calib.losses.base import Outputs
 
 SAMPLES, CLASSES, FEATURES, BATCH, EPOCHS = 24, 4, 6, 8, 3
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from calib.losses.across_processes import all_rows
+from calib.losses.base import all_rows
 from tests.calib.losses.small_training import LOSSES, trained
 
 ROOT = Path(__file__).parents[3]

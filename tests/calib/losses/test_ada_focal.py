@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from calib.feedback import Outputs
 from calib.losses import build_loss
-from calib.losses.ada_focal import AdaFocal
+from calib.losses.base import Outputs
+from calib.losses.focal import AdaFocal
 from data.errors import InputError
 from tests.calib.losses.formulas import assert_agrees, batch, softmax
 

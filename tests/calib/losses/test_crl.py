@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calib.losses import build_loss, build_training_loss
-from calib.losses.crl import CorrectnessRanking
+from calib.losses.penalties import CorrectnessRanking
 from data.errors import InputError
 from tests.calib.losses.formulas import batch
 from tests.calib.losses.whole_batch import assert_agrees, cross_entropy, probabilities

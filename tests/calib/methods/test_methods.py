@@ -7,13 +7,13 @@ import torch
 from accelerate import Accelerator
 
 import calib.methods
-from calib.base_stage import BaseStage
 from calib.batches import Normalise
-from calib.classifier import Network
-from calib.config import check
+from calib.check import check
 from calib.losses import build_loss
 from calib.methods import METHODS, build_method
-from calib.training_data import open_data
+from calib.network import Network
+from calib.real_data import count_pixels, open_data
+from calib.stage_one import BaseStage
 from data.errors import InputError
 
 
@@ -58,7 +58,7 @@ def test_the_table_says_which_losses_each_takes():
 
 def test_float_images_pass_as_their_uint8_selves():
     images = torch.randint(256, (6, 4, 4, 3), dtype=torch.uint8)
-    normalise = Normalise().fit(images)
+    normalise = Normalise().fit(count_pixels([images]))
     torch.testing.assert_close(normalise(images.float()), normalise(images), rtol=0, atol=0)
 
 
@@ -123,6 +123,6 @@ def plain_loss(stage: BaseStage, data) -> float:
     """Cross-entropy of the training images as they are, in eval mode."""
     network: Network = stage.network.eval()
     with torch.no_grad():
-        logits, _ = network(data.train_images)
+        logits, _ = network(data.images("train").tensor)
     network.train()
     return build_loss("ce", 10)(logits, data.train_targets).item()

@@ -5,7 +5,7 @@ import torch
 
 from calib.losses import build_loss
 from calib.methods import build_method
-from calib.methods.mit import draw_apart, recover
+from calib.methods.mixing import draw_apart, recover
 from data.errors import InputError
 
 CE = build_loss("ce", 5)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from calib.losses import build_loss
 from calib.methods import build_method
-from calib.methods.plp import freezing_epoch
+from calib.methods.mixing import freezing_epoch
 from calib.models import build_model
 from calib.models.base import ImageClassifier
 

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from calib.losses import build_loss
 from calib.methods import build_method
-from calib.methods.mixing import blend, blended_labels, draw_partners, draw_weight
-from calib.methods.rankmixup import margin_ranking, ndcg_shortfall
+from calib.methods.mixing import (
+    blend,
+    blended_labels,
+    draw_partners,
+    draw_weight,
+    margin_ranking,
+    ndcg_shortfall,
+)
 
 CE = build_loss("ce", 5)
 LOGITS = torch.tensor([[4.0, 1.0], [0.0, 3.0]])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from calib.metrics.bins import bin_of, inner_edges
+from calib.metrics.one_pass import bin_of, inner_edges
 
 
 @pytest.mark.parametrize("bins", [1, 15, 33, 34, 100])

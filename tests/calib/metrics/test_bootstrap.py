@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from calib.metrics import bootstrap_intervals, calibration_metrics
-from calib.metrics.bins import top_label
 from calib.metrics.bootstrap import INTERVALS
+from calib.metrics.one_pass import top_label
 
 
 def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
-from calib.metrics.bins import top_label
-from calib.metrics.smooth_ece import smoothed_error, spectrum
+from calib.metrics.measures import smoothed_error, spectrum
+from calib.metrics.one_pass import top_label
 from tests.calib.metrics.oracle import CASES, FILE, case, foreign
 
 FOUND = json.loads(FILE.read_text())

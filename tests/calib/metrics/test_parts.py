@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calib.metrics import calibration_metrics
-from calib.metrics.aurc import risk_coverage_area
+from calib.metrics.measures import risk_coverage_area
 
 
 def test_brier_parts_by_hand():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calib.metrics.smooth_ece import smooth_error, smoothed_error, spectrum
+from calib.metrics.measures import smooth_error, smoothed_error, spectrum
 
 
 def random_case(seed: int, samples: int = 300) -> tuple[Tensor, Tensor]:

@@ -134,7 +134,7 @@ def test_nothing_is_loaded_on_the_meta_device(
 ):
     path = tmp_path / "weights.safetensors"
     save_peer(path, "test_resnet", num_classes=1000)
-    monkeypatch.delattr("calib.models.weight_file.load_file")
+    monkeypatch.delattr("calib.models.base.load_file")
     with torch.device("meta"), caplog.at_level(logging.INFO, logger="semix.train"):
         model = build("test_resnet", weights=str(path))
     assert all(parameter.is_meta for parameter in model.parameters())

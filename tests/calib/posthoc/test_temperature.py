@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from calib.metrics import calibration_metrics
-from calib.posthoc import fit_temperature
-from calib.posthoc.temperature import HIGHEST, LOWEST
+from calib.posthoc import HIGHEST, LOWEST, fit_temperature
 from data.errors import InputError
 
 

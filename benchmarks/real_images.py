@@ -1,0 +1,90 @@
+"""C14: real images that do not fit into memory, beside torchvision's ImageFolder."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, PILToTensor, Resize
+
+from benchmarks.encoding import crops
+from benchmarks.measure import Result, interleaved, ratio
+from calib.real_images import ReadImages
+from data.machine import cores
+from data.real import RealDataConfig, load_real
+
+BATCH, REPEATS, DIFFERENT = 128, 3, 100
+SETS = {32: (32, 12_000), 224: (288, 1_500)}  # pixels of a file, and files, by those of training
+
+
+def run() -> Result:
+    result = Result("C14", "an epoch of real images read by workers, beside ImageFolder's")
+    with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
+        for side, (pixels, count) in SETS.items():
+            files = Path(folder, str(side))
+            write(files, pixels=pixels, count=count)
+            beside_image_folder(result, files, side)
+    return result
+
+
+def write(folder: Path, *, pixels: int, count: int) -> None:
+    """JPEG files of two classes, in the layout of train/ and test/."""
+    pictures = [Image.fromarray(picture).resize((pixels, pixels)) for picture in crops(DIFFERENT)]
+    for number in range(count):
+        for split in ("train", "test") if number < 4 else ("train",):
+            path = folder / split / "ab"[number % 2] / f"{number:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pictures[number % DIFFERENT].save(path, quality=90)
+
+
+def beside_image_folder(result: Result, folder: Path, side: int) -> None:
+    """Seconds of an epoch of shuffled batches of uint8, as many workers on each side."""
+    workers = cores()
+    real = load_real(
+        RealDataConfig(
+            name="imagefolder", path=str(folder), image_size=side, validation_per_class=1
+        )
+    )
+    images = ReadImages(real.train, side, workers=workers)
+    size = Resize(side, interpolation=InterpolationMode.BICUBIC)
+    peer = ImageFolder(str(folder / "train"), Compose([size, CenterCrop(side), PILToTensor()]))
+    memory: list[float] = []
+
+    def ours() -> None:
+        with closing(images.parts(torch.randperm(len(images)).split(BATCH))) as parts:
+            drain(parts, memory)
+
+    def theirs() -> None:
+        loader = DataLoader(peer, batch_size=BATCH, shuffle=True, num_workers=workers)
+        drain((batch for batch, _ in loader), [])
+
+    sides = {"ours": ours, "ImageFolder": theirs}
+    wall = interleaved(sides, repeats=REPEATS, clock=time.perf_counter)
+    found = ratio(wall["ImageFolder"], wall["ours"])
+    result.at_least(f"{side} px, ratio to ImageFolder", found["ratio"], 1.0)
+    growth = max(memory[1:]) / memory[0]
+    result.at_most(f"{side} px, memory of later epochs over the first's", growth, 1.05)
+    result.figures[f"{side} px"] = {
+        "ratio": found,
+        "wall_seconds": wall,
+        "images_a_second": len(images) / min(wall["ours"]),
+        "mib_with_workers_by_epoch": memory,
+        "workers": workers,
+    }
+
+
+def drain(batches: Iterator[Tensor], memory: list[float]) -> None:
+    """Take every batch; note the most memory of this process and its workers, MiB."""
+    most, own = 0.0, psutil.Process()
+    for number, _ in enumerate(batches):
+        if number % 8 == 0:
+            family = [own, *own.children(recursive=True)]
+            most = max(most, sum(process.memory_full_info().pss for process in family) / 2**20)
+    memory.append(most)

@@ -1,0 +1,235 @@
+"""Find what cannot be trained or measured before anything is read or written."""
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+from calib.config import (
+    LEAST,
+    LOSSES,
+    METHODS,
+    MIXED_LOSSES,
+    MODELS,
+    EvaluationConfig,
+    MaCCalConfig,
+    MixedConfig,
+    ShiftConfig,
+    TrainConfig,
+    check_accumulation,
+)
+from calib.parameters import choose
+from data.errors import InputError
+from data.label_sets import LabelSet
+from data.real import class_names
+from data.root import Root
+
+# Methods that change the classifier themselves; the papers exclude a second head on them.
+WITHOUT_HEAD = ("plp", "balcal")
+
+
+def check(config: TrainConfig) -> None:
+    """Find what cannot be trained before an image is read or a file is written.
+
+    Raises:
+        InputError: what `check_settings` or `check_parts` refuses.
+    """
+    check_settings(config)
+    check_parts(config)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """What can be found without torch, which takes seconds to import.
+
+    Raises:
+        InputError: an unknown loss, method, model or parameter; settings that exclude each other;
+            a mixed dataset that is not there, not finished, or of other classes, or has no such
+            labels.
+    """
+    names = class_names(config.real)
+    config.loss.check(LOSSES, "loss")
+    config.method.check(METHODS, "method")
+    config.model.check(MODELS, "model")
+    if isinstance(config.head, MaCCalConfig):
+        config.head.loss.check(LOSSES, "head.loss")
+    if config.head is not None and config.method.name in WITHOUT_HEAD:
+        remedy = "changes the classifier itself; leave the head out, or choose another method"
+        raise InputError("method.name", config.method.name, remedy)
+    if config.augment.flip and config.real.name == "digits":
+        raise InputError("augment.flip", True, "a mirrored digit is no digit; switch it off")
+    if config.augment.shift >= config.real.image_size:
+        raise InputError("augment.shift", config.augment.shift, "stay below real.image_size")
+    _check_views(config)
+    check_evaluation(config.evaluation, names, image_size=config.real.image_size)
+    if config.mixed is not None:
+        choose(MIXED_LOSSES, config.mixed.loss, field="mixed.loss")
+        _check_mixed(config.mixed, names)
+
+
+def check_parts(config: TrainConfig) -> None:
+    """Build what is trained, without its weights.
+
+    Raises:
+        InputError: a value that a loss, method, model or head refuses, or two that do not fit.
+    """
+    import torch
+
+    from calib.heads import build_head
+    from calib.methods import build_method
+    from calib.models import build_model
+    from calib.network import adopt_policy
+
+    num_classes = len(class_names(config.real))
+    with torch.device("meta"):  # shapes only: even a large model costs nothing
+        _check_losses(config, num_classes)
+        model = build_model(config.model.name, num_classes, **config.model.params)
+        _check_image_size(config, model.image_size)
+        method = build_method(config.method.name, num_classes, **config.method.params)
+        method.adapt(model)
+        if config.mixed is not None:
+            adopt_policy(model, config.mixed.batch_norm)
+        if config.head is not None:
+            build_head(config.head, model.num_features, num_classes)
+    if method.losses is not None and config.loss.name not in method.losses:
+        remedy = f"method {config.method.name} trains with {' or '.join(method.losses)}"
+        raise InputError("loss.name", config.loss.name, remedy)
+
+
+def check_launch(config: TrainConfig, processes: int) -> None:
+    """Find what the processes would refuse one after the other, without torch.
+
+    Raises:
+        InputError: batches that they cannot share, trackers that are not installed.
+    """
+    check_shares(config, processes)
+    require_trackers(config.trackers)
+
+
+def check_shares(config: TrainConfig, processes: int) -> None:
+    """Raises InputError for batches that cannot be shared out; names the setting."""
+    sizes = {"batch_size": config.batch_size}
+    if config.head is not None:
+        sizes["head.batch_size"] = config.head.batch_size
+    for field, size in sizes.items():
+        if size % processes or size // processes < LEAST:
+            remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
+            raise InputError(field, size, f"{remedy}, with {LEAST} images for each at least")
+    check_accumulation(config.batch_size // processes, config.accumulate)
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Raises InputError for the first tracker whose package is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            remedy = f"is not installed; `pip install {name}`, or leave it out"
+            raise InputError("trackers", name, remedy)
+
+
+def _check_views(config: TrainConfig) -> None:
+    views = None if config.head is None else config.head.views
+    if views is not None and not (config.augment.shift or config.augment.flip):
+        remedy = "nothing is augmented, so that all views are alike; leave it out"
+        raise InputError("head.views", views, remedy)
+
+
+def _check_image_size(config: TrainConfig, wanted: int | None) -> None:
+    if wanted not in (None, config.real.image_size):
+        remedy = f"the model takes {wanted} pixels; set real.image_size or model.image_size to fit"
+        raise InputError("real.image_size", config.real.image_size, remedy)
+
+
+def _check_losses(config: TrainConfig, num_classes: int) -> None:
+    from calib.losses import build_training_loss
+
+    parts = {"": config.loss}
+    if isinstance(config.head, MaCCalConfig):
+        parts["head."] = config.head.loss
+    for place, part in parts.items():
+        try:
+            build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
+        except InputError as error:
+            raise InputError(f"{place}{error.field}", error.value, error.remedy) from None
+
+
+def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
+    try:
+        root = Root(config.url)
+        if config.labels is not None:
+            LabelSet(root, config.labels)
+    except InputError as error:
+        raise InputError(f"mixed.{error.field}", error.value, error.remedy) from None
+    found = tuple(root.plan.class_names)
+    if found != names:
+        remedy = f"its classes are {', '.join(found)}; the real data's are {', '.join(names)}"
+        raise InputError("mixed.url", config.url, remedy)
+    if not root.indices():
+        raise InputError("mixed.url", config.url, "is not finished; run `semix resume` first")
+    if config.index is not None and not root.store.exists(config.index):
+        raise InputError("mixed.index", config.index, f"is not in {config.url}")
+
+
+MEAN = "mean"  # a key beside the names of datasets and corruptions
+SHOWN = 5  # names in one message
+
+
+def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_size: int) -> None:
+    """Refuse settings that nobody could measure.
+
+    Args:
+        names: the run's classes.
+        image_size: pixels of a side of its images.
+    Raises:
+        InputError: an unknown corruption or severity, images too small to corrupt, or an
+            out-of-distribution dataset that is not there or shows some of the classes.
+    """
+    if config.shift is not None:
+        _check_shift(config.shift, image_size)
+    for name, real in config.ood.items():
+        field = f"evaluation.ood.{name}"
+        if name == MEAN:
+            raise InputError("evaluation.ood", name, "is what the mean over sets is called")
+        try:
+            found = class_names(real)
+        except InputError as error:
+            raise InputError(f"{field}: {error.field}", error.value, error.remedy) from None
+        known = {_plain(own) for own in names}
+        shared = [other for other in found if _plain(other) in known]
+        if shared:
+            more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
+            remedy = "the run has these classes too, so its images are not foreign; choose others"
+            raise InputError(f"{field} classes", ", ".join(shared[:SHOWN]) + more, remedy)
+
+
+def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
+    """Raises InputError for a name that is no corruption."""
+    from calib.corruptions import EXTRA, STANDARD
+
+    if config.corruptions == "standard":
+        return STANDARD
+    if config.corruptions == "all":
+        return STANDARD + EXTRA
+    for name in config.corruptions:
+        if name not in STANDARD + EXTRA:
+            remedy = f"choose from {', '.join(STANDARD + EXTRA)}"
+            raise InputError("evaluation.shift.corruptions", name, remedy)
+    return config.corruptions
+
+
+def _check_shift(config: ShiftConfig, image_size: int) -> None:
+    from calib.corruptions import SEVERITIES, SMALLEST
+
+    for severity in config.severities:
+        if severity not in SEVERITIES:
+            remedy = f"choose from {SEVERITIES[0]} to {SEVERITIES[-1]}"
+            raise InputError("evaluation.shift.severities", severity, remedy)
+    for field in ("corruptions", "severities"):
+        values = getattr(config, field)
+        if not isinstance(values, str) and len(set(values)) != len(values):
+            raise InputError(f"evaluation.shift.{field}", list(values), "give each once")
+    if not corruption_names(config):
+        raise InputError("evaluation.shift.corruptions", "[]", "name at least one, or standard")
+    if image_size < SMALLEST:
+        remedy = f"corruptions need {SMALLEST} pixels of a side; leave evaluation.shift out"
+        raise InputError("real.image_size", image_size, remedy)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", " ").replace("-", " ")

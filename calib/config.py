@@ -1,0 +1,379 @@
+"""The settings of a training run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from calib.parameters import choose, refuse_unknown
+from data.errors import InputError
+from data.exclusion import Exclusion
+from data.settings import Settings
+from data.splits import RealDataConfig
+
+LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
+Parameters = Mapping[str, Sequence[str]]  # of each part, by its name
+
+LOSSES: Parameters = {
+    "ce": (),
+    "ls": ("smoothing",),
+    "mbls": ("margin", "weight"),
+    "acls": ("margin", "positive", "negative", "weight"),
+    "focal": ("gamma",),
+    "flsd53": (),
+    "dual_focal": ("gamma",),
+    "ada_focal": ("bins", "gamma", "rate", "switch", "gamma_min", "gamma_max"),
+    "mmce": ("weight", "bandwidth", "variant"),
+    "mmce_weighted": ("weight", "bandwidth", "variant"),
+    "mdca": ("weight", "base", "gamma"),
+    "ecp": ("weight", "variant"),
+    "brier": (),
+    "cpc": ("binary_weight", "exclusion_weight", "variant"),
+    "crl": ("weight", "confidence", "num_samples", "variant"),
+    "fedlas_ls": ("smoothing", "beta", "momentum", "norm_start", "variant"),
+    "fedlas_mbls": ("weight", "margin", "beta", "momentum", "norm_start", "variant"),
+}
+MIXED_LOSSES: Parameters = {"l2": (), "soft_ce": ()}
+METHODS: Parameters = {
+    "plain": (),
+    "mixup": ("alpha", "heavier"),
+    "cutmix": ("alpha",),
+    "regmixup": ("alpha", "weight", "variant"),
+    "rankmixup": ("kind", "weight", "alpha", "margin", "mixes", "variant"),
+    "mit": ("alpha", "margin"),
+    "plp": ("gamma",),
+    "balcal": ("delta", "start", "etf_scale"),
+}
+_DEPTHS = (8, 14, 20, 32, 44, 56, 110, 18, 34, 50, 101, 152)
+_STAGES_OF_FOUR = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_BOTTLENECK = "resnet110_bottleneck"
+MODELS: Parameters = {
+    "lenet": ("width",),
+    **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
+    _BOTTLENECK: ("width",),
+    **{f"{name}_tiny": ("width",) for name in (*_STAGES_OF_FOUR, _BOTTLENECK)},
+    "wrn26_10": (),
+    "wrn28_10": (),
+    "wrn40_2": (),
+    "densenet121": (),
+    "timm": ("architecture", "weights", "feature", "image_size"),
+}
+
+
+def told(parts: Parameters) -> dict[str, Any]:
+    """What a schema says of a field that names one of them."""
+    return {"parts": {name: list(params) for name, params in parts.items()}}
+
+
+class PartConfig(Settings):
+    """A loss or a model by name; every other key is one of its own parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="of the part")
+
+    def check(self, known: Parameters, field: str) -> None:
+        """Raises InputError for a name or a parameter that is not known."""
+        refuse_unknown(self.params, choose(known, self.name, field=f"{field}.name"), field=field)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class OptimiserConfig(Settings):
+    """Optimiser and learning rate; the defaults are those of the papers."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser")
+    learning_rate: float = Field(0.1, gt=0, description="at its highest")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="of sgd; the others have betas 0.9 and 0.999"
+    )
+    weight_decay: float = Field(5e-4, ge=0, description="on all weights")
+    schedule: Literal["multistep", "cosine", "constant"] = Field(
+        "multistep", description="of the learning rate; cosine falls to 0 with every step"
+    )
+    milestones: tuple[int, ...] = Field(
+        (80, 120), description="multistep: epochs after which the learning rate falls"
+    )
+    factor: float = Field(0.1, gt=0, le=1, description="multistep: what it is multiplied with")
+    warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises from 0")
+    clip_norm: float | None = Field(
+        2.0, gt=0, description="largest norm of the model's gradient; none does not clip"
+    )
+
+
+class MixedConfig(Settings):
+    """The mixed images beside the real ones."""
+
+    url: str = Field(description="root of a mixed dataset")
+    index: str | None = Field(
+        None, description="index/N.json to train on; none pins the newest when the run starts"
+    )
+    weight: float = Field(1.0, ge=0, description="of the mixed loss; the real loss has weight 1")
+    loss: str = Field("l2", description="l2: squared error of probabilities; or soft_ce")
+    per_real: float = Field(
+        2.0, gt=0, le=16, description="mixed images a real one; 2 are CSM's: an end, an inner one"
+    )
+    batch_norm: Literal["shared", "eval_on_mixed", "separate"] = Field(
+        "shared",
+        description="statistics of batch norms: of both passes, of real images alone, or of each",
+    )
+    class_matched: bool = Field(
+        True, description="each real image draws a group of its own class, as CSM does"
+    )
+    scale: float | None = Field(
+        None, gt=0, description="sharpen the stored weights anew; none takes the stored labels"
+    )
+    labels: str | None = Field(
+        None, description="digest of a label set; none takes the labels in the shards"
+    )
+    exclude: Exclusion | None = Field(None, description="rules for series to leave out")
+    memory_gib: float = Field(
+        8.0,
+        ge=0,
+        description="decode images once into memory if they fit; else they are read when drawn",
+    )
+    cache_gib: float = Field(
+        50.0, ge=0, description="copies of shards on this machine, of a root that is not local"
+    )
+
+
+class AugmentConfig(Settings):
+    """Random changes of training images, real and mixed alike."""
+
+    shift: int = Field(4, ge=0, description="largest shift on each axis, pixels; the rest is black")
+    flip: bool = Field(False, description="mirror half of the images; wrong for digits")
+
+
+class HeadOptimiserConfig(OptimiserConfig):
+    """As for the classifier, at one learning rate throughout."""
+
+    schedule: Literal["multistep", "cosine", "constant"] = Field(
+        "constant", description="of the learning rate; cosine falls to 0 with every step"
+    )
+
+
+class TSTOptimiserConfig(HeadOptimiserConfig):
+    """TST's own: Adam, with neither weight decay nor clipping."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("adam", description="optimiser")
+    learning_rate: float = Field(1e-4, gt=0, description="at its highest")
+    weight_decay: float = Field(0.0, ge=0, description="on all weights")
+    clip_norm: float | None = Field(
+        None, gt=0, description="largest norm of the head's gradient; none does not clip"
+    )
+
+
+class SecondStageConfig(Settings):
+    """What every second stage has: a head trained on the frozen network, from real images alone."""
+
+    epochs: int = Field(40, ge=1, description="passes over the real training images")
+    batch_size: int = Field(128, ge=2, description="images a step, over all processes")
+    optimiser: HeadOptimiserConfig = Field(HeadOptimiserConfig(), description="of the head")
+    views: int | None = Field(
+        None,
+        ge=1,
+        description="augmented views of each image whose features are made once and used in turn;"
+        " none makes features anew each epoch, or once where nothing is augmented",
+    )
+
+
+class MaCCalConfig(SecondStageConfig):
+    """MaC-Cal: a bottleneck head whose weights are masked anew each epoch."""
+
+    method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
+    loss: PartConfig = Field(
+        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+    )
+    select: Literal["last", "ece"] = Field(
+        "last", description="which epoch's head to keep; ece is that on validation"
+    )
+    hidden: int | None = Field(
+        None, ge=1, description="width of the bottleneck; none: max(2 classes, features / 4)"
+    )
+    mask_mode: Literal["reset", "preserve"] = Field(
+        "reset", description="masked weights become 0, or keep their value"
+    )
+    inference: Literal["last", "expected", "dense"] = Field(
+        "last", description="weights in use after training: last mask, times p, or all"
+    )
+    allow_unscaled: bool = Field(False, description="permit inference: dense, for comparisons")
+    p_start: float = Field(0.5, gt=0, le=1, description="share of weights kept in epoch 0")
+    p_min: float = Field(0.1, gt=0, le=1, description="smallest share of weights kept")
+    gamma: float = Field(
+        0.9, gt=0, le=1, description="confidence aims at gamma times the training accuracy"
+    )
+    delta_max: float = Field(0.1, gt=0, le=1, description="largest change of the share at first")
+    delta_min: float = Field(0.001, gt=0, le=1, description="largest change at the end")
+    extra_pass: bool = Field(
+        False, description="take accuracy and confidence from a pass of their own after each epoch"
+    )
+
+
+class TSTConfig(SecondStageConfig):
+    """TST: a small network to a latent space and a linear layer, instead of the linear head."""
+
+    method: Literal["tst", "vtst"] = Field("tst", description="vtst: a Gaussian latent space")
+    optimiser: TSTOptimiserConfig = Field(TSTOptimiserConfig(), description="of the head")
+    latent: int = Field(10, ge=1, description="width Z of the latent space")
+    samples: int = Field(10, ge=1, description="vtst: latent draws averaged for a prediction")
+    select: Literal["last", "nll"] = Field(
+        "nll", description="which epoch's head to keep; nll is that on validation"
+    )
+
+
+def method(head: Any) -> str:
+    """Of which method settings are, whatever was written. Errors name the field after this."""
+    default = "mac_cal"
+    if isinstance(head, dict):
+        return str(head.get("method", default))
+    return str(getattr(head, "method", default))
+
+
+HeadConfig = Annotated[
+    Annotated[MaCCalConfig, Tag("mac_cal")]
+    | Annotated[TSTConfig, Tag("tst")]
+    | Annotated[TSTConfig, Tag("vtst")],
+    Discriminator(method),
+]
+
+
+class ShiftConfig(Settings):
+    """Test images under common corruptions, made on the fly."""
+
+    corruptions: Literal["standard", "all"] | tuple[str, ...] = Field(
+        "standard", description="the 15 of the benchmark, all 19, or some by name"
+    )
+    severities: tuple[int, ...] = Field(
+        (1, 2, 3, 4, 5), min_length=1, description="from 1, hardly seen, to 5"
+    )
+    bins: int = Field(15, ge=1, description="of the calibration errors under shift")
+    images: int | None = Field(
+        None, ge=1, description="of the test images, the first of a fixed shuffle; none: all"
+    )
+
+
+def _switched(shift: Any) -> Any:
+    """What true and false mean, beside the settings themselves."""
+    return {True: {}, False: None}[shift] if isinstance(shift, bool) else shift
+
+
+class EvaluationConfig(Settings):
+    """Measures of the test images, of shifted ones and of foreign ones."""
+
+    bins: int = Field(15, ge=1, description="of every binned measure")
+    bootstrap: int = Field(
+        1000, ge=0, description="resamples of the test images for 95 % intervals; 0 makes none"
+    )
+    shift: Annotated[ShiftConfig | None, BeforeValidator(_switched)] = Field(
+        None, description="none measures no corrupted images; true: with these defaults"
+    )
+    ood: dict[str, RealDataConfig] = Field(
+        {}, description="datasets by name whose test images show none of the classes"
+    )
+
+
+# Of a seed's validation logits: which of them decides when to stop or what to keep.
+Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "brier"]
+
+# They decide which seeds are trained, what they are called, what is shown and measured and where
+# images are kept, not what a seed becomes.
+OUTSIDE_IDENTITY: dict[str, Any] = {
+    "name": True,
+    "seeds": True,
+    "checkpoint_every": True,
+    "trackers": True,
+    "evaluation": True,
+    "real_memory_gib": True,
+    "real_workers": True,
+    "mixed": {"memory_gib": True, "cache_gib": True},
+}
+
+
+def _are_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) != len(seeds):
+        raise ValueError("give each seed once")
+    if min(seeds) < 0:
+        raise ValueError("seeds are 0 or more")
+    return seeds
+
+
+Seeds = Annotated[tuple[int, ...], Field(min_length=1), AfterValidator(_are_seeds)]
+
+
+class EarlyStopConfig(Settings):
+    """End stage one when validation has not improved for a while."""
+
+    measure: Criterion = Field("nll", description="of the validation images, after each epoch")
+    patience: int = Field(10, ge=1, description="epochs without an improvement")
+
+
+class TrainConfig(Settings):
+    """One method on one dataset, for several seeds."""
+
+    name: str = Field(min_length=1, description="of the method in tables")
+    real: RealDataConfig = Field(description="labelled pictures")
+    real_memory_gib: float = Field(
+        8.0,
+        ge=0,
+        description="decode real images once, into memory and onto the GPU, if they fit; else they "
+        "are read when drawn",
+    )
+    real_workers: int | None = Field(
+        None,
+        ge=0,
+        description="processes of each trainer that read them; none: as many as it has cores",
+    )
+    mixed: MixedConfig | None = Field(None, description="mixed dataset; none trains on real only")
+    loss: PartConfig = Field(
+        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+    )
+    method: PartConfig = Field(
+        PartConfig(name="plain"),
+        description="what becomes of real images before the loss",
+        json_schema_extra=told(METHODS),
+    )
+    model: PartConfig = Field(description="the classifier", json_schema_extra=told(MODELS))
+    epochs: int = Field(200, ge=1, description="passes over the real training images")
+    batch_size: int = Field(128, ge=2, description="real images a step, over all processes")
+    accumulate: int = Field(
+        1, ge=1, description="parts that a step's batch is run in, where it does not fit at once"
+    )
+    augment: AugmentConfig = Field(AugmentConfig(), description="of training images")
+    optimiser: OptimiserConfig = Field(OptimiserConfig(), description="of the classifier")
+    select: Literal["last"] | Criterion = Field(
+        "last", description="which epoch's weights to keep: the last, or the best on validation"
+    )
+    early_stop: EarlyStopConfig | None = Field(None, description="none trains all epochs")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay a step of averaged weights, which are then measured"
+    )
+    compile: bool = Field(False, description="of the network, by torch.compile")
+    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+        "no",
+        description="of the network; losses are always float32; no: float32, on a GPU with TF32 "
+        "convolutions as torch has them",
+    )
+    head: HeadConfig | None = Field(None, description="stage two; none trains no second head")
+    seeds: Seeds = Field((0,), description="each trains a model of its own, one after the other")
+    checkpoint_every: int = Field(10, ge=1, description="epochs between checkpoints")
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        ("tensorboard",), description="that get the figures of every epoch; history.jsonl always"
+    )
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="what is measured")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result of a seed, as plain values."""
+        return self.model_dump(mode="json", exclude=OUTSIDE_IDENTITY)
+
+
+def check_accumulation(share: int, count: int) -> None:
+    """Raises InputError unless a process's real images make `count` equal parts.
+
+    Args:
+        share: real images of a process's batch.
+    """
+    if share % count or (count > 1 and share // count < LEAST):
+        remedy = f"the {share} real images of a process make no such number of equal parts"
+        raise InputError("accumulate", count, f"{remedy} of {LEAST} images or more")

@@ -1,0 +1,108 @@
+"""Common corruptions of images (Hendrycks and Dietterich 2019), made on the fly."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from calib.corruptions.digital import (
+    brightness,
+    contrast,
+    elastic_transform,
+    jpeg_compression,
+    pixelate,
+)
+from calib.corruptions.noise_blur import (
+    defocus_blur,
+    gaussian_blur,
+    gaussian_noise,
+    glass_blur,
+    impulse_noise,
+    motion_blur,
+    saturate,
+    shot_noise,
+    speckle_noise,
+    zoom_blur,
+)
+from calib.corruptions.pixels import Images, to_bytes
+from calib.corruptions.severities import published
+from calib.corruptions.weather import fog, frost, snow, spatter
+from data.errors import InputError
+from data.fingerprint import derived_seed
+
+KINDS: dict[str, Callable[[Images, Any, Sequence[np.random.Generator]], Images]] = {
+    "gaussian_noise": gaussian_noise,
+    "shot_noise": shot_noise,
+    "impulse_noise": impulse_noise,
+    "defocus_blur": defocus_blur,
+    "glass_blur": glass_blur,
+    "motion_blur": motion_blur,
+    "zoom_blur": zoom_blur,
+    "snow": snow,
+    "frost": frost,
+    "fog": fog,
+    "brightness": brightness,
+    "contrast": contrast,
+    "elastic_transform": elastic_transform,
+    "pixelate": pixelate,
+    "jpeg_compression": jpeg_compression,
+    "speckle_noise": speckle_noise,
+    "gaussian_blur": gaussian_blur,
+    "spatter": spatter,
+    "saturate": saturate,
+}
+STANDARD, EXTRA = tuple(KINDS)[:15], tuple(KINDS)[15:]
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST = 16  # pixels of a side; the kernels want some room
+AT_ONCE = 2**20  # values: what is worked on at a time stays in a cache
+
+
+def corrupt(
+    images: np.ndarray, name: str, severity: int, *, seed: int, first: int = 0
+) -> np.ndarray:
+    """Corrupt images as the public benchmark does.
+
+    Random choices for an image follow from seed, name, severity and the image's number alone,
+    so that any division into stacks gives the same pixels.
+
+    Args:
+        images: uint8 [N, S, S, 3], S of 16 at least.
+        name: one of `STANDARD` or `EXTRA`.
+        severity: 1, hardly seen, to 5; what it means depends on S, see `severities`.
+        first: number of the first image.
+    Returns:
+        uint8 [N, S, S, 3].
+    Raises:
+        InputError: an unknown name or severity, or images that are too small.
+        ValueError: no stack of square RGB images of uint8.
+
+    Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
+    Corruptions and Perturbations", ICLR 2019, with the constants of the authors' scripts. Our
+    frost is no photograph but drawn, so its figures compare with no one else's.
+    """
+    _check(images, name, severity)
+    kind, level = KINDS[name], published(name, severity, size=images.shape[1])
+    found = np.empty_like(images)
+    stack = max(1, AT_ONCE // images[:1].size) if len(images) else 1
+    for start in range(0, len(images), stack):
+        part = images[start : start + stack]
+        numbers = range(first + start, first + start + len(part))
+        generators = [
+            np.random.default_rng(derived_seed("corruption", seed, name, severity, number))
+            for number in numbers
+        ]
+        scaled = part.astype(np.float32) / 255
+        found[start : start + stack] = to_bytes(kind(scaled, level, generators))
+    return found
+
+
+def _check(images: np.ndarray, name: str, severity: int) -> None:
+    if name not in KINDS:
+        raise InputError("corruption", name, f"choose one of {', '.join(KINDS)}")
+    if severity not in SEVERITIES:
+        raise InputError("severity", severity, "choose 1, 2, 3, 4 or 5")
+    shape = images.shape
+    if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] != 3:
+        raise ValueError(f"want uint8 [N, S, S, 3], not {images.dtype} {list(shape)}")
+    if shape[1] < SMALLEST:
+        raise InputError("image_size", shape[1], f"corruptions need {SMALLEST} pixels at least")

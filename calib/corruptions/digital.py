@@ -1,0 +1,88 @@
+"""What processing does: brightness, contrast, distortion, coarse pixels, JPEG."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from calib.corruptions.noise_blur import Generators
+from calib.corruptions.pixels import Images, draw, mirrored, read_at, reflected, smooth, to_bytes
+
+
+def brightness(images: Images, added: float, generators: Generators) -> Images:
+    """The value of HSV raised, hue and saturation kept."""
+    value = images.max(axis=-1, keepdims=True)
+    raised = np.minimum(value + np.float32(added), 1)
+    # Hue and saturation are ratios of the channels; black has neither and becomes grey.
+    ratio = np.divide(raised, value, out=np.zeros_like(value), where=value > 0)
+    found: Images = np.where(value > 0, images * ratio, raised)
+    return found
+
+
+def contrast(images: Images, left: float, generators: Generators) -> Images:
+    """Every channel drawn to its mean over the image."""
+    mean = images.mean(axis=(1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
+    return mean + np.float32(left) * (images - mean)
+
+
+def elastic_transform(
+    images: Images, level: tuple[float, float, float], generators: Generators
+) -> Images:
+    """A random affine map, then smooth random shifts of each pixel; in shares of the side."""
+    size = images.shape[1]
+    shift, sigma, reach = (share * size for share in level)
+    corners = draw(generators, lambda one: one.uniform(-reach, reach, (3, 2)))
+    shifts = draw(generators, lambda one: one.uniform(-1, 1, (2, size, size)))
+    images = read_at(images, *_affine_places(corners, size), border=mirrored)
+    if not shift:
+        return images
+    rows, columns = (
+        place + shift * smooth(shifts[:, axis], sigma, mode="reflect", truncate=3)
+        for axis, place in enumerate(np.indices((size, size)))
+    )
+    return read_at(images, rows, columns, border=reflected)
+
+
+def _affine_places(moved: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns that the affine map takes to each pixel, [N, S, S].
+
+    It moves three corners of the middle square by these columns and rows, [N, 3, 2].
+    """
+    middle, third = size // 2, size // 3
+    corners = middle + third * np.array([(1, 1), (1, -1), (-1, -1)], dtype=np.float64)
+    targets = np.concatenate([corners + moved, np.ones((len(moved), 3, 1))], axis=2)
+    back = np.linalg.solve(targets, np.broadcast_to(corners, moved.shape))  # [N, 3, 2]
+    row, column = np.indices((size, size))
+    columns, rows = (
+        part[:, 0] * column + part[:, 1] * row + part[:, 2]
+        for part in back.transpose(2, 0, 1)[..., None, None]
+    )
+    return rows, columns
+
+
+def pixelate(images: Images, left: float, generators: Generators) -> Images:
+    """Made smaller and large again by mean values."""
+    size = images.shape[1]
+    small, box = int(size * left), Image.Resampling.BOX
+
+    def coarse(image: Image.Image) -> Image.Image:
+        return image.resize((small, small), box).resize((size, size), box)
+
+    return _by_pillow(images, coarse)
+
+
+def jpeg_compression(images: Images, quality: int, generators: Generators) -> Images:
+    """Written as JPEG and read again."""
+
+    def written(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file)
+
+    return _by_pillow(images, written)
+
+
+def _by_pillow(images: Images, change: Callable[[Image.Image], Image.Image]) -> Images:
+    changed = [np.asarray(change(Image.fromarray(image))) for image in to_bytes(images)]
+    return np.stack(changed).astype(np.float32) / 255

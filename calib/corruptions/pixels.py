@@ -1,0 +1,167 @@
+"""What corruptions are made of: pixels in [0, 1], places between them, streaks, plasma."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+Images = np.ndarray  # float32 [N, S, S, 3], or [N, S, S] of one channel, in [0, 1]
+Draw = Callable[[np.random.Generator], np.ndarray]
+
+ROUNDING = 1e-3  # of a level: a whole number stays whole whatever float32 makes of it
+
+
+def to_bytes(images: Images) -> np.ndarray:
+    """Clipped to [0, 1], then truncated to uint8, as in the published files."""
+    levels: np.ndarray = (np.clip(images, 0, 1) * 255 + ROUNDING).astype(np.uint8)
+    return levels
+
+
+def whole_levels(images: Images) -> Images:
+    """Rounded to what bytes can hold."""
+    return np.rint(np.clip(images, 0, 1) * 255) / np.float32(255)
+
+
+def draw(generators: Sequence[np.random.Generator], one: Draw) -> np.ndarray:
+    """What `one` draws from each image's own generator, stacked, float32."""
+    return np.stack([one(generator) for generator in generators]).astype(np.float32)
+
+
+def smooth(images: Images, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Images:
+    """Gaussian blur over rows and columns, in pixels; beyond the edge as scipy's `mode`."""
+    found: Images = gaussian_filter(images, sigma, axes=(1, 2), mode=mode, truncate=truncate)
+    return found
+
+
+def grey(images: Images) -> Images:
+    """Luma of BT.601, [N, S, S, 1]."""
+    red, green, blue = np.split(images, 3, axis=-1)
+    return np.float32(0.299) * red + np.float32(0.587) * green + np.float32(0.114) * blue
+
+
+Border = Callable[[np.ndarray, int], np.ndarray]
+
+
+def enlarged(images: Images, factor: float) -> Images:
+    """The centre enlarged linearly, cut to the old size; [N, S, S, ...].
+
+    The part that is enlarged has whole pixels, ceil(S / factor) a side; its corner pixels
+    become the corner pixels of the enlargement.
+    """
+    size = images.shape[1]
+    part = math.ceil(size / factor)
+    large, start = round(part * factor), (size - part) // 2
+    shown = (large - size) // 2 + np.arange(size)
+    place = start + shown * ((part - 1) / (large - 1))
+    for axis in (1, 2):
+        images = _between(images, place, axis=axis)
+    return images
+
+
+def _between(images: Images, place: np.ndarray, *, axis: int) -> Images:
+    low = np.minimum(np.floor(place).astype(int), images.shape[axis] - 2)
+    shape = [-1 if other == axis else 1 for other in range(images.ndim)]
+    share = (place - low).astype(np.float32).reshape(shape)
+    below, above = images.take(low, axis=axis), images.take(low + 1, axis=axis)
+    found: Images = below + share * (above - below)
+    return found
+
+
+def read_at(images: Images, rows: np.ndarray, columns: np.ndarray, *, border: Border) -> Images:
+    """Linear interpolation of [N, S, S, C] at real places [N, S, S]."""
+    size = images.shape[1]
+    flat = images.reshape(-1, images.shape[-1])
+    own = np.arange(len(images))[:, None, None] * size * size
+    found = np.zeros_like(images)
+    for row, row_share in _neighbours(rows, border, size):
+        for column, column_share in _neighbours(columns, border, size):
+            weight = (row_share * column_share).astype(np.float32)[..., None]
+            found += weight * flat.take(own + row * size + column, axis=0)
+    return found
+
+
+def mirrored(index: np.ndarray, size: int) -> np.ndarray:
+    """Pixels beyond the edge mirror those within; the outermost one is the mirror."""
+    index = np.abs(index) % (2 * size - 2)
+    return np.minimum(index, 2 * size - 2 - index)
+
+
+def reflected(index: np.ndarray, size: int) -> np.ndarray:
+    """Pixels beyond the edge mirror those within; the mirror is the edge."""
+    index = index % (2 * size)
+    return np.minimum(index, 2 * size - 1 - index)
+
+
+def _neighbours(
+    place: np.ndarray, border: Border, size: int
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    low = np.floor(place)
+    share, index = place - low, low.astype(int)
+    return (border(index, size), 1 - share), (border(index + 1, size), share)
+
+
+def streaked(images: Images, *, radius: int, sigma: float, degrees: np.ndarray) -> Images:
+    """Each image blurred to one side, along a direction of its own.
+
+    Half a Gaussian on 2 radius + 1 points of the line, each at the nearest pixel; beyond the
+    edge the outermost pixels go on. ImageMagick defines its motion blur so.
+
+    Args:
+        images: [N, S, S, C].
+        degrees: directions, [N]; 0 is along a row, 90 down a column.
+    """
+    steps = np.arange(2 * radius + 1)
+    weights = np.exp(-(steps**2) / (2 * sigma**2))
+    weights = (weights / weights.sum()).astype(np.float32)
+    turns = np.deg2rad(degrees)[:, None]
+    reach, size = 2 * radius, images.shape[1]
+    down = reach + np.ceil(steps * np.sin(turns) - 0.5).astype(int)  # [N, steps]
+    right = reach + np.ceil(steps * np.cos(turns) - 0.5).astype(int)
+    padded = np.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
+    found = np.zeros_like(images)
+    for image, blurred, rows, columns in zip(padded, found, down, right, strict=True):
+        for weight, row, column in zip(weights, rows, columns, strict=True):
+            blurred += weight * image[row : row + size, column : column + size]
+    return found
+
+
+def plasma(size: int, decay: float, generators: Sequence[np.random.Generator]) -> Images:
+    """Fields that repeat beyond their edges, [N, S, S, 1], each from 0 to 1.
+
+    Every halving of the grid adds noise that is decay^2 times weaker than the one before: the
+    authors' script draws from (-w, w), multiplies with w again and divides w by `decay`.
+
+    Source: the diamond-square algorithm, Fournier, Fussell and Carpenter 1982.
+    """
+    levels = (size - 1).bit_length()
+    noise = draw(generators, lambda one: one.uniform(-1, 1, 4**levels - 1))
+    field, used, strength = np.zeros((len(noise), 1, 1), np.float32), 0, np.float32(1)
+    for level in range(levels):
+        count = 4**level
+        parts = [
+            strength * noise[:, used + k * count :][:, :count].reshape(field.shape)
+            for k in range(3)
+        ]
+        field, used = _refined(field, *parts), used + 3 * count
+        strength /= np.float32(decay**2)
+    low, high = (edge(field, axis=(1, 2), keepdims=True) for edge in (np.min, np.max))
+    return ((field - low) / (high - low))[:, :size, :size, None]
+
+
+def _refined(corners: Images, centre: Images, right: Images, below: Images) -> Images:
+    """Twice as fine: means of four neighbours, and noise, between the corners."""
+    rows, columns = 1, 2
+
+    def next_to(values: Images, axis: int) -> Images:
+        return values + np.roll(values, -1, axis)
+
+    def before(values: Images, axis: int) -> Images:
+        return values + np.roll(values, 1, axis)
+
+    centre = next_to(next_to(corners, rows), columns) / 4 + centre
+    right = (next_to(corners, columns) + before(centre, rows)) / 4 + right
+    below = (next_to(corners, rows) + before(centre, columns)) / 4 + below
+    upper, lower = np.stack([corners, right], -1), np.stack([below, centre], -1)  # [N, m, m, 2]
+    shape = (len(corners), *(2 * side for side in corners.shape[1:]))
+    return np.stack([upper, lower], 2).reshape(shape)

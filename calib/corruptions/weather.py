@@ -1,0 +1,190 @@
+"""Weather: snow, frost, fog; and drops on the lens."""
+
+import numpy as np
+from scipy import ndimage
+
+from calib.corruptions.noise_blur import Generators
+from calib.corruptions.pixels import (
+    ROUNDING,
+    Images,
+    draw,
+    enlarged,
+    grey,
+    plasma,
+    smooth,
+    streaked,
+    to_bytes,
+    whole_levels,
+)
+
+Snow = tuple[float, float, float, float, int, float, float]
+# Mean colour, and the range of brightness and contrast, of five photographs of frosted windows.
+ICE = np.array([0.89, 1.02, 1.09], dtype=np.float32)
+BRIGHTNESS, CONTRAST = (0.45, 0.8), (0.08, 0.17)
+
+
+def snow(images: Images, level: Snow, generators: Generators) -> Images:
+    """Flakes that fall, once as they are and once turned by 180 degrees, on a whiter image."""
+    mean, deviation, zoom, threshold, radius, sigma, kept = level
+    shape = (*images.shape[1:3], 1)
+    flakes = draw(generators, lambda one: one.normal(mean, deviation, shape))
+    degrees = draw(generators, lambda one: one.uniform(-135, -45, ()))
+    flakes = enlarged(flakes, zoom)
+    flakes = to_bytes(np.where(flakes < threshold, 0, flakes)) / np.float32(255)
+    flakes = whole_levels(streaked(flakes, radius=radius, sigma=sigma, degrees=degrees))
+    white = np.maximum(images, 1.5 * grey(images) + 0.5)
+    whiter = kept * images + (1 - kept) * white
+    found: Images = whiter + flakes + flakes[:, ::-1, ::-1]
+    return found
+
+
+def frost(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+    """Ice over the image.
+
+    The benchmark takes parts of photographs of frosted windows. This ice is drawn: needles in
+    three directions on uneven ground, of the photographs' mean colour, brightness and contrast.
+    """
+    image_weight, ice_weight = level
+    size = images.shape[1]
+    ground = plasma(size, 1.6, generators)
+    crystals = _standard(_standard(ground) + _standard(_needles(size, generators)))
+    brightness = draw(generators, lambda one: one.uniform(*BRIGHTNESS, (1, 1, 1)))
+    contrast = draw(generators, lambda one: one.uniform(*CONTRAST, (1, 1, 1)))
+    ice = np.clip(ICE * (brightness + contrast * crystals), 0, 1)
+    found: Images = image_weight * images + ice_weight * ice
+    return found
+
+
+def _needles(size: int, generators: Generators) -> Images:
+    """Of three directions the strongest streak at each pixel, [N, S, S, 1]."""
+    length = max(2, size // 16)
+    margin = 2 * length  # streaks come in from outside
+    shape = (size + 2 * margin, size + 2 * margin, 1)
+    sparks = draw(generators, lambda one: one.standard_normal(shape, dtype=np.float32))
+    degrees = draw(generators, lambda one: one.uniform(0, 360, ()))
+    directions = [
+        streaked(sparks, radius=length, sigma=length, degrees=degrees + turn)
+        for turn in (0, 120, 240)
+    ]
+    inside = slice(margin, margin + size)
+    found: Images = np.max(directions, axis=0)[:, inside, inside]
+    return found
+
+
+def _standard(fields: Images) -> Images:
+    each = (1, 2, 3)
+    # In float64, so that rounding does not depend on how many images are summed at a time.
+    mean = fields.mean(axis=each, keepdims=True, dtype=np.float64)
+    deviation = fields.std(axis=each, keepdims=True, dtype=np.float64)
+    return ((fields - mean) / deviation).astype(np.float32)
+
+
+def fog(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+    """Plasma over the image, then dimmed so that the brightest value stays where it was."""
+    thickness, decay = level
+    brightest = images.max(axis=(1, 2, 3), keepdims=True)
+    veiled = images + thickness * plasma(images.shape[1], decay, generators)
+    return veiled * brightest / (brightest + thickness)
+
+
+Spatter = tuple[float, float, float, float, float, bool]
+WATER = np.array([175, 238, 238], dtype=np.float32) / 255
+MUD = np.array([63, 42, 20], dtype=np.float32) / 255
+FAR = 20  # pixels from a rim, beyond which all of a drop is alike
+RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+WEAK, STRONG = 50, 150  # thresholds of the rims, on Sobel's gradient of levels
+SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
+DIAGONAL, KNIGHT = 1.4, 2.1969  # lengths of steps that are not along an axis
+BLOCK = np.ones((1, 3, 3))
+
+
+def spatter(images: Images, level: Spatter, generators: Generators) -> Images:
+    """Drops where smooth noise passes a threshold: of water, which shine, or of mud."""
+    mean, deviation, sigma, threshold, strength, is_mud = level
+    shape = images.shape[1:3]
+    liquid = smooth(draw(generators, lambda one: one.normal(mean, deviation, shape)), sigma)
+    liquid[liquid < threshold] = 0
+    if not is_mud:
+        return images + strength * _shine(liquid)[..., None] * WATER
+    cover = smooth((liquid > threshold).astype(np.float32), strength)
+    cover[cover < 0.8] = 0
+    return images + cover[..., None] * (MUD - images)
+
+
+def _shine(liquid: Images) -> Images:
+    """A relief of the distance to the rims, brightest where it is steep and the drop deep."""
+    levels = np.minimum(255 * liquid, 255).astype(np.uint8)
+    distance = np.minimum(np.stack([_distance(rim) for rim in _rims(levels)]), FAR)
+    flat = np.stack([_equalised(one) for one in np.floor(_box(distance) + ROUNDING).astype(int)])
+    relief = ndimage.correlate(flat.astype(np.int32), RELIEF[None], mode="mirror")
+    shine = levels * np.rint(_box(np.clip(relief, 0, 255)))
+    most = shine.max(axis=(1, 2), keepdims=True)
+    return np.divide(shine, most, out=np.zeros_like(shine), where=most > 0).astype(np.float32)
+
+
+def _box(values: np.ndarray) -> np.ndarray:
+    found: np.ndarray = ndimage.correlate(values.astype(np.float64), BLOCK / 9, mode="mirror")
+    return found
+
+
+def _distance(rim: np.ndarray) -> np.ndarray:
+    """To the nearest rim, by steps to neighbours and by knight's moves, as OpenCV measures it."""
+    if not rim.any():
+        return np.full(rim.shape, float(FAR))
+    nearest = ndimage.distance_transform_edt(~rim, return_distances=False, return_indices=True)
+    away = np.abs(nearest - np.indices(rim.shape))
+    far, near = away.max(axis=0), away.min(axis=0)
+    return np.where(
+        far >= 2 * near,
+        far - 2 * near + KNIGHT * near,
+        KNIGHT * (far - near) + DIAGONAL * (2 * near - far),
+    )
+
+
+def _equalised(levels: np.ndarray) -> np.ndarray:
+    """The histogram spread over 0 .. 255, the lowest level to 0; one level alone stays."""
+    counts = np.bincount(levels.ravel(), minlength=256)
+    below = counts.cumsum() - counts[levels.min()]
+    if not below[-1]:
+        return levels
+    return np.rint(below * (255 / below[-1]))[levels]
+
+
+def _rims(levels: np.ndarray) -> np.ndarray:
+    """Canny's edges of uint8 [N, S, S], with |dx| + |dy| for the gradient."""
+    padded = np.pad(levels.astype(np.int32), ((0, 0), (1, 1), (1, 1)), mode="edge")
+    kernels = SOBEL[None], SOBEL.T[None]
+    down, right = (ndimage.correlate(padded, kernel)[:, 1:-1, 1:-1] for kernel in kernels)
+    size = np.abs(down) + np.abs(right)
+    thin = (size > WEAK) & _is_ridge(size, down, right)
+    joined, _ = ndimage.label(
+        thin, structure=np.stack([np.zeros((3, 3)), *BLOCK, np.zeros((3, 3))])
+    )
+    strong = np.unique(joined[thin & (size > STRONG)])
+    found: np.ndarray = thin & np.isin(joined, strong)
+    return found
+
+
+def _is_ridge(size: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Where the gradient is largest along its own direction, to one of four."""
+    padded = np.pad(size, ((0, 0), (1, 1), (1, 1)))
+
+    def beside(row: int, column: int) -> np.ndarray:
+        rows, columns = padded.shape[1:]
+        return padded[:, 1 + row : rows - 1 + row, 1 + column : columns - 1 + column]
+
+    steep, flat = np.abs(down), np.abs(right)
+    tangent = np.tan(np.pi / 8)
+    along_row = steep < tangent * flat
+    along_column = steep * tangent > flat
+    falling = np.sign(down) * np.sign(right) >= 0
+    diagonal = np.where(
+        falling,
+        (size > beside(-1, -1)) & (size > beside(1, 1)),
+        (size > beside(-1, 1)) & (size > beside(1, -1)),
+    )
+    return np.where(
+        along_row,
+        (size > beside(0, -1)) & (size >= beside(0, 1)),
+        np.where(along_column, (size > beside(-1, 0)) & (size >= beside(1, 0)), diagonal),
+    )

@@ -1,0 +1,162 @@
+"""Logits of a trained seed, run in parts by all processes, or taken from disk."""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from calib.checkpoint import read_metadata, save_tensors
+from calib.config import TrainConfig
+from calib.network import CHUNK, Stage, load_classifier
+from calib.processes import decided, wait_for_all
+from calib.real_data import TrainingData
+from calib.real_images import ranges
+from calib.run_folder import HEAD, MODEL, run_digest, seed_folder
+from data.device import float32_precision
+from data.errors import InputError
+from data.fingerprint import file_digest, fingerprint
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `Images.parts`
+
+
+@torch.no_grad()
+@float32_precision("ieee")
+def predict_all(
+    classifiers: Sequence[nn.Module],
+    load: Load,
+    count: int,
+    *,
+    num_classes: int,
+    device: torch.device,
+    accelerator: "Accelerator | None" = None,
+) -> Tensor:
+    """Logits of several classifiers for the same images, which are loaded once.
+
+    Several processes each run whole chunks, the same as one process would, and gather the
+    others': all of them must call, and all get the same complete logits in order.
+
+    Args:
+        classifiers: on any device, in eval mode; are moved to `device`.
+        load: the images at each of these indices in turn, uint8 [n, S, S, 3].
+    Returns:
+        float32 [C, N, K] on the CPU.
+    """
+    processes = 1 if accelerator is None else accelerator.num_processes
+    process = 0 if accelerator is None else accelerator.process_index
+    share = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images a process
+    found = torch.zeros(share, len(classifiers), num_classes)
+    for module in classifiers:
+        module.to(device)
+    chosen = ranges(process * share, min(count, (process + 1) * share), CHUNK)
+    with closing(load(chosen)) as parts:
+        for start, images in zip(range(0, share, CHUNK), parts, strict=False):
+            own = images.to(device)
+            logits = torch.stack([module(own).float() for module in classifiers], dim=1)
+            found[start : start + len(own)] = logits.cpu()
+    if accelerator is not None and processes > 1:
+        wait_for_all(accelerator)  # the main process may still measure what came before
+        found = accelerator.gather(found.to(accelerator.device)).cpu()
+    return found[:count].movedim(1, 0)
+
+
+@dataclass(frozen=True)
+class TrainedSeed:
+    """The stages of one seed, measured in this process or together with others."""
+
+    config: TrainConfig
+    data: TrainingData
+    run: Path
+    seed: int
+    device: torch.device
+    accelerator: "Accelerator | None" = field(default=None, repr=False)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return ("base",) if self.config.head is None else ("base", "head")
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator is None or self.accelerator.is_main_process
+
+    @cached_property
+    def classifiers(self) -> dict[Stage, nn.Module]:
+        """Raises InputError for a stage that is not trained."""
+        return {stage: load_classifier(self.run, self.seed, stage) for stage in self.stages}
+
+    @cached_property
+    def sources(self) -> dict[Stage, str]:
+        """What each stage's predictions come from: settings, data and weights, as a digest."""
+        digest, folder = run_digest(self.config, self.data.record), seed_folder(self.run, self.seed)
+        files = {"base": (MODEL,), "head": (MODEL, HEAD)}
+        return {
+            stage: fingerprint([digest, *(file_digest(folder / name) for name in files[stage])])
+            for stage in self.stages
+        }
+
+    def logits_file(self, stage: Stage) -> Path:
+        return seed_folder(self.run, self.seed) / f"logits-{stage}.safetensors"
+
+    def predict(self, load: Load, count: int, *, what: str) -> dict[Stage, Tensor]:
+        """Logits [N, K] of each stage for the same images.
+
+        Args:
+            what: the images, for the message.
+        Raises:
+            InputError: a logit is not finite.
+        """
+        found = predict_all(
+            [self.classifiers[stage] for stage in self.stages],
+            load,
+            count,
+            num_classes=self.data.num_classes,
+            device=self.device,
+            accelerator=self.accelerator,
+        )
+        for stage, logits in zip(self.stages, found, strict=True):
+            bad = (~logits.isfinite()).any(1).nonzero()
+            if len(bad):
+                place = f"{self.run} seed {self.seed} stage {stage}"
+                remedy = f"gives NaN or infinite logits for {len(bad)} of {count} {what} images"
+                raise InputError("run", place, f"{remedy}; train it with a lower learning rate")
+        return dict(zip(self.stages, found, strict=True))
+
+    def _fits(self) -> bool:
+        """Whether the logits on disk came from the weights at hand."""
+        return all(
+            read_metadata(self.logits_file(stage)).get("source") == self.sources[stage]
+            for stage in self.stages
+        )
+
+    def logits(self, *, fresh: bool) -> dict[Stage, dict[str, Tensor]]:
+        """Logits and targets of validation and test, from disk if they came from these weights.
+
+        The main process decides, and writes what was missing; where they are on disk it alone has
+        them.
+
+        Args:
+            fresh: run the classifiers whatever is there.
+        """
+        files = {stage: self.logits_file(stage) for stage in self.stages}
+        if not fresh and decided(self._fits, self.accelerator):
+            return {stage: load_file(path) for stage, path in files.items() if self.is_main}
+        tensors: dict[Stage, dict[str, Tensor]] = {stage: {} for stage in self.stages}
+        for name in ("validation", "test"):
+            split = getattr(self.data.real, name)
+            load = self.data.read(split).parts
+            for stage, logits in self.predict(load, len(split), what=name).items():
+                tensors[stage][f"{name}_logits"] = logits
+                tensors[stage][f"{name}_targets"] = torch.from_numpy(split.targets)
+        if self.is_main:
+            for stage, path in files.items():
+                save_tensors(path, tensors[stage], metadata={"source": self.sources[stage]})
+        return tensors

@@ -1,0 +1,123 @@
+"""Test images under common corruptions, and foreign images."""
+
+import statistics
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calib.check import MEAN, corruption_names
+from calib.config import ShiftConfig
+from calib.corruptions import corrupt
+from calib.evaluate.predictions import TrainedSeed
+from calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
+from calib.network import Stage
+from calib.real_images import Images, open_images
+from data.fingerprint import derived_seed
+from data.real import load_real
+from data.splits import RealDataConfig
+
+SEED = 0  # the same corrupted images for every run, so that runs can be compared
+MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
+AFTER_SCALING = ("ece", "nll")  # once more with the temperature of the clean validation images
+Cells = dict[str, Any]
+
+
+def measure_shift(
+    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[Stage, float]
+) -> dict[Stage, Cells]:
+    """The measures of each stage under every corruption and severity.
+
+    Args:
+        temperatures: of each stage; in the main process, the others have none to measure.
+    Returns:
+        For each stage {"bins", "images", "mean": {measure: value}, "corruptions": {name: {"mean":
+        {...}, "1": {...}, ...}}}; measures after temperature scaling begin with `scaled_`.
+    """
+    images, targets = chosen_images(trained, config)
+    cells: dict[Stage, dict[str, Cells]] = {stage: {} for stage in trained.stages}
+    for name in corruption_names(config):
+        for severity in config.severities:
+            load = partial(_corrupted, images, name, severity)
+            found = trained.predict(load, len(images), what=f"{name} {severity}")
+            for stage, temperature in temperatures.items():
+                cell = _cell(found[stage], targets, temperature, config.bins)
+                cells[stage].setdefault(name, {})[str(severity)] = cell
+    return {
+        stage: {"bins": config.bins, "images": len(images), **_with_means(cells[stage])}
+        for stage in temperatures
+    }
+
+
+def _corrupted(
+    images: Images, name: str, severity: int, indices: Sequence[Tensor]
+) -> Generator[Tensor, None, None]:
+    with closing(images.parts(indices)) as parts:
+        for chosen, part in zip(indices, parts, strict=True):
+            first = int(chosen[0])
+            yield torch.from_numpy(corrupt(part.numpy(), name, severity, seed=SEED, first=first))
+
+
+def chosen_images(trained: TrainedSeed, config: ShiftConfig) -> tuple[Images, Tensor]:
+    """The test images to corrupt, and their targets; the same for all runs."""
+    split = trained.data.real.test
+    count = min(config.images or len(split), len(split))
+    generator = torch.Generator().manual_seed(derived_seed(SEED, "shifted images"))
+    chosen = torch.randperm(len(split), generator=generator)[:count].sort().values.numpy()
+    data = trained.data
+    images = open_images(split.part(chosen), data.side, limit=data.memory, workers=data.workers)
+    return images, torch.from_numpy(split.targets[chosen])
+
+
+def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> dict[str, float]:
+    plain = calibration_metrics(logits, targets, bins).as_dict()
+    scaled = calibration_metrics(logits / temperature, targets, bins).as_dict()
+    after = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
+    return {name: plain[name] for name in MEASURES} | after
+
+
+def _with_means(corruptions: dict[str, Cells]) -> dict[str, Any]:
+    """With the mean over severities for each corruption, and over both."""
+    for cells in corruptions.values():
+        cells[MEAN] = _mean(list(cells.values()))
+    overall = _mean([cells[MEAN] for cells in corruptions.values()])
+    return {MEAN: overall, "corruptions": corruptions}
+
+
+def _mean(cells: list[dict[str, float]]) -> dict[str, float]:
+    names = [name for name in cells[0] if name != "images"]
+    return {name: statistics.fmean(cell[name] for cell in cells) for name in names}
+
+
+Ood = dict[str, dict[str, float]]
+
+
+def measure_ood(
+    trained: TrainedSeed, sets: Mapping[str, RealDataConfig], test: Mapping[Stage, Tensor]
+) -> dict[Stage, Ood]:
+    """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
+
+    Args:
+        sets: read at the run's image size, whatever theirs says.
+        test: logits of the run's own test images, [N, K].
+    Returns:
+        For each stage {name: {"images", "auroc", "fpr95", "entropy_auroc", "entropy_fpr95"},
+        "mean": {...}}; without `entropy_` the score is the largest probability.
+    """
+    size = trained.config.real.image_size
+    rows: dict[Stage, Ood] = {stage: {} for stage in test}
+    for name, config in sets.items():
+        split = load_real(config.model_copy(update={"image_size": size})).test
+        found = trained.predict(trained.data.read(split).parts, len(split), what=name)
+        for stage, known in test.items():
+            rows[stage][name] = {"images": len(split), **_compared(known, found[stage])}
+    return {stage: {**row, MEAN: _mean(list(row.values()))} for stage, row in rows.items()}
+
+
+def _compared(known: Tensor, foreign: Tensor) -> dict[str, float]:
+    probability = ood_metrics(max_probability(known), max_probability(foreign)).as_dict()
+    entropy = ood_metrics(negative_entropy(known), negative_entropy(foreign)).as_dict()
+    return probability | {f"entropy_{name}": value for name, value in entropy.items()}

@@ -1,1 +1,0 @@
-"""What is measured of a trained run: test images, shifted ones, foreign ones."""

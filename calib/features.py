@@ -1,0 +1,256 @@
+"""Features of a frozen network: whether they fit, views to train on, outputs for feedback."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cached_property
+from typing import Literal
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from calib.batches import Batch, apply_changes, draw_changes, head_batches
+from calib.config import AugmentConfig, TrainConfig
+from calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
+from calib.real_data import TrainingData
+from calib.real_images import ranges
+from calib.stopping import Stop, Stopped, never
+from data.errors import InputError
+from data.fingerprint import derived_seed
+
+LIMIT = 16 * 2**30  # bytes
+
+
+def check_memory(config: TrainConfig, *, images: int, num_classes: int) -> None:
+    """Compare views * images * width * 4 bytes with the limit; nothing where there is no head.
+
+    Args:
+        images: of the training set.
+    Raises:
+        InputError: names `head.views`, and how many would fit.
+    """
+    if config.head is None:
+        return
+    with torch.device("meta"):  # shapes only
+        width = Network(config, num_classes).num_features
+    each, views = 4 * images * width, 1
+    if is_augmented(config.augment) and config.head.views is not None:
+        views = min(config.head.views, config.head.epochs)
+    if views * each > LIMIT:
+        need = f"{width} features of {images} images take {views * each / 2**30:.1f} GiB"
+        most = LIMIT // each
+        change = f"choose at most {most}" if most else "choose a smaller real.train_per_class"
+        remedy = f"{need}, the limit is {LIMIT / 2**30:g} GiB; {change}"
+        raise InputError("head.views", config.head.views, remedy)
+
+
+def is_augmented(augment: AugmentConfig) -> bool:
+    return augment.shift > 0 or augment.flip
+
+
+# In one pass through the frozen network: 2048 images of 32x32 fill a GPU, 64 a CPU's caches.
+PIXELS, CPU_PIXELS = 2**21, 2**16
+FEWEST = 64  # images in one pass, however large they are
+
+
+class FeatureViews:
+    """The frozen network's features of all training images, as each epoch sees them.
+
+    A view is one pass over the training images under the random changes of one epoch. Where
+    nothing is augmented all epochs see one view. With `views` = k epoch e sees view e mod k, and
+    each view is made once; from k = the number of epochs on, that is what new changes in every
+    epoch give. Without it each epoch's view replaces the one before.
+
+    The processes share the work and then have all features. The network runs without graph, in
+    the accelerator's precision; features are float32, on its device.
+
+    Args:
+        network: in eval mode, on the accelerator's device.
+        seed: of the run.
+    Attributes:
+        steps, images: of an epoch, over all processes.
+    Raises:
+        InputError: a batch that cannot be shared out equally.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        *,
+        network: Network,
+        seed: int,
+        accelerator: Accelerator,
+    ) -> None:
+        assert config.head is not None
+        self.network, self.seed, self.accelerator = network, seed, accelerator
+        self.device, self.views = accelerator.device, config.head.views
+        self.augmented = is_augmented(config.augment)
+        self.batches = head_batches(config, data, accelerator)
+        self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
+        self._kept: dict[int, Tensor] = {}
+
+    def of_epoch(self, epoch: int, stop: Stop = never) -> Tensor:
+        """[N, D] float32, row i of training image i.
+
+        Raises:
+            Stopped: `stop` said so between two parts of a view; nothing of it is kept.
+        """
+        view = self._view(epoch)
+        if view not in self._kept:
+            if self.augmented and self.views is None:
+                self._kept.clear()  # before the next is made: two need not fit
+            self._kept[view] = self._make(view, stop)
+        return self._kept[view]
+
+    def as_they_are(self) -> Tensor:
+        """[N, D] float32 of the unchanged images; nothing is kept for it."""
+        if not self.augmented:
+            return self.of_epoch(0)
+        images = self.batches.images
+        with closing(images.parts(ranges(0, len(images), self.part))) as parts:
+            return torch.cat([self._features(part.to(self.device)) for part in parts])
+
+    def order(self, epoch: int) -> Tensor:
+        """Which images this process takes in each step, int64 [steps, B] on the device."""
+        shared = self._order(epoch)[: self.images]
+        shared = shared.view(self.steps, self.accelerator.num_processes, -1)
+        return shared[:, self.accelerator.process_index].to(self.device)
+
+    @property
+    def part(self) -> int:
+        """Images in one pass, at least; whole batches make it up."""
+        pixels = CPU_PIXELS if self.device.type == "cpu" else PIXELS
+        return max(FEWEST, pixels // self.batches.images.side**2)
+
+    def _view(self, epoch: int) -> int:
+        if not self.augmented:
+            return 0
+        return epoch if self.views is None else epoch % self.views
+
+    def _order(self, epoch: int) -> Tensor:
+        """All images; those after the last step's fill no batch."""
+        return torch.randperm(len(self.batches.images), generator=self._generator(epoch))
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
+
+    def _make(self, view: int, stop: Stop) -> Tensor:
+        generator, images = self._generator(view), self.batches.images
+        found = torch.empty(len(images), self.network.num_features, device=self.device)
+        with closing(self.batches.epoch(generator)) as batches:
+            for i, part in enumerate(_in_parts(batches, self.part)):
+                if i and stop():
+                    raise Stopped
+                features = self._features(torch.cat([batch.images for batch in part]))
+                indices = torch.cat([batch.indices for batch in part])
+                found[self.accelerator.gather(indices)] = self.accelerator.gather(features)
+        rest = self._order(view)[self.images :].to(self.device)
+        if len(rest):  # other epochs, in their order, take them
+            found[rest] = self._features(self._changed(rest, generator))
+        return found
+
+    def _changed(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        changes = draw_changes(len(chosen), self.batches.augment, generator)
+        with closing(self.batches.images.parts([chosen.cpu()])) as parts:
+            images = next(parts).to(self.device)
+        return apply_changes(images, changes.to(self.device), self.batches.augment)
+
+    @torch.no_grad()
+    def _features(self, images: Tensor) -> Tensor:
+        with self.accelerator.autocast():
+            return self.network.features(images).float()
+
+
+def _in_parts(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Batches in lists of at least `size` images; the last may have fewer."""
+    part: list[Batch] = []
+    for batch in batches:
+        part.append(batch)
+        if sum(len(batch.images) for batch in part) >= size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+class PlainFeatures:
+    """Features of whole splits as they are, of a network that does not change any more.
+
+    Those of the validation images, which many ask for after every epoch, are kept.
+    """
+
+    def __init__(self, network: Network, data: TrainingData, views: FeatureViews) -> None:
+        self.network, self.data, self.views = network, data, views
+
+    @cached_property
+    def validation(self) -> Tensor:
+        """[N, D] float32, in the precision in which classifiers are measured."""
+        images = self.data.read(self.data.real.validation)
+        with closing(images.parts(ranges(0, len(images), CHUNK))) as parts:
+            return in_parts(self.network.features, parts, device=self.views.device)
+
+    def of(self, split: Literal["train", "validation"]) -> Tensor:
+        return self.validation if split == "validation" else self.views.as_they_are()
+
+    def targets(self, split: Literal["train", "validation"]) -> Tensor:
+        return torch.from_numpy(getattr(self.data.real, split).targets)
+
+
+class HeadFeedback:
+    """Runs a head when asked; one object an epoch.
+
+    Args:
+        head: features to logits; left in the mode in which it is.
+    """
+
+    def __init__(self, head: nn.Module, features: PlainFeatures) -> None:
+        self.head, self.features = head, features
+        self._found: dict[str, Outputs] = {}
+
+    def outputs(self, split: Literal["train", "validation"]) -> Outputs:
+        if split not in self._found:
+            features = self.features.of(split)
+            logits = predict(self.head, features)
+            targets = self.features.targets(split).to(features.device)
+            self._found[split] = Outputs(logits, features, targets)
+        return self._found[split]
+
+
+def predict(head: nn.Module, features: Tensor) -> Tensor:
+    """Logits in eval mode, float32 [N, K]; the mode is then what it was."""
+    training = head.training
+    head.eval()
+    try:
+        return in_chunks(head, features).float()
+    finally:
+        head.train(training)
+
+
+def batch_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Loss, right predictions and confidence of a batch, summed: float32 [3], without gradient."""
+    confidence, predicted = logits.detach().softmax(1).max(1)
+    right = (predicted == targets).float().sum()
+    return torch.stack([loss.detach() * len(targets), right, confidence.sum()])
+
+
+def means(sums: Tensor, count: int, accelerator: Accelerator) -> list[float]:
+    """Sums of every process, over the images of all of them."""
+    found = accelerator.reduce(sums, reduction="sum").tolist()
+    return [total / count for total in found]
+
+
+def measure(
+    classifier: nn.Module, features: Tensor, targets: Tensor, accelerator: Accelerator
+) -> tuple[float, float]:
+    """Accuracy and confidence of a classifier of features, in eval mode; the work is shared.
+
+    Args:
+        features, targets: [N, D] and [N], all of them in every process.
+    """
+    process, processes = accelerator.process_index, accelerator.num_processes
+    own, right = (t.tensor_split(processes)[process] for t in (features, targets))
+    logits = predict(classifier, own)
+    sums = batch_sums(logits.new_zeros(()), logits, right)
+    _, accuracy, confidence = means(sums, len(targets), accelerator)
+    return accuracy, confidence

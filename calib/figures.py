@@ -1,0 +1,256 @@
+"""Figures: a mixed dataset's weights and reliability for the page; a study's results as PNG."""
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from calib.metrics import ReliabilityBins, reliability_bins
+from calib.results import ACCURACY, ECE, Method, Summary
+from data.pages import DARK, LIGHT, Theme
+from data.quality import WeightCurve
+
+FEW = 20  # predictions; a bin with fewer is drawn pale, as its accuracy is mostly chance
+STYLE: Any = {  # matplotlib types its keys one by one
+    "font.family": ["sans-serif"],
+    "font.size": 9,
+    "svg.fonttype": "none",  # text stays text: smaller, sharper, and in the reader's own font
+    "svg.hashsalt": "semix",  # the same numbers give the same bytes
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+DPI = 150
+TITLE = 22  # letters in a line above a small diagram
+MARKERS = "Ds^v" * 8  # another where the twenty colours begin anew
+
+
+# Of the page: SVG, twice
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure twice, as data URIs: for light and for dark pages."""
+
+    light: str
+    dark: str
+
+
+def weight_figure(curve: WeightCurve) -> Picture:
+    """Mean and quantiles of the CLIP weight at each alpha."""
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = figure.add_subplot()
+        x = curve.alphas.numpy()
+        low, quarter, middle, three_quarters, high = curve.quantiles.numpy()
+        axes.plot([0, 1], [0, 1], color=theme.muted, linestyle=":", linewidth=1.2)
+        axes.fill_between(x, low, high, color=theme.first, alpha=0.15, linewidth=0)
+        axes.fill_between(x, quarter, three_quarters, color=theme.first, alpha=0.30, linewidth=0)
+        axes.plot(x, middle, color=theme.first, linewidth=1.2, linestyle="--")
+        axes.plot(x, curve.mean.numpy(), color=theme.first, linewidth=2.2, marker="o", markersize=4)
+        axes.set_xlabel("alpha: conditioning weight of the first class")
+        axes.set_ylabel("CLIP weight of the first class")
+        _colour(axes, theme)
+
+    return _both_themes(draw, width=5.4, height=3.5)
+
+
+def reliability_picture(bins: ReliabilityBins) -> Picture:
+    """Accuracy against confidence in each bin; below, how the predictions spread over them."""
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        top, bottom = figure.subplots(
+            2, 1, sharex=True, height_ratios=(3.2, 1), gridspec_kw={"hspace": 0.12}
+        )
+        _draw_gaps(top, bins, theme)
+        top.set_ylabel("accuracy")
+        _draw_histogram(bottom, bins, theme)
+        for axes in (top, bottom):
+            _colour(axes, theme)
+
+    return _both_themes(draw, width=2.75, height=3.5)
+
+
+def pooled_bins(method: Method, kind: str = "plain") -> ReliabilityBins:
+    """Reliability bins over the test predictions of all seeds together.
+
+    Args:
+        kind: "plain", or "scaled" by each seed's temperature.
+    Raises:
+        InputError: a logits file is gone.
+    """
+    logits, targets = [], []
+    for row in method.seeds.values():
+        found, true = row.predictions("test")
+        logits.append(found / (row.temperature if kind == "scaled" else 1.0))
+        targets.append(true)
+    return reliability_bins(torch.cat(logits), torch.cat(targets), bins=method.bins)
+
+
+def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
+    count, accuracy, gaps = (value.numpy() for value in (bins.count, bins.accuracy, bins.gap))
+    left, width = _left_and_width(len(count))
+    for index in np.flatnonzero(count):
+        strength = 1.0 if count[index] >= FEW else 0.35
+        place = {"x": left[index], "width": width, "align": "edge"}
+        gap = gaps[index]
+        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **place)
+        # Orange from accuracy up to confidence: overconfident. Hatched blue down to confidence:
+        # underconfident.
+        colour, hatch = (theme.second, None) if gap > 0 else ("none", "/////")
+        axes.bar(
+            height=gap,
+            bottom=accuracy[index],
+            color=colour,
+            edgecolor="none" if gap > 0 else theme.ink,
+            hatch=hatch,
+            linewidth=0,
+            alpha=0.85 * strength,
+            **place,
+        )
+    axes.plot([0, 1], [0, 1], color=theme.muted, linestyle=":", linewidth=1.2)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def _draw_histogram(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
+    share = bins.share.numpy()
+    left, width = _left_and_width(len(share))
+    axes.bar(left, share, width=width, align="edge", color=theme.muted)
+    axes.set_yscale("log")  # most predictions are near 1; the others must still be seen
+    axes.set(xlabel="confidence", ylabel="share", ylim=(1e-4, 1))
+    axes.set_yticks([1e-3, 1e-1], minor=False)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    axes.minorticks_off()
+
+
+def _left_and_width(bins: int) -> tuple[np.ndarray, float]:
+    return np.arange(bins) / bins, 0.94 / bins  # a thin gap between bars
+
+
+def _colour(axes: Axes, theme: Theme) -> None:
+    axes.tick_params(colors=theme.muted, labelcolor=theme.muted, length=3)
+    axes.xaxis.label.set_color(theme.ink)
+    axes.yaxis.label.set_color(theme.ink)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(theme.line)
+
+
+def _both_themes(draw: Callable[[Figure, Theme], None], *, width: float, height: float) -> Picture:
+    """Draw once for each theme; `width` and `height` in inches."""
+
+    def render(theme: Theme) -> str:
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(width, height), layout="constrained")
+            draw(figure, theme)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+    return Picture(light=render(LIGHT), dark=render(DARK))
+
+
+# Of a study: PNG
+
+
+def write_figures(methods: Sequence[Method], folder: Path, *, dataset: str) -> list[str]:
+    """Three PNG files of what is measured on one dataset.
+
+    Returns:
+        Their names, without the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {
+        f"ece-{dataset}.png": ece_figure,
+        f"accuracy-ece-{dataset}.png": accuracy_figure,
+        f"reliability-{dataset}.png": reliability_figure,
+    }
+    for name, draw in drawn.items():
+        with matplotlib.rc_context(STYLE):
+            draw(methods).savefig(folder / name, dpi=DPI, metadata={"Software": None})
+    return list(drawn)
+
+
+def ece_figure(methods: Sequence[Method]) -> Figure:
+    """A dot a seed with its bootstrap interval where there is one; bar: mean and deviation."""
+    figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(methods)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, method in enumerate(methods):
+        values = method.values(ECE)
+        found = Summary.of(values.values())
+        error = 100 * (found.sd or 0.0)
+        axes.errorbar(100 * found.mean, place, xerr=error, fmt="D", color=LIGHT.ink, capsize=3)
+        for seed, height in zip(values, _spread_out(len(values)), strict=True):
+            axes.plot(100 * values[seed], place + height, "o", color=LIGHT.first, markersize=4)
+            limits = method.seeds[seed].intervals.get(method.kind, {}).get(ECE.key)
+            if limits:
+                ends = [100 * limit for limit in limits]
+                axes.plot(ends, [place + height] * 2, color=LIGHT.first, alpha=0.4)
+    axes.set_yticks(range(len(methods)), [_plain(method.label) for method in methods])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"ECE % ({methods[0].bins} bins)")
+    axes.set_xlim(left=0)
+    _colour(axes, LIGHT)
+    legend = "black: mean ± standard deviation; dots: seeds with 95 % bootstrap intervals"
+    figure.suptitle(legend, fontsize=8)
+    return figure
+
+
+def accuracy_figure(methods: Sequence[Method]) -> Figure:
+    """Each method's mean, with its seeds as small dots."""
+    height = max(4.4, 0.5 + 0.18 * len(methods))  # the legend has a line a row
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    for place, method in enumerate(methods):
+        colour, marker = colours[place % len(colours)], MARKERS[place // len(colours)]
+        points = [
+            [100 * value for value in method.values(measure).values()]
+            for measure in (ACCURACY, ECE)
+        ]
+        axes.plot(*points, "o", color=colour, markersize=3, alpha=0.6)
+        means = [sum(values) / len(values) for values in points]
+        axes.plot(*[[mean] for mean in means], marker, color=colour, label=_plain(method.label))
+    axes.set(xlabel="accuracy %", ylabel="ECE %")
+    axes.set_ylim(bottom=0)
+    _colour(axes, LIGHT)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def reliability_figure(methods: Sequence[Method]) -> Figure:
+    """A diagram a method as trained, its seeds' test predictions together."""
+    plain = [method for method in methods if method.kind == "plain"]
+    columns = min(4, len(plain))
+    lines = -(-len(plain) // columns)
+    figure = Figure(figsize=(max(3.6, 2.3 * columns), 2.4 * lines), layout="constrained")
+    grid = list(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat)
+    for axes, method in zip(grid, plain, strict=False):
+        _draw_gaps(axes, pooled_bins(method), LIGHT)
+        axes.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes.set_title("\n".join(wrap(_plain(method.label), TITLE)), fontsize=9)
+        _colour(axes, LIGHT)
+    for axes in grid[len(plain) :]:
+        axes.set_axis_off()
+    figure.supxlabel("confidence", fontsize=9)
+    figure.supylabel("accuracy", fontsize=9)
+    figure.suptitle("orange: overconfident by, hatched: underconfident by", fontsize=8)
+    return figure
+
+
+def _spread_out(count: int) -> list[float]:
+    """Heights about 0, so that dots do not hide each other."""
+    return [0.0] if count == 1 else [0.3 * (place / (count - 1) - 0.5) for place in range(count)]
+
+
+def _plain(text: str) -> str:
+    """A label in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,431 @@
+"""The loop of a stage: epochs, steps, and what each says."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+
+from calib.batches import Batch, Part, micro_batches
+from calib.checkpoint import Checkpoint, Middle, save_checkpoint
+from calib.config import OptimiserConfig, TrainConfig
+from calib.losses import MixedLoss, build_mixed_loss
+from calib.losses.base import RealLoss
+from calib.methods import Method
+from calib.network import Network, mixed_pass
+from calib.processes import Vote, share_gradients, wait_for_all
+from calib.run_folder import HISTORY
+from calib.stopping import Interrupted, Stop, Stopped
+from calib.trackers import Tracking
+from data.errors import InputError
+from data.files import write_atomically
+from data.machine import keep_compiled_to_ourselves
+
+CHECKPOINT = "checkpoint"
+
+Figures = dict[str, float | None]
+
+
+class Stage(Protocol):
+    """What is trained epoch by epoch, with all of its state after any step."""
+
+    name: str
+    epochs: int
+    images: int  # real images an epoch, over all processes
+    middle: Middle | None  # where an epoch was stopped; part of its state
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ends before its last epoch; part of its state, alike in every process."""
+
+    def train_epoch(self, epoch: int, stop: Stop) -> Figures: ...
+
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
+
+    def objects(self) -> Mapping[str, Any]: ...
+
+    def load(self, checkpoint: Checkpoint) -> None: ...
+
+    def export(self, path: Path, *, digest: str) -> None: ...
+
+
+@dataclass
+class Walk:
+    """How the epochs of one seed are walked, over its stages.
+
+    Attributes:
+        folder: of the seed.
+        label: begins each line of progress.
+        state: JSON values for every checkpoint, which say whose it is.
+        every: epochs between checkpoints.
+        stop: asked after every step, in every process.
+        tracking: gets the figures of every epoch, in the main process.
+        position: epochs done over all stages.
+        seconds: spent on those epochs, with what was before an interruption.
+        begun_s: seconds spent on an epoch that was stopped in its middle.
+    """
+
+    folder: Path
+    label: str
+    state: Mapping[str, Any]
+    every: int
+    accelerator: Accelerator
+    stop: Stop
+    tracking: Tracking
+    position: int = 0
+    seconds: float = 0.0
+    begun_s: float = 0.0
+    vote: Vote = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.vote = Vote(self.stop, self.accelerator)
+
+    def go_on_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
+        """Take position and seconds from a checkpoint, which is returned.
+
+        The history loses the epochs that no checkpoint holds; they are trained again.
+        """
+        if checkpoint is not None:
+            self.position, self.seconds = (checkpoint.state[k] for k in ("position", "seconds"))
+            self.begun_s = checkpoint.state.get("begun_s", 0.0)
+        if self.accelerator.is_main_process:
+            path = self.folder / HISTORY
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            write_atomically(path, b"".join(lines[: self.position]))
+            self.tracking.start([json.loads(line) for line in lines[: self.position]])
+        return checkpoint
+
+    def run(self, stage: Stage, checkpoint: Checkpoint | None) -> None:
+        """Train a stage to its end.
+
+        Args:
+            checkpoint: of this stage, to go on from; None begins the stage.
+        Raises:
+            Interrupted: `stop` said so in some process.
+            Diverged: a loss or weight is NaN or infinite; nothing of that epoch is kept.
+        """
+        first = 0
+        if checkpoint is not None:
+            stage.load(checkpoint)
+            first = checkpoint.state["epoch"]
+        label = f"{self.label} {stage.name}"
+        progress = Progress(label, epochs=stage.epochs, images=stage.images, first=first)
+        for epoch in range(first, stage.epochs):
+            if stage.finished:
+                break
+            figures = self._train(stage, epoch)
+            last = epoch + 1 == stage.epochs or stage.finished
+            stopping = self.vote.look()
+            if stopping or last or (epoch + 1) % self.every == 0:
+                self._save(stage, epoch + 1)
+            if self.accelerator.is_main_process:  # after the checkpoint: nobody may be listening
+                progress.show(epoch + 1, figures, last=last)
+            if stopping:
+                raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
+
+    def _train(self, stage: Stage, epoch: int) -> Figures:
+        """Train an epoch and note its figures."""
+        started = time.perf_counter()
+        try:
+            figures = stage.train_epoch(epoch, self.vote)
+        except Diverged as error:
+            raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
+        except Stopped:
+            self.begun_s += time.perf_counter() - started
+            self._save(stage, epoch)
+            step = stage.middle.step if stage.middle else 0
+            where = f"stopped in epoch {epoch + 1} after step {step}"
+            raise Interrupted(f"{self.label} {stage.name}: {where}") from None
+        seconds = self.begun_s + time.perf_counter() - started
+        self.position += 1
+        self.seconds += seconds
+        self.begun_s = 0.0
+        if self.accelerator.is_main_process:
+            line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
+            with (self.folder / HISTORY).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            self.tracking.note(self.position, line)
+        return figures
+
+    def _save(self, stage: Stage, epoch: int) -> None:
+        """Write a checkpoint; no process goes on, or ends, before it is there.
+
+        Args:
+            epoch: epochs done of the stage.
+        """
+        if self.accelerator.is_main_process:
+            step = stage.middle.step if stage.middle else 0
+            place = {"stage": stage.name, "epoch": epoch, "step": step, "position": self.position}
+            save_checkpoint(
+                self.folder / CHECKPOINT,
+                self.position,
+                step=step,
+                tensors=stage.tensors(),
+                objects=stage.objects(),
+                state={**self.state, **place, "seconds": self.seconds, "begun_s": self.begun_s},
+            )
+        wait_for_all(self.accelerator)
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """L = L_real(real images) + weight * L_mixed(mixed images), one update a batch.
+
+    Two forward passes share the network, the mixed one last, as in CSM's code. The real loss,
+    with whatever state it has, never sees a mixed image. Parameters of loss and method are in the
+    optimiser, outside the clipping.
+
+    Attributes:
+        forward: the network as accelerate has prepared it.
+    """
+
+    config: TrainConfig
+    network: Network
+    forward: nn.Module
+    method: Method
+    loss: RealLoss
+    mixed_loss: MixedLoss
+    optimiser: AcceleratedOptimizer
+    accelerator: Accelerator
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Returns real loss, mixed loss and accuracy of this process's share, float32 [3]."""
+        *first, last = micro_batches(batch, self.config.accumulate)
+        figures = []
+        for part in first:
+            with self.accelerator.no_sync(self.forward):
+                figures.append(self._backward(part))
+        figures.append(self._backward(last))
+        self._update()
+        return torch.stack(figures).sum(0) if first else figures[0]
+
+    def _backward(self, part: Part) -> Tensor:
+        """Add a part's gradients; returns its share of the step's figures."""
+        batch = part.batch
+        outcome = self.method(self.forward, batch, self.loss)
+        real = total = part.real * outcome.loss
+        mixed = torch.zeros_like(real)
+        settings = self.config.mixed
+        if settings is not None and batch.mixed_images is not None:
+            assert batch.mixed_labels is not None
+            with mixed_pass(self.network, settings.batch_norm):
+                mixed = part.mixed * self.method.on_mixed(
+                    self.forward, batch.mixed_images, batch.mixed_labels, self.mixed_loss
+                )
+            total = real + settings.weight * mixed
+        self.accelerator.backward(total)
+        right = part.real * (outcome.logits.argmax(1) == outcome.targets).float().mean()
+        return torch.stack([real.detach().float(), mixed.detach().float(), right])
+
+    def _update(self) -> None:
+        share_gradients(self.loss.parameters(), self.accelerator)
+        share_gradients(self.method.parameters(), self.accelerator)
+        self.method.after_backward(self.network.backbone)
+        if self.config.optimiser.clip_norm is not None:
+            limit = self.config.optimiser.clip_norm
+            self.accelerator.clip_grad_norm_(self.network.parameters(), limit)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+
+def prepared_step(
+    config: TrainConfig,
+    network: Network,
+    method: Method,
+    loss: RealLoss,
+    *,
+    accelerator: Accelerator,
+) -> TrainingStep:
+    """A step with an optimiser for all that these modules learn, both as accelerate wants them."""
+    parameters = [p for module in (network, loss, method) for p in module.parameters()]
+    forward, optimiser = accelerator.prepare(
+        TrainingForward(network, compiled=config.compile),
+        build_optimiser(config.optimiser, parameters),
+    )
+    return TrainingStep(
+        config=config,
+        network=network,
+        forward=forward,
+        method=method,
+        loss=loss,
+        mixed_loss=build_mixed_loss(config.mixed.loss if config.mixed else "l2"),
+        optimiser=optimiser,
+        accelerator=accelerator,
+    )
+
+
+class TrainingForward(nn.Module):
+    """Runs a network in training.
+
+    What accelerate prepares gets a forward of another precision, and what torch compiles another
+    class. Around the network rather than in it, both leave the names of its state, its copies and
+    its measuring in float32 alone.
+
+    Raises:
+        InputError: there is no folder for what is compiled.
+    """
+
+    def __init__(self, network: nn.Module, *, compiled: bool) -> None:
+        super().__init__()
+        if compiled:
+            keep_compiled_to_ourselves()
+        # Real and mixed images come in batches of two sizes, each worth a program of its own.
+        self.network = torch.compile(network, dynamic=False) if compiled else network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 or float [N, S, S, 3] to logits [N, K] and features [N, D]."""
+        logits, features = self.network(images)
+        return logits, features
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises InputError if torch.compile lacks the compiler that it calls for this device."""
+    variable, program = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
+    wanted = os.environ.get(variable, program)
+    if shutil.which(wanted) is None:
+        remedy = f"needs the compiler {wanted}, which is not there; install it, name another in "
+        raise InputError("compile", True, f"{remedy}{variable}, or leave compile off")
+
+
+FIGURES = ("loss", "mixed_loss", "accuracy")
+LOSSES = {"real": 0, "mixed": 1}  # the figures that must be finite
+CHECK_EVERY = 50  # steps between two looks, each a wait for the device
+
+
+class EpochRecord:
+    """Real loss, mixed loss and accuracy of this process's share of every step.
+
+    Args:
+        steps: of the epoch.
+        accelerator: of the processes, which look and stop together.
+    """
+
+    def __init__(self, steps: int, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.figures = torch.zeros(steps, len(FIGURES), device=accelerator.device)
+
+    def note(self, step: int, figures: Tensor) -> None:
+        """Keep the figures of a step, float32 [3].
+
+        Raises:
+            Diverged: every CHECK_EVERY steps, as `check`.
+        """
+        self.figures[step] = figures
+        if (step + 1) % CHECK_EVERY == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Raises Diverged, in every process, for the first loss that is NaN or infinite."""
+        bad = ~self.figures[:, : len(LOSSES)].isfinite().flatten()
+        places = torch.arange(len(bad), device=bad.device)
+        first = torch.where(bad, places, len(bad)).min()
+        place = int(self.accelerator.gather(first[None]).min())
+        if place < len(bad):
+            step, part = divmod(place, len(LOSSES))
+            where = f"step {step + 1} of {len(self.figures)}"
+            raise Diverged(f"{where}: the {list(LOSSES)[part]} loss is NaN or infinite")
+
+    def means(self) -> dict[str, float]:
+        """Over the steps and processes, which all have equally many images."""
+        means = self.accelerator.reduce(self.figures.double().mean(0), reduction="mean")
+        return dict(zip(FIGURES, means.tolist(), strict=True))
+
+
+class Diverged(RuntimeError):
+    """A loss or a weight is NaN or infinite; no checkpoint holds it."""
+
+
+def remedy(mixed_precision: str) -> str:
+    """What to change, as the end of a sentence."""
+    change = "lower optimiser.learning_rate"
+    if mixed_precision != "no":
+        change += f" or leave mixed_precision {mixed_precision}"
+    return f"{change}, and train in a fresh run folder"
+
+
+def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raises Diverged that names the first tensor with a value that is NaN or infinite."""
+    floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
+    finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])  # one wait
+    for name, good in zip(floating, finite.tolist(), strict=True):
+        if not good:
+            raise Diverged(f"after its last step {name} is NaN or infinite")
+
+
+QUIET_S = 5.0  # between lines, so that short epochs do not print one each
+
+
+class Progress:
+    """Lines with rate and remaining time, one an epoch but not too many.
+
+    Args:
+        label: begins each line.
+        epochs: of the stage at most; it may stop early.
+        images: real images an epoch, over all processes.
+        first: epochs that were done before.
+    """
+
+    def __init__(self, label: str, *, epochs: int, images: int, first: int) -> None:
+        self.label, self.epochs, self.images, self.first = label, epochs, images, first
+        self.started = self.shown = time.monotonic()
+
+    def show(self, done: int, figures: Mapping[str, float | None], *, last: bool) -> None:
+        """Print the line of an epoch; that of the last one always."""
+        now = time.monotonic()
+        if now - self.shown < QUIET_S and not last:
+            return
+        self.shown = now
+        epoch_s = (now - self.started) / (done - self.first)
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
+        rate = f"{self.images / epoch_s:,.0f} images/s"
+        times = f"{rate}  {self._left(done, epoch_s, last)}"
+        print(f"{self.label} {done}/{self.epochs}  {shown}  {times}", flush=True)
+
+    def _left(self, done: int, epoch_s: float, last: bool) -> str:
+        if last and done < self.epochs:
+            return "stopped early"
+        left = round(epoch_s * (self.epochs - done))
+        return f"{left // 60}:{left % 60:02d} left"
+
+
+def build_optimiser(
+    config: OptimiserConfig, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    if config.name != "sgd":
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+        return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        parameters,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate(config: OptimiserConfig, step: int, *, steps: int, epochs: int) -> float:
+    """The learning rate of one step; nothing to save, nothing to restore.
+
+    Args:
+        step: from 0, over all epochs.
+        steps: in an epoch.
+    """
+    rate = config.learning_rate
+    if config.schedule == "multistep":
+        rate *= config.factor ** sum(step >= steps * epoch for epoch in config.milestones)
+    elif config.schedule == "cosine":
+        rate *= (1 + math.cos(math.pi * step / (steps * epochs))) / 2
+    return rate * min(1.0, (step + 1) / (config.warmup_steps + 1))
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,392 @@
+"""Cross-entropy with a penalty: confidence, pairs, ranks, kernels, class means."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from calib.losses.base import (
+    CrossEntropy,
+    Feedback,
+    PointwiseLoss,
+    RealLoss,
+    all_rows,
+    log_probability,
+)
+from calib.losses.focal import Focal
+from calib.parameters import in_range, one_of
+
+
+class EntropyConfidencePenalty(PointwiseLoss):
+    """-log p_y - weight H(p), averaged over the batch, where H(p) averages -p_k log p_k over k.
+
+    Args:
+        weight: of the entropy, from 0.
+        variant: "code" takes the mean of the entropy over classes, as the code of MbLS and its
+            descendants does, so the weight is K times weaker than in "paper", which sums.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Pereyra et al. 2017, Regularizing Neural Networks by Penalizing Confident Output
+    Distributions, section 3.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        weight: float = 0.1,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        one_of("loss.variant", variant, ("code", "paper"))
+        self.weight = weight if variant == "paper" else weight / num_classes
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        log_p = logits.log_softmax(1)
+        entropy = -(log_p.exp() * log_p).sum(1)
+        return -log_probability(logits, targets) - self.weight * entropy
+
+
+class MDCA(RealLoss):
+    """Base loss + weight mean_k |mean_n p_nk - mean_n 1[y_n = k]|, n over all processes' samples.
+
+    Args:
+        weight: from 0; 1 in the official scripts, 10 as their program's default.
+        base: "ce" or "focal", each a mean over the batch.
+        gamma: of the focal base, from 0.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Hebbalaguppe et al. 2022, A Stitch in Time Saves Nine, and its official code.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        base: Literal["ce", "focal"] = "ce",
+        gamma: float = 1.0,
+    ) -> None:
+        super().__init__()
+        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        one_of("loss.base", base, ("ce", "focal"))
+        focal = Focal(num_classes, gamma=gamma)  # checks gamma whatever the base
+        self.base = focal if base == "focal" else CrossEntropy(num_classes)
+        self.weight = weight
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        logits = logits.float()
+        gaps = logits.softmax(1) - functional.one_hot(targets, logits.shape[1])  # [N, K]
+        means = all_rows(gaps.mean(0, keepdim=True), training=self.training)  # [P, K]
+        return self.base(logits, targets) + self.weight * means.mean(0).abs().mean()
+
+
+class PairwiseConstraints(PointwiseLoss):
+    """-log p_y + binary_weight D + exclusion_weight E, averaged over the batch.
+
+    D = the mean over k != y of -log sigmoid(z_y - z_k): the true class is told from each other.
+    E = the mean over ordered pairs j != k of the K - 1 others of -log sigmoid(z_j - z_k) / 2,
+    which is least where these logits are equal. With K = 2 there is no such pair and E is 0.
+    Takes memory for N (K - 1)^2 numbers.
+
+    Args:
+        binary_weight, exclusion_weight: from 0.
+        variant: "code" also sums over j = k, which adds log 2 / (2 (K - 2)) to E and nothing to
+            the gradient; "paper" does not.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Cheng and Vasconcelos 2022, Calibrating Deep Neural Networks by Pairwise Constraints;
+        the codes of CALS and BalCAL.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        binary_weight: float = 0.1,
+        exclusion_weight: float = 1.0,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        what = "must be 0 or more"
+        in_range("loss.binary_weight", binary_weight, low=0, high=1e6, what=what)
+        in_range("loss.exclusion_weight", exclusion_weight, low=0, high=1e6, what=what)
+        one_of("loss.variant", variant, ("code", "paper"))
+        self.binary_weight, self.exclusion_weight = binary_weight, exclusion_weight
+        self.variant = variant
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        others = _others(logits, targets)  # [N, K - 1]
+        binary = functional.softplus(others - logits.gather(1, targets[:, None])).mean(1)
+        return (
+            -log_probability(logits, targets)
+            + self.binary_weight * binary
+            + self.exclusion_weight * self._exclusion(others)
+        )
+
+    def _exclusion(self, others: Tensor) -> Tensor:
+        count = others.shape[1]
+        if count < 2:
+            return torch.zeros_like(others[:, 0])
+        # -log sigmoid(-d) = softplus(d); the pairs j = k add log 2 each.
+        total = functional.softplus(others[:, None] - others[:, :, None]).sum((1, 2)) / 2
+        if self.variant == "paper":
+            total = total - count * math.log(2) / 2
+        return total / (count * (count - 1))
+
+
+def _others(logits: Tensor, targets: Tensor) -> Tensor:
+    """The logits of all classes but the true one, [N, K - 1], in order."""
+    place = torch.arange(logits.shape[1] - 1, device=logits.device)
+    return logits.gather(1, place + (place >= targets[:, None]))
+
+
+CONFIDENCES = ("softmax", "entropy", "margin")
+
+
+class CorrectnessRanking(RealLoss):
+    """-log p_y, averaged, + weight mean_i max(0, |s_i - s_j| - t (c_i - c_j)).
+
+    j is the next sample of the batch, for the last one the first; c is the confidence and s the
+    share of a sample's right predictions in training so far; t = sign(s_i - s_j), and pairs with
+    t = 0 count 0. A batch enters the history after its own loss. Batch and history are those of
+    all processes.
+
+    Args:
+        weight: from 0.
+        confidence: "softmax" is max_k p_k; "entropy" is sum_k p_k log p_k / log K, in [-1, 0];
+            "margin" is the largest p_k less the second.
+        num_samples: images of the training set, which `indices` number from 0.
+        variant: "code" has s = (r - min r) / max(1, E - min r), r the right predictions of a
+            sample, the minimum over all samples and E the epochs completed; the official code
+            takes max(1, E) - min r and divides by 0 where all samples were always right. "paper"
+            has s = r / (times seen).
+    Raises:
+        InputError: a value out of range.
+        ValueError: indices are missing, or a training batch of one sample, which has no pair.
+
+    Source: Moon et al. 2020, Confidence-Aware Learning, and its official code.
+    """
+
+    right: Tensor  # [num_samples] int64, right predictions of each training sample
+    seen: Tensor  # [num_samples] int64, times it was in a batch
+    epochs: Tensor  # [1] int64, epochs completed
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        confidence: Literal["softmax", "entropy", "margin"] = "softmax",
+        num_samples: int = 0,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        one_of("loss.confidence", confidence, CONFIDENCES)
+        what = "give the number of training images, at least 1"
+        in_range("loss.num_samples", num_samples, low=1, what=what, whole=True)
+        one_of("loss.variant", variant, ("code", "paper"))
+        self.weight, self.confidence, self.variant = weight, confidence, variant
+        self.register_buffer("right", torch.zeros(num_samples, dtype=torch.long))
+        self.register_buffer("seen", torch.zeros(num_samples, dtype=torch.long))
+        self.register_buffer("epochs", torch.zeros(1, dtype=torch.long))
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        if indices is None or indices.shape != targets.shape:
+            found = None if indices is None else tuple(indices.shape)
+            raise ValueError(f"indices are {found}: CRL needs [{len(targets)}], one a sample")
+        logits = logits.float()
+        confidence = all_rows(self._confidence(logits), training=self.training)
+        known = torch.stack([indices, logits.argmax(1) == targets], dim=1)
+        indices, right = all_rows(known, training=self.training).unbind(1)
+        if self.training and len(indices) < 2:
+            raise ValueError("logits have 1 row: CRL compares pairs of samples; give 2")
+        ranking = self._ranking(confidence, self._share(indices))
+        if self.training:
+            self.right.index_add_(0, indices, right)
+            self.seen.index_add_(0, indices, torch.ones_like(right))
+        return functional.cross_entropy(logits, targets) + self.weight * ranking
+
+    def end_epoch(self, feedback: Feedback) -> None:
+        self.epochs += 1
+
+    def _confidence(self, logits: Tensor) -> Tensor:
+        """c, [N]."""
+        if self.confidence == "entropy":
+            log_p = logits.log_softmax(1)
+            return (log_p.exp() * log_p).sum(1) / math.log(logits.shape[1])
+        largest = logits.softmax(1).topk(2, dim=1).values
+        return largest[:, 0] - largest[:, 1] if self.confidence == "margin" else largest[:, 0]
+
+    def _share(self, indices: Tensor) -> Tensor:
+        """s of these samples, [N] float32."""
+        if self.variant == "paper":
+            return self.right[indices] / self.seen[indices].clamp(min=1)
+        least = self.right.min()
+        return (self.right[indices] - least) / (self.epochs - least).clamp(min=1)
+
+    @staticmethod
+    def _ranking(confidence: Tensor, share: Tensor) -> Tensor:
+        ahead = share - share.roll(-1)
+        lead = confidence - confidence.roll(-1)
+        return (ahead.abs() - ahead.sign() * lead).relu().mean()
+
+
+EPS = 1e-10  # under the root, as in the official code: its gradient stays finite at 0
+EPS_PAIRS = 1e-5  # added to numbers of pairs, likewise
+
+
+class MMCE(RealLoss):
+    """-log p_y, averaged, + weight M, M = sum_ij (a_i - c_i)(a_j - c_j) k(c_i, c_j) / B^2.
+
+    c is the confidence max_k p_k, a is 1 where the prediction is right, and
+    k(c, d) = exp(-|c - d| / bandwidth). The B samples are those of all processes.
+
+    Args:
+        weight: from 0.
+        bandwidth: of the kernel, above 0.
+        variant: "code" adds M; "paper" its square root, which is the measure itself.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Kumar et al. 2018, Trainable Calibration Measures; the codes of MbLS and CALS.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        weight: float = 1.0,
+        bandwidth: float = 0.4,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        _check(weight, bandwidth, variant)
+        self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        logits = logits.float()
+        confidence, right = _confidence(logits, targets, training=self.training)
+        gap = right - confidence  # [B]
+        error = (gap[:, None] * gap * _kernel(confidence, self.bandwidth)).mean()
+        if self.variant == "paper":
+            error = _root(error)
+        return functional.cross_entropy(logits, targets) + self.weight * error
+
+
+class WeightedMMCE(RealLoss):
+    """-log p_y, averaged, + weight sqrt(M + 1e-10), right and wrong samples weighed apart.
+
+    With m right and n wrong samples, M = R / m^2 + W / n^2 - 2 X / (m n): R sums
+    (1 - c_i)(1 - c_j) k(c_i, c_j) over pairs of right samples, W c_i c_j k over pairs of wrong
+    ones, X (1 - c_i) c_j k over right i and wrong j; c and k as in `MMCE`. The penalty is 0
+    where all samples are right, or all wrong. The samples are those of all processes.
+
+    Args:
+        weight: from 0; 2 is focal_calibration's for CIFAR.
+        bandwidth: of the kernel, above 0.
+        variant: "paper" is that. "code" divides R, W and X, already means, by these numbers of
+            pairs once more, as all official codes do, so the penalty is very small.
+    Raises:
+        InputError: a value out of range.
+        ValueError: a training batch of one sample, which has no pair to compare.
+
+    Source: Kumar et al. 2018; the code of focal_calibration.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        weight: float = 2.0,
+        bandwidth: float = 0.4,
+        variant: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        _check(weight, bandwidth, variant)
+        self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
+
+    def forward(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        features: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        logits = logits.float()
+        confidence, right = _confidence(logits, targets, training=self.training)
+        if self.training and len(right) < 2:
+            text = "logits have 1 row: weighted MMCE compares right with wrong samples; give 2"
+            raise ValueError(text)
+        penalty = self._penalty(confidence, right)
+        return functional.cross_entropy(logits, targets) + self.weight * penalty
+
+    def _penalty(self, confidence: Tensor, right: Tensor) -> Tensor:
+        kernel = _kernel(confidence, self.bandwidth)
+        wrong = 1 - right
+        among_right, among_wrong = right * (1 - confidence), wrong * confidence
+
+        def of_pairs(left: Tensor, other: Tensor, pairs: Tensor) -> Tensor:
+            mean = (left[:, None] * other * kernel).sum() / pairs.clamp(min=1)
+            return mean if self.variant == "paper" else mean / (pairs + EPS_PAIRS)
+
+        m, n = right.sum(), wrong.sum()
+        error = (
+            of_pairs(among_right, among_right, m * m)
+            + of_pairs(among_wrong, among_wrong, n * n)
+            - 2 * of_pairs(among_right, among_wrong, m * n)
+        )
+        return torch.where((m > 0) & (n > 0), _root(error), 0.0)
+
+
+def _confidence(logits: Tensor, targets: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+    """c and a of all processes' samples, each [B] float32; c with its gradient."""
+    confidence, predicted = logits.softmax(1).max(1)
+    right = (predicted == targets).float()
+    rows = all_rows(torch.stack([confidence, right], dim=1), training=training)
+    return rows[:, 0], rows[:, 1].detach()
+
+
+def _kernel(confidence: Tensor, bandwidth: float) -> Tensor:
+    """k of all pairs, [B, B]."""
+    return (-(confidence[:, None] - confidence).abs() / bandwidth).exp()
+
+
+def _root(error: Tensor) -> Tensor:
+    """sqrt(M + 1e-10); M is not negative but for rounding."""
+    return (error.clamp(min=0) + EPS).sqrt()
+
+
+def _check(weight: float, bandwidth: float, variant: str) -> None:
+    in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+    in_range("loss.bandwidth", bandwidth, low=1e-6, high=1e6, what="must be above 0")
+    one_of("loss.variant", variant, ("code", "paper"))

@@ -1,0 +1,127 @@
+"""Losses that smooth labels or bound logits: label smoothing, margins, ACLS."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from calib.losses.base import PointwiseLoss, log_probability
+from calib.parameters import in_range
+
+
+class LabelSmoothing(PointwiseLoss):
+    """Cross-entropy against (1 - a) onehot + a/K, as in torch: the share a is over all classes.
+
+    Args:
+        smoothing: a, in [0, 1]; 0.05 is usual, 0.1 for CIFAR-100.
+    Raises:
+        InputError: smoothing is out of range.
+
+    Source: Szegedy et al. 2016, section 7.
+    """
+
+    def __init__(self, num_classes: int, *, smoothing: float = 0.05) -> None:
+        super().__init__()
+        in_range("loss.smoothing", smoothing, low=0, high=1, what="must lie in [0, 1]")
+        self.smoothing = smoothing
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = logits.new_full((), self.smoothing)  # made on the device: no wait
+        return blended_cross_entropy(logits, targets, smoothing, uniform_cross_entropy(logits))
+
+
+def uniform_cross_entropy(logits: Tensor) -> Tensor:
+    """Cross-entropy against the uniform distribution, mean_k(-log p_k), [N] from [N, K]."""
+    return -logits.log_softmax(1).mean(1)
+
+
+def blended_cross_entropy(
+    logits: Tensor, targets: Tensor, share: Tensor, penalty: Tensor
+) -> Tensor:
+    """(1 - a_n) (-log p_ny) + a_n penalty_n of each sample, [N].
+
+    Args:
+        logits, targets: [N, K] float32 and [N] int64.
+        share: a, [N] or one value. With `uniform_cross_entropy` as the penalty this is label
+            smoothing: the true class keeps 1 - a + a/K.
+        penalty: [N].
+    """
+    return (1 - share) * -log_probability(logits, targets) + share * penalty
+
+
+def check_margin(margin: float) -> None:
+    """Raises InputError unless it is 0 or more."""
+    in_range("loss.margin", margin, low=0, high=1e6, what="must be 0 or more")
+
+
+class MarginLabelSmoothing(PointwiseLoss):
+    """-log p_y + weight mean_k max(0, max_l z_l - z_k - margin), averaged over the batch.
+
+    The gradient flows through the largest logit as well.
+
+    Args:
+        margin: m, from 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        weight: of the penalty, from 0; 0.1 is meant for a mean over classes, as the official code
+            takes it (the paper writes a sum).
+    Raises:
+        InputError: a value out of range.
+
+    Source: Liu et al. 2022, The Devil is in the Margin, equation 5, and its official code.
+    """
+
+    def __init__(self, num_classes: int, *, margin: float = 6.0, weight: float = 0.1) -> None:
+        super().__init__()
+        check_margin(margin)
+        in_range("loss.weight", weight, low=0, high=1e6, what="must be 0 or more")
+        self.margin, self.weight = margin, weight
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        penalty = excess_over_margin(logits, self.margin).mean(1)
+        return -log_probability(logits, targets) + self.weight * penalty
+
+
+def excess_over_margin(logits: Tensor, margin: float) -> Tensor:
+    """max(0, max_l z_l - z_k - margin) of every logit, [N, K]."""
+    return functional.relu(logits.max(1, keepdim=True).values - logits - margin)
+
+
+class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
+    """-log p_y + weight (positive A + negative B), averaged over the batch.
+
+    A = max(0, z_max - margin)^2: the largest logit itself is kept below the margin.
+    B = the mean over the K - 1 others of max(0, sg(z_max) - z_k - margin)^2, where no gradient
+    flows through z_max. Of logits that tie for the largest, each adds A and none enters B, while
+    the divisor of B stays K - 1. All of this is as in the official code.
+
+    Args:
+        margin: from 0; 6 for CIFAR, 10 for Tiny-ImageNet.
+        positive, negative: weights of A and B, from 0.
+        weight: of both together, from 0.
+    Raises:
+        InputError: a value out of range.
+
+    Source: Park et al. 2023, ACLS, and its official code, losses/acls.py.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        margin: float = 10.0,
+        positive: float = 1.0,
+        negative: float = 0.1,
+        weight: float = 0.1,
+    ) -> None:
+        super().__init__()
+        check_margin(margin)
+        for name, value in (("positive", positive), ("negative", negative), ("weight", weight)):
+            in_range(f"loss.{name}", value, low=0, high=1e6, what="must be 0 or more")
+        self.margin, self.weight = margin, weight
+        self.positive, self.negative = positive, negative
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        largest = logits.max(1, keepdim=True).values  # [N, 1]
+        tops = logits == largest
+        top = functional.relu(largest - self.margin).square()[:, 0] * tops.sum(1)
+        others = functional.relu(largest.detach() - logits - self.margin).square()
+        rest = others.masked_fill(tops, 0).sum(1) / (logits.shape[1] - 1)
+        penalty = self.positive * top + self.negative * rest
+        return -log_probability(logits, targets) + self.weight * penalty

@@ -1,0 +1,241 @@
+"""The measures, and all of them at once."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calib.metrics.one_pass import (
+    Adaptive,
+    ClassBins,
+    Predictions,
+    ReliabilityBins,
+    as_given,
+    check_bins,
+    equal_mass,
+    equal_width,
+    read_predictions,
+)
+
+
+def expected_error(bins: ReliabilityBins) -> float:
+    """ECE = sum over bins of share * |confidence - accuracy|, in [0, 1].
+
+    With bins of equal width this is ECE, with bins of equal size adaptive ECE.
+
+    Source: Guo et al. 2017, eq. (3); Nguyen and O'Connor 2015 for equal size.
+    """
+    return (bins.share * bins.gap.abs()).sum().item()
+
+
+def over_error(bins: ReliabilityBins) -> float:
+    """O-ECE: the part of ECE from bins with confidence above accuracy.
+
+    Not `overconfidence_error`, which weights each bin by its confidence once more.
+    """
+    return (bins.share * bins.gap.clamp(min=0)).sum().item()
+
+
+def under_error(bins: ReliabilityBins) -> float:
+    """U-ECE: the part of ECE from bins with confidence below accuracy. O-ECE + U-ECE = ECE."""
+    return (bins.share * (-bins.gap).clamp(min=0)).sum().item()
+
+
+def maximum_error(bins: ReliabilityBins) -> float:
+    """MCE: the widest gap of any bin that holds samples, in [0, 1]. A tiny bin can decide it.
+
+    Source: Guo et al. 2017, eq. (5).
+    """
+    return bins.gap.abs().max().item()  # an empty bin has gap 0
+
+
+def classwise_error(bins: ClassBins) -> float:
+    """Mean over all K classes of the ECE of p_k against "the target is k", in [0, 1].
+
+    K is the width of the logits, so a class that is missing among the targets counts as well.
+
+    Source: Kull et al. 2019, eq. (2) with bins of equal width.
+    """
+    gaps = (bins.mass - bins.positives).abs()  # share * |mean p_k - frequency| is gap / N
+    return (gaps.sum() / (len(gaps) * bins.samples)).item()
+
+
+POINTS = 1 << 14  # cells of the grid on [0, 1]; at bandwidths from 0.001 the error is below 1e-6
+
+
+def smooth_error(confidence: Tensor, correct: Tensor) -> float:
+    """smECE: the bandwidth s at which the smoothed error of bandwidth s equals s, in [0, 1].
+
+    The smoothed error is the integral over t in [0, 1] of |mean_n (c_n - correct_n) K_s(t, c_n)|
+    with the reflected Gaussian kernel K_s. It falls as s grows, so there is one such s.
+
+    Args:
+        confidence, correct: [N] float64.
+
+    Source: Blasiok and Nakkiran 2024, definition 2 and section 4.
+    """
+    from scipy.optimize import brentq
+
+    found = spectrum(confidence, correct)
+    return float(brentq(lambda width: smoothed_error(found, width) - width, 0.0, 1.0, xtol=1e-10))
+
+
+def spectrum(confidence: Tensor, correct: Tensor) -> np.ndarray:
+    """Cosine coefficients of the residuals, each shared between its two nearest grid points."""
+    from scipy.fft import dct
+
+    place = confidence.numpy() * POINTS
+    left = np.minimum(place.astype(np.int64), POINTS - 1)
+    part, residual = place - left, (confidence - correct).numpy() / len(place)
+    grid: np.ndarray = np.bincount(left, (1 - part) * residual, minlength=POINTS + 1)
+    grid += np.bincount(left + 1, part * residual, minlength=POINTS + 1)
+    grid[1:-1] *= 0.5  # scipy counts the points between the ends twice
+    return np.asarray(dct(grid, type=1))
+
+
+def smoothed_error(coefficients: np.ndarray, bandwidth: float) -> float:
+    """The smoothed error at one bandwidth.
+
+    Reflecting a Gaussian at 0 and 1 without end is the same as damping cosines, so the kernel is
+    exact; cos(pi k t) becomes exp(-(pi k s)^2 / 2) cos(pi k t).
+    """
+    from scipy.fft import dct
+
+    frequency = np.pi * np.arange(len(coefficients))
+    damped = coefficients * np.exp(-((frequency * bandwidth) ** 2) / 2)
+    damped[-1] *= 2  # as the points above
+    heights = np.abs(dct(damped, type=1))
+    return float(np.trapezoid(heights, dx=1 / POINTS))
+
+
+@dataclass(frozen=True)
+class BrierParts:
+    """brier = reliability - resolution + uncertainty + within, to the last digits."""
+
+    reliability: float  # mean squared gap of the bins, from 0: what calibration can repair
+    resolution: float  # how far frequencies differ between bins, from 0: more is better
+    uncertainty: float  # sum_k f_k (1 - f_k) of the class frequencies: of the data alone
+    within: float  # what the spread inside bins adds; 0 if each bin holds one value; any sign
+
+
+def brier_parts(brier: float, bins: ClassBins) -> BrierParts:
+    """Split the mean Brier score of several classes, class by class over bins of p_k.
+
+    `within` is the variance of p_k inside bins less twice its covariance with "the target is k"
+    there, summed over classes.
+
+    Source: Murphy 1973; the two parts inside bins are Stephenson et al. 2008, eq. (6).
+    """
+    share, positives = bins.count.double() / bins.samples, bins.positives.double()  # [K, M]
+    safe = bins.count.clamp(min=1)
+    mean, frequency = bins.mass / safe, positives / safe
+    overall = positives.sum(1, keepdim=True) / bins.samples  # [K, 1]
+    reliability = (share * (mean - frequency).square()).sum().item()
+    resolution = (share * (frequency - overall).square()).sum().item()
+    uncertainty = (overall * (1 - overall)).sum().item()
+    within = brier - (reliability - resolution + uncertainty)
+    return BrierParts(reliability, resolution, uncertainty, within)
+
+
+def risk_coverage_area(confidence: Tensor, correct: Tensor) -> float:
+    """AURC = 1/N sum_{k=1..N} (share of errors among the k most confident samples), in [0, 1].
+
+    Samples of equal confidence share their mean error, the expectation over their orders.
+
+    Args:
+        confidence, correct: [N] float64.
+
+    Source: Geifman, Uziel and El-Yaniv 2019, eq. (4). Libraries that take the trapezoid over
+    k/N and divide by 1 - 1/N differ by at most 1/N.
+    """
+    order = confidence.argsort(descending=True)
+    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
+    kept = torch.arange(1, len(order) + 1, dtype=torch.float64)
+    return ((errors / ties)[tie].cumsum(0) / kept).mean().item()
+
+
+def overconfidence_error(bins: ReliabilityBins) -> float:
+    """OE = sum over bins of share * confidence * max(0, confidence - accuracy), in [0, 1].
+
+    Source: Thulasidasan et al. 2019, eq. (3); the OE that CSM and RankMixup print.
+    """
+    return (bins.share * bins.confidence * bins.gap.clamp(min=0)).sum().item()
+
+
+def underconfidence_error(bins: ReliabilityBins) -> float:
+    """UE = sum over bins of share * confidence * max(0, accuracy - confidence), in [0, 1].
+
+    Source: the UE that CSM and RankMixup print, the counterpart of OE.
+    """
+    return (bins.share * bins.confidence * (-bins.gap).clamp(min=0)).sum().item()
+
+
+@dataclass(frozen=True)
+class CalibrationMetrics:
+    """Fractions in [0, 1], save nll (nats, from 0), brier and its parts (in [-2, 2])."""
+
+    accuracy: float
+    ece: float  # bins of equal width, top label
+    adaptive_ece: float  # bins of equal size, top label
+    classwise_ece: float  # mean over classes
+    smooth_ece: float  # a kernel, no bins, top label
+    mce: float
+    over_ece: float  # over_ece + under_ece = ece
+    under_ece: float
+    nll: float
+    brier: float  # = brier_reliability - brier_resolution + brier_uncertainty + brier_within
+    brier_reliability: float
+    brier_resolution: float
+    brier_uncertainty: float
+    brier_within: float
+    aurc: float  # area under the risk-coverage curve
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def calibration_metrics(
+    logits: Tensor, targets: Tensor, bins: int = 15, *, adaptive: Adaptive = "split"
+) -> CalibrationMetrics:
+    """Measure one set of predictions.
+
+    Args:
+        logits: [N, K] float, before softmax. Softmax is taken in float32 (of float64 logits in
+            float64), sums over samples in float64.
+        targets: [N] int, class numbers in 0..K-1.
+        bins: for every binned measure; bins of equal width are (l, u].
+        adaptive: which bins of equal size: see `calib.metrics.one_pass.equal_mass`.
+    Raises:
+        ValueError: see `calib.metrics.one_pass.as_given`; or bins below 1.
+    """
+    check_bins(bins)
+    found = read_predictions(*as_given(logits, targets), bins)
+    return summarise(found, bins, adaptive=adaptive)
+
+
+def summarise(found: Predictions, bins: int, *, adaptive: Adaptive = "split") -> CalibrationMetrics:
+    """The measures of what one pass found; `bins` as in that pass."""
+    confidence, correct = found.confidence, found.correct
+    width = equal_width(confidence, correct, bins, precision=found.precision)
+    mass = equal_mass(confidence, correct, bins, variant=adaptive, precision=found.precision)
+    brier = found.brier.mean().item()
+    parts = brier_parts(brier, found.classes)
+    return CalibrationMetrics(
+        accuracy=correct.mean().item(),
+        ece=expected_error(width),
+        adaptive_ece=expected_error(mass),
+        classwise_ece=classwise_error(found.classes),
+        smooth_ece=smooth_error(confidence, correct),
+        mce=maximum_error(width),
+        over_ece=over_error(width),
+        under_ece=under_error(width),
+        nll=found.nll.mean().item(),
+        brier=brier,
+        brier_reliability=parts.reliability,
+        brier_resolution=parts.resolution,
+        brier_uncertainty=parts.uncertainty,
+        brier_within=parts.within,
+        aurc=risk_coverage_area(confidence, correct),
+    )

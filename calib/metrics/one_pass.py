@@ -1,0 +1,341 @@
+"""Inputs of the measures, and what one pass over them gives: predictions, bins, bins of classes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def checked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """`as_given` in float64, for what is fitted to logits. [N, K] and int64 [N]."""
+    logits, targets = as_given(logits, targets)
+    return logits.double(), targets
+
+
+def as_given(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same values on the CPU without gradient, at least float32 [N, K] and int64 [N].
+
+    Raises:
+        ValueError: wrong shapes or types, no samples, a logit that is not finite, or a target
+            that is no class; the text names the first such value.
+    """
+    if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
+        raise ValueError(
+            f"logits are {logits.dtype} {tuple(logits.shape)}: give float [N, K] with K >= 2"
+        )
+    if targets.shape != logits.shape[:1]:
+        wanted = f"[{logits.shape[0]}], one target a row of logits"
+        raise ValueError(f"targets have shape {tuple(targets.shape)}: give {wanted}")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ValueError(f"targets are {targets.dtype}: give class numbers")
+    if len(logits) == 0:
+        raise ValueError("logits have 0 rows: give at least one sample")
+    logits, targets = logits.detach().cpu(), targets.detach().cpu().long()
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    _refuse_bad_values(logits, targets)
+    return logits, targets
+
+
+def check_bins(bins: int) -> None:
+    """Raises ValueError unless `bins` is a positive whole number."""
+    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins = {bins}: give a whole number of at least 1")
+
+
+def _refuse_bad_values(logits: Tensor, targets: Tensor) -> None:
+    # One value that is not finite makes the sum so; a sum can also overflow, hence the look.
+    bad = torch.empty(0) if logits.sum().isfinite() else (~logits.isfinite()).nonzero()
+    if len(bad):
+        row, column = bad[0].tolist()
+        found = f"logits[{row}, {column}] = {logits[row, column].item()}"
+        raise ValueError(f"{found}: every logit must be finite")
+    classes = logits.shape[1]
+    wrong = ((targets < 0) | (targets >= classes)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        found = f"targets[{row}] = {targets[row].item()}"
+        raise ValueError(f"{found}: must lie in 0..{classes - 1}, as logits have {classes} columns")
+
+
+PART = 1 << 17  # values: 0.5 MB of float32; half and twice as many took longer
+
+
+@dataclass(frozen=True)
+class SoftmaxRows:
+    """Some rows, in the order of the logits."""
+
+    highest: Tensor  # [B], the row's largest logit
+    exponentials: Tensor  # [B, K], exp(logits - highest)
+    rest: Tensor  # [B] float64, their sum but the 1 of the largest
+
+
+def softmax_rows(logits: Tensor) -> Iterator[SoftmaxRows]:
+    """Walk over checked logits [N, K].
+
+    Exponentials keep the precision of the logits, whose own rounding weighs more than theirs.
+    They are summed in float64: 1 / (1 + rest) tells 1 - 1e-9 from 1 - 1e-12.
+    """
+    for part in logits.split(max(1, PART // logits.shape[1])):
+        highest = part.amax(1, keepdim=True)
+        exponentials = (part - highest).exp_()
+        yield SoftmaxRows(highest[:, 0], exponentials, exponentials.sum(1, dtype=torch.float64) - 1)
+
+
+def hits(logits: Tensor, targets: Tensor, *, highest: Tensor, rest: Tensor) -> Tensor:
+    """Whether the predicted class is the target, bool [N]; of equal logits the first is predicted.
+
+    Looking for where the largest logit is costs more than all the rest, so it is done only for
+    rows in which another may be equal.
+    """
+    right = logits.gather(1, targets[:, None])[:, 0] == highest
+    doubtful = (right & (rest >= 1)).nonzero()[:, 0]  # an equal logit adds another 1
+    first = torch.from_numpy(logits[doubtful].numpy().argmax(1))
+    right[doubtful] = first == targets[doubtful]
+    return right
+
+
+Adaptive = Literal["split", "code"]
+
+FEW_EDGES = 32  # so few comparisons of everything are several times faster than a search
+
+
+@dataclass(frozen=True)
+class ReliabilityBins:
+    """Mean confidence and accuracy of the samples in each bin, lowest confidence first."""
+
+    count: Tensor  # [M] int64, samples in the bin
+    confidence: Tensor  # [M] float64 in [0, 1]; 0 where the bin is empty
+    accuracy: Tensor  # [M] float64 in [0, 1]; 0 where the bin is empty
+    samples: int  # N, also those that no bin holds
+
+    @property
+    def share(self) -> Tensor:
+        """[M] float64: the part of all samples that is in each bin."""
+        return self.count.double() / self.samples
+
+    @property
+    def gap(self) -> Tensor:
+        """[M] float64 in [-1, 1]: confidence minus accuracy, above 0 where overconfident."""
+        return self.confidence - self.accuracy
+
+
+def reliability_bins(logits: Tensor, targets: Tensor, bins: int = 15) -> ReliabilityBins:
+    """The data of a reliability diagram: bins of equal width over the top-label confidence.
+
+    Args:
+        logits: [N, K] float, before softmax.
+        targets: [N] int, class numbers.
+        bins: M; bin m holds confidences in (m/M, (m+1)/M].
+    Raises:
+        ValueError: see `calib.metrics.one_pass.as_given`; or bins below 1.
+    """
+    check_bins(bins)
+    logits, targets = as_given(logits, targets)
+    return equal_width(*top_label(logits, targets), bins, precision=logits.dtype)
+
+
+def top_label(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence of the predicted class, and 1 where it is right: [N] and [N] float64.
+
+    Args:
+        logits, targets: [N, K] and [N], checked.
+    """
+    parts = [(rows.highest, rows.rest) for rows in softmax_rows(logits)]
+    highest, rest = (torch.cat(part) for part in zip(*parts, strict=True))
+    return 1 / (1 + rest), hits(logits, targets, highest=highest, rest=rest).double()
+
+
+def inner_edges(bins: int, precision: torch.dtype) -> Tensor:
+    """The M - 1 values between bins of equal width, rounded as the confidences are."""
+    check_bins(bins)
+    return (torch.arange(1, bins, dtype=torch.float64) / bins).to(precision)
+
+
+def bin_of(values: Tensor, edges: Tensor) -> Tensor:
+    """Which bin each value is in, int64 [N]; a value on an edge belongs to the bin below it.
+
+    Args:
+        values: [N], none of them NaN.
+        edges: [M - 1] ascending, of the same type.
+    """
+    if len(edges) > FEW_EDGES:
+        return torch.bucketize(values, edges)
+    place = torch.zeros(values.shape, dtype=torch.uint8)
+    for edge in edges:
+        place += values > edge
+    return place.long()
+
+
+def equal_width(
+    confidence: Tensor, correct: Tensor, bins: int, *, precision: torch.dtype = torch.float64
+) -> ReliabilityBins:
+    """Bins (l, u] of width 1/bins; a value on an edge belongs to the bin below it.
+
+    Args:
+        confidence, correct: [N] float64.
+        precision: of the logits. A float32 confidence of 0.6 lies on the edge 9/15 because both
+            are rounded to float32 before they are compared, as in the official code.
+    """
+    place = bin_of(confidence.to(precision), inner_edges(bins, precision))
+    return _averaged(confidence, correct, place, bins)
+
+
+def equal_mass(
+    confidence: Tensor,
+    correct: Tensor,
+    bins: int,
+    *,
+    variant: Adaptive = "split",
+    precision: torch.dtype = torch.float64,
+) -> ReliabilityBins:
+    """Bins that hold the same number of samples, as nearly as that goes.
+
+    Args:
+        confidence, correct: [N] float64.
+        variant: "split" sorts the samples and splits them evenly; the first N mod M bins get one
+            more. Equal confidences that fall on a border could go either way: they share their
+            mean correctness, so that the order of the samples does not matter. "code" puts edges
+            at every (N/M)-th sorted confidence, interpolated, as the official code of focal
+            calibration and its descendants does; bins are (l, u], so the samples at the lowest
+            confidence are in none, and equal confidences merge bins.
+        precision: of the logits, to which "code" rounds confidences and edges.
+    """
+    check_bins(bins)
+    if variant == "code":
+        return _between_quantiles(confidence, correct, bins, precision)
+    order = confidence.argsort()
+    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
+    correct = (torch.zeros(len(ties)).double().index_add_(0, tie, correct[order]) / ties)[tie]
+    place = torch.arange(bins).repeat_interleave(equal_sizes(len(order), bins))
+    return _averaged(confidence[order], correct, place, bins)
+
+
+def equal_sizes(samples: int, bins: int) -> Tensor:
+    """[M] int64 that sum to `samples` and differ by at most 1, the larger ones first."""
+    return samples // bins + (torch.arange(bins) < samples % bins).long()
+
+
+def _between_quantiles(
+    confidence: Tensor, correct: Tensor, bins: int, precision: torch.dtype
+) -> ReliabilityBins:
+    samples, values = len(confidence), confidence.to(precision)
+    places = np.linspace(0, samples, bins + 1)
+    edges = np.interp(places, np.arange(samples), values.sort().values.numpy())
+    place = torch.bucketize(values, torch.from_numpy(edges).to(precision))
+    # Place 0 is at or below the lowest edge, in no bin.
+    found = _averaged(confidence, correct, place, bins + 1)
+    return ReliabilityBins(found.count[1:], found.confidence[1:], found.accuracy[1:], samples)
+
+
+def _averaged(confidence: Tensor, correct: Tensor, bin_of: Tensor, bins: int) -> ReliabilityBins:
+    count = torch.bincount(bin_of, minlength=bins)
+    safe = count.clamp(min=1)  # an empty bin has sums 0
+    return ReliabilityBins(
+        count=count,
+        confidence=torch.bincount(bin_of, confidence, minlength=bins) / safe,
+        accuracy=torch.bincount(bin_of, correct, minlength=bins) / safe,
+        samples=len(bin_of),
+    )
+
+
+@dataclass(frozen=True)
+class ClassBins:
+    """Bins of equal width (l, u] over p_k, for each class k."""
+
+    samples: int  # N; every sample is in one bin of each class
+    count: Tensor  # [K, M] int64
+    mass: Tensor  # [K, M] float64, sum of p_k
+    positives: Tensor  # [K, M] int64, samples whose target is k
+
+
+class ClassBinsSum:
+    """Sums ClassBins over parts of the samples.
+
+    At most M - 1 of a row's probabilities lie above 1/M, so only those are put into bins; the
+    lowest bin of a class is what is left of its total.
+
+    Args:
+        precision: that of the probabilities; edges are rounded to it.
+    """
+
+    def __init__(self, num_classes: int, bins: int, *, precision: torch.dtype) -> None:
+        self.shape = num_classes, bins
+        self.edges = inner_edges(bins, precision)
+        self.samples = 0
+        self.total = torch.zeros(num_classes, dtype=torch.float64)  # sum of p_k
+        self.high: list[tuple[Tensor, Tensor]] = []  # class and p_k of those above 1/M
+        self.of_target: list[tuple[Tensor, Tensor]] = []  # class y and p_y
+
+    def add(self, probabilities: Tensor, targets: Tensor) -> None:
+        """[B, K] and [B]."""
+        self.samples += len(targets)
+        self.total += probabilities.sum(0, dtype=torch.float64)
+        if len(self.edges):
+            flat = probabilities.view(-1)
+            place = (flat > self.edges[0]).nonzero()[:, 0]
+            self.high.append((place % self.shape[0], flat[place]))
+        self.of_target.append((targets, probabilities.gather(1, targets[:, None])[:, 0]))
+
+    def finish(self) -> ClassBins:
+        count = torch.zeros(self.shape, dtype=torch.int64)
+        mass = torch.zeros(self.shape, dtype=torch.float64)
+        if self.high:
+            classes, values = (torch.cat(part) for part in zip(*self.high, strict=True))
+            place = self._place(classes, values)
+            size = count.numel()
+            count += torch.bincount(place, minlength=size).view(self.shape)
+            mass += torch.bincount(place, values.double(), minlength=size).view(self.shape)
+        count[:, 0] = self.samples - count.sum(1)
+        # Rounding alone could leave less than nothing.
+        mass[:, 0] = (self.total - mass.sum(1)).clamp(min=0)
+        targets, values = (torch.cat(part) for part in zip(*self.of_target, strict=True))
+        place = self._place(targets, values)
+        positives = torch.bincount(place, minlength=count.numel()).view(self.shape)
+        return ClassBins(self.samples, count, mass, positives)
+
+    def _place(self, classes: Tensor, values: Tensor) -> Tensor:
+        return classes * self.shape[1] + bin_of(values, self.edges)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What each sample contributes; means over samples are the measures."""
+
+    confidence: Tensor  # [N] float64 in (0, 1], probability of the predicted class
+    correct: Tensor  # [N] float64, 1 where the predicted class is the target
+    nll: Tensor  # [N] float64, -log p_y in nats
+    brier: Tensor  # [N] float64 in [0, 2], sum_k (p_k - [y = k])^2
+    precision: torch.dtype  # of the logits; confidences are put into bins in it
+    classes: ClassBins
+
+
+def read_predictions(logits: Tensor, targets: Tensor, bins: int) -> Predictions:
+    """One pass over checked logits [N, K] and targets [N]."""
+    parts, start = [], 0
+    classes = ClassBinsSum(logits.shape[1], bins, precision=logits.dtype)
+    for rows in softmax_rows(logits):
+        wanted = targets[start : start + len(rows.rest)]
+        start += len(wanted)
+        probabilities = rows.exponentials.div_((1 + rows.rest).to(logits.dtype)[:, None])
+        classes.add(probabilities, wanted)
+        found = probabilities.gather(1, wanted[:, None])[:, 0]
+        squares = torch.linalg.vecdot(probabilities, probabilities)
+        parts.append((rows.highest, rows.rest, found.double(), squares.double()))
+    highest, rest, found, squares = (torch.cat(part) for part in zip(*parts, strict=True))
+    behind = highest - logits.gather(1, targets[:, None])[:, 0]
+    others = (squares - found.square()).clamp(min=0)  # below 0 by rounding alone
+    return Predictions(
+        confidence=1 / (1 + rest),
+        correct=hits(logits, targets, highest=highest, rest=rest).double(),
+        nll=rest.log1p() + behind.double(),
+        brier=(1 - found).square() + others,
+        precision=logits.dtype,
+        classes=classes.finish(),
+    )
+
+
+# Of adaptive ECE: the sorted samples split evenly, or edges as the official code finds them.

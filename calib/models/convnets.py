@@ -1,0 +1,346 @@
+"""Convolutional networks of the papers: LeNet, ResNet, WideResNet, DenseNet."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calib.models.base import ImageClassifier, parameterised
+from calib.parameters import in_range
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut, projected where the shape changes (option B)."""
+
+    expansion = 1  # output channels per channel of the stage
+
+    def __init__(self, channels_in: int, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(channels_in, channels, 3, stride=stride)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = convolution(channels, channels, 3)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut = projection(channels_in, channels, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, the last four times as wide; the 3x3 one has the stride."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(channels_in, channels, 1)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = convolution(channels, channels, 3, stride=stride)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv3 = convolution(channels, 4 * channels, 1)
+        self.norm3 = nn.BatchNorm2d(4 * channels)
+        self.shortcut = projection(channels_in, 4 * channels, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norm1(self.conv1(x)))
+        inner = functional.relu(self.norm2(self.conv2(inner)))
+        return functional.relu(self.norm3(self.conv3(inner)) + self.shortcut(x))
+
+
+class PreActivationBlock(nn.Module):
+    """Two 3x3 convolutions, each after its norm and ReLU; a bare projection beside them."""
+
+    expansion = 1
+
+    def __init__(self, channels_in: int, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(channels_in)
+        self.conv1 = convolution(channels_in, channels, 3, stride=stride)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv2 = convolution(channels, channels, 3)
+        self.projects = stride != 1 or channels_in != channels
+        self.shortcut: nn.Module = nn.Identity()
+        if self.projects:
+            self.shortcut = convolution(channels_in, channels, 1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = functional.relu(self.norm1(x))
+        inner = self.conv2(functional.relu(self.norm2(self.conv1(active))))
+        shortcut: Tensor = self.shortcut(active if self.projects else x)
+        return inner + shortcut
+
+
+Block = BasicBlock | Bottleneck | PreActivationBlock
+
+
+def stage(
+    block: type[Block], channels_in: int, channels: int, *, blocks: int, stride: int
+) -> nn.Sequential:
+    """Blocks in a row, the first of which changes the shape; channels x expansion come out."""
+    first = block(channels_in, channels, stride=stride)
+    rest = [block(channels * block.expansion, channels, stride=1) for _ in range(blocks - 1)]
+    return nn.Sequential(first, *rest)
+
+
+def projection(channels_in: int, channels: int, *, stride: int) -> nn.Module:
+    """The shortcut of a block: a normed 1x1 convolution where the shape changes."""
+    if stride == 1 and channels_in == channels:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+    )
+
+
+def convolution(channels_in: int, channels: int, size: int, *, stride: int = 1) -> nn.Conv2d:
+    """Without bias, padded to keep the size, with weights after He et al. 2015."""
+    conv = nn.Conv2d(channels_in, channels, size, stride=stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+# Three stages of basic blocks, depth = 6n + 2: He et al. 2016, section 4.2.
+THREE_STAGES = {8: 1, 14: 2, 20: 3, 32: 5, 44: 7, 56: 9, 110: 18}
+# Four stages: He et al. 2016, table 1, on a 3x3 stem. The last is the ResNet-110 of
+# focal_calibration and the papers that build on it, 32 times as large as the one above.
+FOUR_STAGES: dict[str, tuple[type[Block], tuple[int, ...]]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+    "resnet101": (Bottleneck, (3, 4, 23, 3)),
+    "resnet152": (Bottleneck, (3, 8, 36, 3)),
+    "resnet110_bottleneck": (Bottleneck, (3, 4, 26, 3)),
+}
+
+
+class ResNet(ImageClassifier):
+    """Stages of residual blocks behind a 3x3 convolution of stride 1, without max pooling.
+
+    Every stage but the first halves the image. Features are >= 0.
+
+    Args:
+        num_classes: K.
+        block: of which the stages consist.
+        blocks: in each stage.
+        widths: channels of each stage, before the block's expansion.
+        stem: channels of the first convolution.
+        grid: the last map is averaged to grid x grid pixels, all of which are features, so
+            D = grid^2 expansion widths[-1].
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        block: type[Block],
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        stem: int,
+        grid: int = 1,
+    ) -> None:
+        super().__init__()
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        parts["stem"] = nn.Sequential(convolution(3, stem, 3), nn.BatchNorm2d(stem), nn.ReLU())
+        channels = stem
+        for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
+            parts[f"stage{number}"] = stage(
+                block, channels, width, blocks=count, stride=1 if number == 1 else 2
+            )
+            channels = width * block.expansion
+        parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(grid), nn.Flatten())
+        self.num_features = channels * grid**2
+        self.features: nn.Module = nn.Sequential(parts)
+        self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
+
+    def freezing_order(self) -> list[nn.Module]:
+        """Classifier, blocks from the last to the first, stem: 10 parts of a ResNet-18."""
+        stem, *stages = parameterised(self.features.children())
+        blocks = [block for stage in stages for block in stage.children()]
+        return [self.classifier, *reversed(blocks), stem]
+
+
+def _three_stages(blocks: int) -> Callable[..., ResNet]:
+    def build(num_classes: int, *, width: int = 16) -> ResNet:
+        _check_width(width)
+        widths = (width, 2 * width, 4 * width)
+        return ResNet(num_classes, block=BasicBlock, blocks=[blocks] * 3, widths=widths, stem=width)
+
+    return build
+
+
+def _four_stages(block: type[Block], blocks: Sequence[int], *, grid: int) -> Callable[..., ResNet]:
+    def build(num_classes: int, *, width: int = 64) -> ResNet:
+        _check_width(width)
+        widths = tuple(width * 2**number for number in range(4))
+        return ResNet(num_classes, block=block, blocks=blocks, widths=widths, stem=width, grid=grid)
+
+    return build
+
+
+def _check_width(width: int) -> None:
+    in_range("model.width", width, low=1, what="give a whole number of at least 1", whole=True)
+
+
+RESNETS: dict[str, Callable[..., ResNet]] = {
+    f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
+}
+RESNETS |= {name: _four_stages(*parts, grid=1) for name, parts in FOUR_STAGES.items()}
+# As the official calibration code has them for Tiny-ImageNet, 64 pixels.
+RESNETS |= {f"{name}_tiny": _four_stages(*parts, grid=2) for name, parts in FOUR_STAGES.items()}
+
+
+STEM = 16  # channels of the first convolution
+
+
+class WideResNet(ImageClassifier):
+    """Three stages of pre-activation blocks: WRN-(6n+4)-k. Features are >= 0.
+
+    Args:
+        num_classes: K.
+        blocks: n, in each stage.
+        widening: k; stages have 16k, 32k and 64k channels, the last is D.
+
+    Source: Zagoruyko and Komodakis 2016, table 1, without dropout.
+    """
+
+    def __init__(self, num_classes: int, *, blocks: int, widening: int) -> None:
+        super().__init__()
+        widths = [STEM * widening * factor for factor in (1, 2, 4)]
+        parts: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, STEM, 3))
+        for number, (before, width) in enumerate(zip([STEM, *widths], widths, strict=False), 1):
+            parts[f"stage{number}"] = stage(
+                PreActivationBlock, before, width, blocks=blocks, stride=1 if number == 1 else 2
+            )
+        parts["norm"] = nn.BatchNorm2d(widths[-1])
+        parts["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.num_features = widths[-1]
+        self.features: nn.Module = nn.Sequential(parts)
+        self.classifier: nn.Module = nn.Linear(self.num_features, num_classes)
+
+    def freezing_order(self) -> list[nn.Module]:
+        """Classifier, the last norm, blocks from the last to the first, stem."""
+        stem, *stages, norm = parameterised(self.features.children())
+        blocks = [block for stage in stages for block in stage.children()]
+        return [self.classifier, norm, *reversed(blocks), stem]
+
+
+def _of_depth(depth: int, widening: int) -> Callable[..., WideResNet]:
+    def build(num_classes: int) -> WideResNet:
+        return WideResNet(num_classes, blocks=(depth - 4) // 6, widening=widening)
+
+    return build
+
+
+def _wrn26_10(num_classes: int) -> ResNet:
+    # 26 is no 6n + 4: the WRN-26-10 of focal_calibration and the papers that build on it is a
+    # ResNet of 6n + 2 layers, with norms behind the convolutions, ten times as wide.
+    widths = tuple(STEM * 10 * factor for factor in (1, 2, 4))
+    return ResNet(num_classes, block=BasicBlock, blocks=(4, 4, 4), widths=widths, stem=STEM)
+
+
+WIDE_RESNETS: dict[str, Callable[..., ImageClassifier]] = {
+    "wrn26_10": _wrn26_10,
+    "wrn28_10": _of_depth(28, 10),
+    "wrn40_2": _of_depth(40, 2),
+}
+
+
+class DenseLayer(nn.Module):
+    """Adds `growth` channels to what it sees, by a 1x1 and a 3x3 convolution."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv1 = convolution(channels, 4 * growth, 1)
+        self.norm2 = nn.BatchNorm2d(4 * growth)
+        self.conv2 = convolution(4 * growth, growth, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.conv1(functional.relu(self.norm1(x)))
+        new = self.conv2(functional.relu(self.norm2(inner)))
+        return torch.cat([x, new], dim=1)
+
+
+class DenseNet(ImageClassifier):
+    """Dense blocks behind a 3x3 convolution; each transition halves channels and image.
+
+    Features are >= 0.
+
+    Args:
+        num_classes: K.
+        blocks: layers in each dense block.
+        growth: channels that a layer adds.
+
+    Source: Huang et al. 2017, DenseNet-BC, with the stem of the official calibration code.
+    """
+
+    def __init__(self, num_classes: int, *, blocks: Sequence[int], growth: int) -> None:
+        super().__init__()
+        channels = 2 * growth
+        parts: OrderedDict[str, nn.Module] = OrderedDict(stem=convolution(3, channels, 3))
+        for number, layers in enumerate(blocks, start=1):
+            if number > 1:
+                parts[f"transition{number - 1}"] = _transition(channels, channels // 2)
+                channels //= 2
+            parts[f"dense{number}"] = nn.Sequential(
+                *[DenseLayer(channels + growth * n, growth) for n in range(layers)]
+            )
+            channels += growth * layers
+        parts["norm"] = nn.BatchNorm2d(channels)
+        parts["pool"] = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.num_features = channels
+        self.features: nn.Module = nn.Sequential(parts)
+        self.classifier: nn.Module = nn.Linear(channels, num_classes)
+
+
+def densenet121(num_classes: int) -> DenseNet:
+    """DenseNet-121: D = 1024."""
+    return DenseNet(num_classes, blocks=(6, 12, 24, 16), growth=32)
+
+
+def _transition(channels_in: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.BatchNorm2d(channels_in),
+        nn.ReLU(),
+        convolution(channels_in, channels, 1),
+        nn.AvgPool2d(2),
+    )
+
+
+class LeNet(ImageClassifier):
+    """Two 5x5 convolutions and two hidden layers, with today's ReLU and max pooling.
+
+    Without batch norms it fits a small training set far beyond what it is sure of, which makes
+    it the quickest honest example of overconfidence.
+
+    Args:
+        num_classes: K.
+        width: multiplies every layer; D = 84 width.
+    Raises:
+        InputError: width is not a whole number of at least 1.
+
+    Source: LeCun et al. 1998, section II.B.
+    """
+
+    def __init__(self, num_classes: int, *, width: int = 1) -> None:
+        super().__init__()
+        what = "give a whole number of at least 1"
+        in_range("model.width", width, low=1, what=what, whole=True)
+        self.num_features = 84 * width
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 6 * width, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6 * width, 16 * width, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(5),  # nothing at 32 pixels; other sizes fit as well
+            nn.Flatten(),
+            nn.Linear(400 * width, 120 * width),
+            nn.ReLU(),
+            nn.Linear(120 * width, 84 * width),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(self.num_features, num_classes)

@@ -1,0 +1,440 @@
+"""One self-contained HTML page that shows what was made, trained and measured."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
+from calib.results import (
+    ACCURACY,
+    ECE,
+    NLL,
+    Measure,
+    Method,
+    Summary,
+    by_data,
+    compare,
+    load_evaluation,
+    load_methods,
+    merged_versions,
+    shown_in,
+)
+from calib.run_folder import CONFIG, DATA
+from calib.tables import DASH, MAIN_KINDS, Line, comparison, details, differences
+from data.dataset import MixedDataset
+from data.files import read_json, write_atomically
+from data.pages import Series, fixed, page_environment, series_figure
+from data.quality import Agreement, SeriesQuality, series_quality, spearman, weight_curve
+from data.series import spread_over_sets
+
+JUDGED = (ECE, NLL, ACCURACY)
+OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
+NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
+RHO = "\N{GREEK SMALL LETTER RHO}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of several mixed datasets that differ in noise, and how a judge read its end points."""
+
+    label: str
+    dataset: MixedDataset
+    agreement: Agreement | Mapping[str, Any]
+
+
+def write_report(
+    path: Path,
+    *,
+    runs: Sequence[Path],
+    mixed: MixedDataset | str | None,
+    agreement: Agreement | Mapping[str, Any] | None,
+    facts: Mapping[str, Any],
+    title: str,
+    compared: Sequence[Compared] = (),
+) -> None:
+    """Write one self-contained HTML page; no script, nothing loaded from elsewhere.
+
+    Args:
+        runs: finished run folders; the first method on a dataset is the baseline there.
+        mixed: the mixed dataset, or the URL of its root; None for runs without.
+        agreement: what `endpoint_agreement` returned, or None if it was not measured; may add
+            "classifier", a sentence on who judged, and "label_gap" with "alpha_gap", what
+            `label_gap` gave for the stored labels and for `mixture_labels`.
+        facts: what else to show. Known keys: "seconds" {stage: s}, "splits" {name: images},
+            "versions" {library: version}, "limits" [sentence on what the numbers do not show].
+            Any other key becomes a section if it holds a mapping, else a line.
+        compared: mixed datasets that differ in their noise, to be shown side by side.
+    Raises:
+        InputError: a run that is not evaluated, or whose logits are gone; two runs of one name;
+            a mixed root that cannot be read.
+    """
+    dataset = MixedDataset(mixed) if isinstance(mixed, str) else mixed
+    methods = load_methods(runs)
+    groups = [_group(group) for group in by_data(methods)]
+    first, *others = [sentence for group in groups for sentence in group.headlines]
+    environment = page_environment(Path(__file__).parent)
+    environment.filters |= {"duration": duration, "words": enumerate_words}
+    text = environment.get_template("page.html.j2").render(
+        title=title,
+        lede=first,
+        more=others,
+        methods=methods,
+        measures=shown_in("page"),
+        groups=groups,
+        details=details(methods),
+        diagrams=[[_diagram(method, kind) for kind in MAIN_KINDS] for method in methods],
+        mixed=None if dataset is None else _mixed_part(dataset),
+        agreement=agreement,
+        noises=noise_rows(compared),
+        facts=provenance(runs, facts),
+        bins=methods[0].bins,
+        few=FEW,
+    )
+    write_atomically(path, text.encode())
+
+
+# Methods in sentences and diagrams
+
+
+@dataclass(frozen=True)
+class Group:
+    """The methods on one set of real images: no others compare."""
+
+    dataset: str
+    baseline: str
+    headlines: list[str]
+    comparison: list[list[Line]]
+    differences: list[list[Line]]
+    chance: dict[str, str]  # what the size of the test set leaves open
+
+
+def _group(methods: Sequence[Method]) -> Group:
+    baseline = methods[0]
+    return Group(
+        baseline.dataset,
+        baseline.label,
+        headlines(methods),
+        comparison(methods),
+        differences(methods),
+        _chance(baseline),
+    )
+
+
+def _chance(method: Method) -> dict[str, str]:
+    """Standard error of a method's accuracy that the size of the test set alone gives."""
+    images = next(iter(method.seeds.values())).images("test")
+    accuracy = method.summary(ACCURACY).mean
+    error = math.sqrt(accuracy * (1 - accuracy) / images)
+    return {
+        "images": f"{images:,}",
+        "accuracy": ACCURACY.text(accuracy),
+        "error": f"{100 * error:.1f}",
+    }
+
+
+def headlines(methods: Sequence[Method]) -> list[str]:
+    """One sentence for each method against the first, then one on temperature scaling.
+
+    They are true for whatever the numbers are.
+    """
+    baseline, *others = methods
+    scaled = [f"{spread(method, ECE, 'scaled')} for {method.label}" for method in methods]
+    against = [_against(method, baseline) for method in others] or [_alone(baseline)]
+    return [*against, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
+
+
+def spread(method: Method, measure: Measure, kind: str = "plain") -> str:
+    """Mean ± standard deviation with its unit, such as "4.81 ± 0.52 %"."""
+    text = measure.spread(method.summary(measure, kind))
+    return f"{text}{measure.unit}".replace(" ", NBSP)
+
+
+def enumerate_words(parts: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def _alone(method: Method) -> str:
+    found = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in JUDGED])
+    return f"Over {_seeds(method)}, {method.label} has mean {found}."
+
+
+def _against(method: Method, baseline: Method) -> str:
+    good: list[str] = []
+    bad: list[str] = []
+    for measure in JUDGED:
+        old, new = (one.summary(measure).mean for one in (baseline, method))
+        (good if measure.improves(old, new) else bad).append(_change(method, baseline, measure))
+    parts = [f"better in mean {enumerate_words(good)}"] if good else []
+    parts += [f"not better in mean {enumerate_words(bad)}"] if bad else []
+    return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
+
+
+def _change(method: Method, baseline: Method, measure: Measure) -> str:
+    found = compare(method.values(measure), baseline.values(measure), measure)
+    on = f"better on {found.better} of {found.shared}" if found else "no shared seeds"
+    return f"{_word(measure)} ({spread(baseline, measure)} → {spread(method, measure)}, {on})"
+
+
+def _seeds(method: Method) -> str:
+    count = len(method.seeds)
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _word(measure: Measure) -> str:
+    return measure.title if measure.title.isupper() else measure.title.lower()
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """One reliability diagram and the words beside it."""
+
+    label: str
+    kind: str
+    ece: str
+    alt: str
+    picture: Picture
+
+
+def _diagram(method: Method, kind: str) -> Diagram:
+    bins = pooled_bins(method, kind)
+    ece = spread(method, ECE, kind)
+    high = bins.confidence.numpy()[-1], bins.accuracy.numpy()[-1]
+    alt = (
+        f"Reliability diagram of {method.label}, {MAIN_KINDS[kind]}: mean ECE {ece}; in the most "
+        f"confident bin, confidence {high[0]:.3f} and accuracy {high[1]:.3f}."
+    )
+    return Diagram(method.label, MAIN_KINDS[kind], ece, alt, reliability_picture(bins))
+
+
+# Mixed images
+
+
+@dataclass(frozen=True)
+class MixedPart:
+    """What the page shows of the mixed dataset."""
+
+    url: str
+    index: str
+    digest: str
+    groups: int
+    images: int
+    pairs: int
+    quality: SeriesQuality
+    alphas: list[float]
+    means: list[float]  # weight at each alpha, over all series
+    curve: Picture
+    sheet: list[Series]
+
+
+def _mixed_part(mixed: MixedDataset) -> MixedPart:
+    curve = weight_curve(mixed.alphas, mixed.weights)
+    return MixedPart(
+        url=mixed.url,
+        index=mixed.index_name,
+        digest=mixed.digest,
+        groups=len(mixed.groups),
+        images=mixed.alphas.numel(),
+        pairs=len(mixed.classes.unique(dim=0)),
+        quality=series_quality(mixed.alphas, mixed.weights),
+        alphas=curve.alphas.tolist(),
+        means=curve.mean.tolist(),
+        curve=weight_figure(curve),
+        sheet=contact_sheet(mixed),
+    )
+
+
+def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
+    """Series spread evenly over the class pairs, then the one that follows alpha least.
+
+    Chosen by position, never by looks, so that the sheet shows what the dataset holds.
+    """
+    rho = spearman(mixed.alphas, mixed.weights)
+    worst = int(rho.argmin())
+    _, sets = np.unique(mixed.classes.numpy(), axis=0, return_inverse=True)
+    chosen = [group for group in spread_over_sets(sets, count - 1) if group != worst]
+    notes = {group: f"{RHO} {fixed(float(rho[group]))}" for group in chosen}
+    notes[worst] = f"least ordered of all, {RHO} {fixed(float(rho[worst]))}"
+    return [_series(mixed, group, note) for group, note in notes.items()]
+
+
+def _series(mixed: MixedDataset, group: int, note: str) -> Series:
+    record, series = mixed.groups[group], mixed[group]
+    labels = [[(k, float(label[k])) for k in record.classes] for label in series["labels"]]
+    record = record.model_copy(update={"labels": labels})
+    return series_figure(record, series["images"].numpy(), note=note)
+
+
+@dataclass(frozen=True)
+class NoiseRow:
+    """A line of the comparison of noises; numbers as text, empty where there are none."""
+
+    label: str
+    strategy: str
+    series: int
+    images: int
+    stability: str  # of the noises that were used
+    candidates: str  # of all that were scored: what random noises score
+    agreement: str
+    median: float  # Spearman(alpha, weight)
+    mean: float
+    not_monotone: float
+
+
+def noise_rows(compared: Sequence[Compared]) -> list[NoiseRow]:
+    """Stability scores of each dataset's noises, and what they bring."""
+    return [_noise_row(one) for one in compared]
+
+
+def _noise_row(one: Compared) -> NoiseRow:
+    noises = [group.noise for group in one.dataset.groups]
+    quality = series_quality(one.dataset.alphas, one.dataset.weights)
+    used = [noise["stability"] for noise in noises if noise["stability"] is not None]
+    scored = [score for noise in noises for score in noise.get("scores", []) if score is not None]
+    return NoiseRow(
+        label=one.label,
+        strategy=", ".join(sorted({noise["strategy"] for noise in noises})),
+        series=len(noises),
+        images=one.dataset.alphas.numel(),
+        stability=_scores(used),
+        candidates=f"{_scores(scored)} ({len(scored):,})" if scored else "",
+        agreement=_share(one.agreement),
+        median=quality.median,
+        mean=quality.mean,
+        not_monotone=quality.not_monotone,
+    )
+
+
+def _scores(scores: Sequence[float]) -> str:
+    """`0.812 ± 0.034`: mean and standard deviation."""
+    if not scores:
+        return ""
+    found = Summary.of(scores)
+    return f"{found.mean:.3f}" + ("" if found.sd is None else f" ± {found.sd:.3f}")
+
+
+def _share(agreement: Agreement | Mapping[str, Any]) -> str:
+    """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
+
+    Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
+    """
+    share, images = agreement["share"], agreement["images"] + 4
+    adjusted = (share * agreement["images"] + 2) / images
+    return f"{100 * share:.1f} ± {100 * math.sqrt(adjusted * (1 - adjusted) / images):.1f}"
+
+
+# What was run
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run folder, as text."""
+
+    name: str
+    folder: str
+    digest: str
+    real: str  # digest of the real dataset
+    mixed: str  # url, index and digest of the mixed dataset
+    seconds: float  # of training and of the last measuring
+    config: str  # the whole resolved configuration, indented JSON
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Everything under "What was run"."""
+
+    runs: list[RunRecord]
+    settings: list[tuple[str, list[str]]]  # only those in which the runs differ
+    versions: dict[str, str]
+    seconds: dict[str, float]
+    splits: dict[str, Any]
+    limits: list[str]
+    other: dict[str, dict[str, str]]  # further facts by section
+
+
+def provenance(runs: Sequence[Path], facts: Mapping[str, Any]) -> Provenance:
+    """Collect what the run folders and the caller's facts say.
+
+    Args:
+        facts: as for `write_report`.
+    Raises:
+        InputError: a run without evaluation.json.
+    """
+    evaluations = [load_evaluation(Path(run)) for run in runs]
+    configs = [read_json(Path(run) / CONFIG) for run in runs]
+    records = [
+        _record(Path(run), evaluation, config)
+        for run, evaluation, config in zip(runs, evaluations, configs, strict=True)
+    ]
+    names = [record.name for record in records]
+    records = [
+        replace(r, name=f"{r.name} in {r.folder}") if names.count(r.name) > 1 else r
+        for r in records
+    ]
+    training = {f"train and evaluate {record.name}": record.seconds for record in records}
+    return Provenance(
+        runs=records,
+        settings=_differing([flatten(config) for config in configs]),
+        versions=merged_versions(
+            [*(e["versions"] for e in evaluations), facts.get("versions", {})]
+        ),
+        seconds={**facts.get("seconds", {}), **training},
+        splits=dict(facts.get("splits", {})),
+        limits=list(facts.get("limits", [])),
+        other=_sections({key: facts[key] for key in facts if key not in OWN_SECTION}),
+    )
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """Nested settings as dotted names: {"a": {"b": 1}} -> {"a.b": "1"}."""
+    if isinstance(value, Mapping) and value:
+        return {
+            name: text
+            for key, child in value.items()
+            for name, text in flatten(child, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return {prefix: text}
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1 h 2 min", 72.4 -> "1 min 12 s", 4.23 -> "4.2 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _record(run: Path, evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> RunRecord:
+    data = read_json(run / DATA)
+    mixed = data["mixed"]
+    return RunRecord(
+        name=evaluation["name"],
+        folder=str(run),
+        digest=evaluation["digest"],
+        real=data["real"],
+        mixed=f"{mixed['url']} {mixed['index']} {mixed['digest']}" if mixed else "none",
+        seconds=evaluation["seconds"],
+        config=json.dumps(config, indent=2, ensure_ascii=False),
+    )
+
+
+def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Dotted names whose values differ; a part that some runs lack shows as absent settings."""
+    every = sorted({name for config in configs for name in config})
+    names = [name for name in every if not any(other.startswith(f"{name}.") for other in every)]
+    rows = [(name, [config.get(name, DASH) for config in configs]) for name in names]
+    return [(name, values) for name, values in rows if name != "name" and len(set(values)) > 1]
+
+
+def _sections(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    loose = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+    sections = {key: flatten(value) for key, value in facts.items() if key not in loose}
+    return ({"further facts": flatten(loose)} if loose else {}) | sections

@@ -1,0 +1,229 @@
+"""Real and mixed images as training holds them."""
+
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from calib.config import MixedConfig, TrainConfig
+from calib.processes import decided
+from calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
+from data.dataset import MixedDataset
+from data.errors import InputError
+from data.fingerprint import file_digest, fingerprint
+from data.real import load_real
+from data.splits import SPLITS, ImageSplit, RealDataset, shared_images
+
+GIB = 2**30
+Split = Literal["train", "validation"]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Opened data, for all seeds of a run.
+
+    Attributes:
+        side: pixels of the real images.
+        memory: bytes of decoded real images that may be held; workers: processes that decode
+            those that are not, as `ReadImages` takes them.
+        weights: digest of the pretrained weights that the network begins with.
+    """
+
+    real: RealDataset
+    mixed: MixedDataset | None
+    side: int
+    memory: int = 8 * GIB
+    workers: int | None = None
+    weights: str | None = None
+    _opened: dict[Split, Images] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.real.class_names)
+
+    def images(self, split: Split, accelerator: Accelerator | None = None) -> Images:
+        """The images of a split, of which training's are the first to be held in memory.
+
+        Args:
+            accelerator: of the processes that train together, which must all call.
+        """
+        if split not in self._opened:
+            left = self.memory
+            if split != "train":
+                held = self.images("train", accelerator)
+                left -= held.tensor.nbytes if isinstance(held, HeldImages) else 0
+            self._opened[split] = open_images(
+                getattr(self.real, split),
+                self.side,
+                limit=left,
+                workers=self.workers,
+                accelerator=accelerator,
+            )
+        return self._opened[split]
+
+    def read(self, split: ImageSplit) -> ReadImages:
+        """Images that are not worth holding."""
+        return ReadImages(split, self.side, workers=self.workers)
+
+    @cached_property
+    def train_targets(self) -> Tensor:
+        """int64 [N]."""
+        return torch.from_numpy(self.real.train.targets)
+
+    @cached_property
+    def train_pixels(self) -> Tensor:
+        """How often each value is there in each channel of the training images, int64 [3, 256]."""
+        images = self.images("train")
+        with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+            return count_pixels(parts)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What `data.json` holds: names and digests of all that was read."""
+        digests = {split: getattr(self.real, split).digest for split in SPLITS}
+        names = list(self.real.class_names)
+        exclude = self.mixed.exclude if self.mixed else None
+        mixed = self.mixed and {
+            "url": self.mixed.url,
+            "index": self.mixed.index_name,
+            "digest": self.mixed.digest,
+            "labels": self.mixed.label_digest,
+            "exclude": exclude and exclude.model_dump(mode="json", exclude_defaults=True),
+            "series": self.mixed.series_digest,
+        }
+        real = fingerprint({"class_names": names, **digests})
+        record = {"real": real, "class_names": names, "mixed": mixed}
+        return record if self.weights is None else {**record, "weights": self.weights}
+
+
+def open_data(
+    config: TrainConfig,
+    *,
+    pinned: str | None = None,
+    weights: str | None = None,
+    compare_splits: bool = True,
+) -> TrainingData:
+    """Open what the settings name.
+
+    Args:
+        pinned: mixed index to take where the settings name none.
+        weights: digest of the pretrained weights, where it is known; else the file is read.
+        compare_splits: look for images that two splits share, which decodes all of them:
+            those for training once for good, the others once more than they are used.
+    Raises:
+        InputError: what `load_real`, `MixedDataset` and `refuse_overlap` refuse; mixed images
+            of another size, of other classes, without one of them, or with labels that are none.
+    """
+    real = load_real(config.real)
+    side = config.real.image_size
+    mixed = None if config.mixed is None else _open_mixed(config.mixed, real, pinned, side=side)
+    path = config.model.params.get("weights")
+    if path is not None and weights is None:
+        weights = file_digest(Path(path))
+    data = TrainingData(
+        real,
+        mixed,
+        side,
+        memory=int(config.real_memory_gib * GIB),
+        workers=config.real_workers,
+        weights=weights,
+    )
+    if compare_splits:
+        refuse_overlap(data, allowed=config.real.allow_overlap)
+    return data
+
+
+def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -> None:
+    """Read all images once, in the main process alone, for what every process must know.
+
+    Raises:
+        InputError: as `refuse_overlap`, in every process.
+    """
+    data.images("train", accelerator)
+    decided(partial(refuse_overlap, data, allowed=allowed), accelerator)
+    for name in ("train_pixels", "record"):
+        found = decided(partial(getattr, data, name), accelerator)
+        vars(data)[name] = found  # where a cached property keeps it
+
+
+def refuse_overlap(data: TrainingData, *, allowed: int = 0) -> None:
+    """Raises InputError if more images of validation and test are in an earlier split as well."""
+    with ExitStack() as stack:
+        parts = {split: stack.enter_context(closing(_parts(data, split))) for split in SPLITS}
+        shared = shared_images(parts)
+    if len(shared) > allowed:
+        names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
+        found = f"{len(shared)} images of validation or test are in an earlier split as well"
+        remedy = f"{found}, first {names[0]}, which is {names[1]}"
+        raise InputError("real.allow_overlap", allowed, f"{remedy}; remove them, or allow them")
+
+
+def _parts(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
+    """Its images; of the training images the values are counted as they pass."""
+    training = split == "train"
+    images = data.images("train") if training else data.read(getattr(data.real, split))
+    pixels = count_pixels(())
+    with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+        for part in parts:
+            if training:
+                pixels += count_pixels([part])
+            yield part.numpy()
+    if training:
+        vars(data)["train_pixels"] = pixels
+
+
+def count_pixels(parts: Iterable[Tensor]) -> Tensor:
+    """How often each value is there in each channel of uint8 [n, S, S, 3], int64 [3, 256]."""
+    found = torch.zeros(3, 256, dtype=torch.int64)
+    for images in parts:
+        for channel in range(3):
+            values = images[..., channel].flatten()
+            found[channel] += torch.bincount(values, minlength=256).cpu()
+    return found
+
+
+def _open_mixed(
+    config: MixedConfig, real: RealDataset, pinned: str | None, *, side: int
+) -> MixedDataset:
+    mixed = _read_mixed(config, pinned, side)
+    if mixed.class_names != real.class_names:
+        theirs, ours = (", ".join(names) for names in (mixed.class_names, real.class_names))
+        remedy = f"its classes are {theirs}; the real data's are {ours}"
+        raise InputError("mixed.url", config.url, remedy)
+    if config.class_matched:
+        try:
+            mixed.refuse_missing(torch.from_numpy(real.train.targets))
+        except InputError as error:
+            raise _as_setting(error) from None
+    return mixed
+
+
+def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedDataset:
+    try:
+        return MixedDataset(
+            config.url,
+            index=config.index or pinned,
+            scale=config.scale,
+            labels=config.labels,
+            exclude=config.exclude,
+            side=side,
+            memory_limit=int(config.memory_gib * 2**30),
+            cache_limit=int(config.cache_gib * 2**30),
+        )
+    except InputError as error:
+        raise _as_setting(error) from None
+    except ValueError as error:  # a shard or its labels are damaged; names it
+        raise InputError("mixed.url", config.url, str(error)) from None
+
+
+def _as_setting(error: InputError) -> InputError:
+    """The same, of an argument of the mixed dataset, under the name of the setting."""
+    known = error.field.partition(".")[0] in MixedConfig.model_fields
+    return InputError(f"mixed.{error.field}" if known else error.field, error.value, error.remedy)

@@ -1,1 +1,0 @@
-"""One self-contained HTML page that shows what was made, trained and measured."""

@@ -1,0 +1,451 @@
+"""What runs measured: one list of measures, one reader of run folders, one paired comparison."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from calib.config import TrainConfig
+from calib.run_folder import (
+    CONFIG,
+    DATA,
+    EVALUATION,
+    SCHEMA,
+    measured_as,
+    refuse_differing,
+    seed_evaluation,
+    trained_run,
+)
+from data.errors import InputError
+from data.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Split = Literal["test", "validation"]
+Values = Mapping[str, float]  # by measure
+Place = Literal["page", "run", "study", "shift", "foreign"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of evaluation.json and how people read it.
+
+    Attributes:
+        short: its title where columns are many.
+        tables: those that show it. "page": methods side by side, on the HTML page and as records;
+            "run": every kind of a method, with intervals; "study": a study's; "shift" and
+            "foreign": corrupted test images, and images of other datasets.
+        ranked: counts in the mean rank of a study; tested: against a study's baseline.
+        marked: its best value is marked. Half of an error is not better for being smaller.
+    """
+
+    key: str
+    title: str
+    short: str
+    tables: tuple[Place, ...]
+    percent: bool = False
+    higher_is_better: bool = False
+    ranked: bool = False
+    tested: bool = False
+    marked: bool = True
+
+    @property
+    def unit(self) -> str:
+        return " %" if self.percent else ""
+
+    def text(self, value: float, *, signed: bool = False) -> str:
+        """The value as printed: two decimals in percent, three otherwise."""
+        shown, digits = (100 * value, 2) if self.percent else (value, 3)
+        text = f"{round(shown, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
+        return text.replace("-", "\N{MINUS SIGN}")
+
+    def deviation(self, found: "Summary") -> str:
+        """ "± 0.52"; nothing where it is undefined."""
+        return "" if found.sd is None else f"± {self.text(found.sd)}"
+
+    def spread(self, found: "Summary") -> str:
+        """ "4.81 ± 0.52", without the unit."""
+        return f"{self.text(found.mean)} {self.deviation(found)}".rstrip()
+
+    def improves(self, old: float, new: float) -> bool:
+        return new > old if self.higher_is_better else new < old
+
+    def best(self, means: Iterable[float]) -> str | None:
+        """The best as printed, so that equal texts share the mark; None of a value alone."""
+        known = list(means)
+        if len(known) < 2:
+            return None
+        return self.text(max(known) if self.higher_is_better else min(known))
+
+
+ALL: tuple[Place, ...] = ("page", "run", "study")
+EVERY_MEASURE = (
+    Measure(
+        *("accuracy", "Accuracy", "Acc.", (*ALL, "shift")),
+        percent=True,
+        higher_is_better=True,
+        tested=True,
+    ),
+    Measure("ece", "ECE", "ECE", (*ALL, "shift"), percent=True, ranked=True, tested=True),
+    Measure("scaled_ece", "ECE + TS", "ECE + TS", ("shift",), percent=True),
+    Measure("adaptive_ece", "Adaptive ECE", "AECE", ALL, percent=True, ranked=True),
+    Measure("classwise_ece", "Classwise ECE", "cwECE", ("run", "study"), percent=True, ranked=True),
+    Measure("mce", "MCE", "MCE", ("page",), percent=True),
+    Measure("over_ece", "Over-ECE", "O-ECE", ("page", "study"), percent=True, marked=False),
+    Measure("under_ece", "Under-ECE", "U-ECE", ("page", "study"), percent=True, marked=False),
+    Measure("nll", "NLL", "NLL", (*ALL, "shift"), ranked=True, tested=True),
+    Measure("brier", "Brier", "Brier", (*ALL, "shift"), ranked=True),
+    Measure("auroc", "AUROC", "AUROC", ("foreign",), percent=True, higher_is_better=True),
+    Measure("fpr95", "FPR95", "FPR95", ("foreign",), percent=True),
+    Measure(
+        *("entropy_auroc", "AUROC by entropy", "AUROC, entropy", ("foreign",)),
+        percent=True,
+        higher_is_better=True,
+    ),
+    Measure("entropy_fpr95", "FPR95 by entropy", "FPR95, entropy", ("foreign",), percent=True),
+)
+MEASURE = {measure.key: measure for measure in EVERY_MEASURE}
+ACCURACY, ECE, NLL = (MEASURE[key] for key in ("accuracy", "ece", "nll"))
+RANKED = tuple(measure for measure in EVERY_MEASURE if measure.ranked)  # ECE first
+TESTED = tuple(measure for measure in EVERY_MEASURE if measure.tested)
+
+
+def shown_in(place: Place) -> tuple[Measure, ...]:
+    """The measures of a table, in the order of its columns."""
+    return tuple(measure for measure in EVERY_MEASURE if place in measure.tables)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation (n - 1); None where one value leaves it undefined."""
+
+    mean: float
+    sd: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Summary":
+        known = list(values)
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+# Reading run folders
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One stage of one seed: a row of evaluation.json.
+
+    Attributes:
+        bins: of every binned measure.
+        logits: the file of its logits.
+        kinds: measures on test images, by those of KINDS.
+        intervals: 95 % bootstrap intervals, by kind and measure; empty where not measured.
+        shift, foreign: figures of corrupted test images and of other datasets; empty likewise.
+    """
+
+    stage: str
+    seed: int
+    bins: int
+    temperature: float
+    logits: Path
+    kinds: Mapping[str, Values]
+    intervals: Mapping[str, Mapping[str, Sequence[float]]]
+    shift: Mapping[str, Any]
+    foreign: Mapping[str, Values]
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any], run: Path) -> "Measured":
+        plain = {"plain": row["intervals"]} if row.get("intervals") else {}
+        return cls(
+            **{key: row[key] for key in ("stage", "seed", "bins", "temperature")},
+            logits=run / row["logits"],
+            kinds={kind: row[kind] for kind in KINDS if kind in row},
+            intervals=plain | row.get("posthoc_intervals", {}),
+            shift=row.get("shift", {}),
+            foreign=row.get("ood", {}),
+        )
+
+    def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
+        """Logits [N, K] and targets [N]. Raises InputError if the file is gone."""
+        from safetensors.torch import load_file
+
+        if not self.logits.is_file():
+            run = self.logits.parents[1]
+            raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
+        found = load_file(self.logits)
+        return found[f"{split}_logits"], found[f"{split}_targets"]
+
+    def images(self, split: Split) -> int:
+        return len(self.predictions(split)[1])
+
+    @cached_property
+    def on_validation(self) -> Values:
+        """As trained, on validation images."""
+        from calib.metrics import calibration_metrics
+
+        return calibration_metrics(*self.predictions("validation"), bins=self.bins).as_dict()
+
+
+# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
+KINDS = ("plain", "scaled", "vector", "isotonic")
+HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One stage of one run over the seeds that are measured, as trained or calibrated after.
+
+    Attributes:
+        kind: one of KINDS, whose figures are meant where no other kind is asked for.
+        data: digest of the real images; methods of another are not compared. dataset: its name.
+    """
+
+    label: str
+    stage: str
+    run: Path
+    seeds: Mapping[int, Measured]
+    kind: str = "plain"
+    data: str = ""
+    dataset: str = ""
+
+    @property
+    def bins(self) -> int:
+        return next(iter(self.seeds.values())).bins
+
+    def figures(self, kind: str | None = None, split: Split = "test") -> dict[int, Values]:
+        """All measures of each seed that has this kind, in the units of evaluation.json.
+
+        Post-hoc methods are fitted on validation images, so those say nothing about them.
+        """
+        kind = kind or self.kind
+        if split == "validation":
+            return {s: m.on_validation for s, m in self.seeds.items() if kind == "plain"}
+        return {s: m.kinds[kind] for s, m in self.seeds.items() if kind in m.kinds}
+
+    def values(
+        self, measure: Measure, kind: str | None = None, split: Split = "test"
+    ) -> dict[int, float]:
+        """One value for each seed of `figures`."""
+        return {seed: found[measure.key] for seed, found in self.figures(kind, split).items()}
+
+    def summary(self, measure: Measure, kind: str | None = None) -> Summary:
+        return Summary.of(self.values(measure, kind).values())
+
+    def temperature(self) -> Summary:
+        return Summary.of(row.temperature for row in self.seeds.values())
+
+    def each(
+        self, part: Literal["kinds", "intervals", "shift", "foreign"], key: str = ""
+    ) -> list[Any]:
+        """A part of every seed, or what it has under a key; empty if a seed has none."""
+        found = [getattr(row, part) for row in self.seeds.values()]
+        found = [one.get(key) for one in found] if key else found
+        return found if all(found) else []
+
+
+def load_methods(runs: Sequence[Path]) -> list[Method]:
+    """Read the finished runs, in the order given: the stages of each, base before head.
+
+    Raises:
+        InputError: no run, a run without evaluation.json or of another schema, two runs of one
+            name, whose rows nobody could tell apart, or of other bins, whose errors are not the
+            same measure.
+    """
+    if not runs:
+        raise InputError("runs", "[]", "give at least one finished run folder")
+    methods = _with_datasets([method for run in runs for method in _methods_of(Path(run))])
+    labels = [method.label for method in methods]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError("name", label, "two runs have this name; give each its own")
+    bins = {row.bins for method in methods for row in method.seeds.values()}
+    if len(bins) > 1:
+        remedy = "errors of different bins cannot be compared; give them the same"
+        remedy = f"{remedy} with `semix evaluate RUN --set evaluation.bins={min(bins)}`"
+        raise InputError("bins", sorted(bins), remedy)
+    return methods
+
+
+def by_data(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods of each set of real images: no others compare. Each begins with its baseline."""
+    groups: dict[str, list[Method]] = {}
+    for method in methods:
+        groups.setdefault(method.data, []).append(method)
+    return list(groups.values())
+
+
+def load_evaluation(run: Path) -> dict[str, Any]:
+    """The evaluation.json of a finished run.
+
+    Raises:
+        InputError: it is not there, or of another schema; the folder is no run's, or the run is
+            not finished.
+    """
+    path = run / EVALUATION
+    if not path.is_file():
+        trained_run(run)
+        raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
+    evaluation: dict[str, Any] = read_json(path)
+    if evaluation.get("schema") != SCHEMA:
+        found = f"schema {evaluation.get('schema')} where {SCHEMA} is read"
+        raise InputError("evaluation", path, f"{found}; run `semix evaluate {run}` again")
+    return evaluation
+
+
+def merged_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Versions by library, in one text where runs had several."""
+    merged: dict[str, dict[str, None]] = {}
+    for found in versions:
+        for library, version in found.items():
+            merged.setdefault(library, {})[str(version)] = None
+    return {library: " / ".join(merged[library]) for library in sorted(merged)}
+
+
+def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, Measured]:
+    """A stage of every seed that is measured under these settings, of a run finished or not.
+
+    Raises:
+        InputError: a seed was trained under other settings.
+    """
+    found = {}
+    for seed in config.seeds:
+        path = seed_evaluation(run, seed)
+        if path.is_file():
+            evaluation = read_json(path)
+            refuse_differing(evaluation["config"], config.identity(), run)
+            if measured_as(config, evaluation):
+                rows = (Measured.read(row, run) for row in evaluation["rows"])
+                found[seed] = next(row for row in rows if row.stage == stage)
+    return found
+
+
+def _methods_of(run: Path) -> list[Method]:
+    evaluation, config = load_evaluation(run), read_json(run / CONFIG)
+    rows = sorted((Measured.read(row, run) for row in evaluation["rows"]), key=lambda row: row.seed)
+    if not rows:
+        remedy = f"holds no rows; run `semix evaluate {run}` again"
+        raise InputError("evaluation", run / EVALUATION, remedy)
+    data, real = read_json(run / DATA)["real"], config["real"]
+    about = Path(real["path"]).name if real["path"] else real["name"]
+    return [
+        Method(label, stage, run, found, data=data, dataset=about)
+        for stage, label in _labels(evaluation["name"], config.get("head")).items()
+        if (found := {row.seed: row for row in rows if row.stage == stage})
+    ]
+
+
+def _with_datasets(methods: Sequence[Method]) -> list[Method]:
+    """Names the dataset in every label where there are several."""
+    datasets = {method.data: method.dataset for method in methods}
+    if len(datasets) == 1:
+        return list(methods)
+    names = list(datasets.values())
+    for data, name in datasets.items():
+        if names.count(name) > 1:  # one place, but split or scaled otherwise
+            datasets[data] = f"{name} {data[:8]}"
+    return [
+        replace(m, label=f"{m.label}, {datasets[m.data]}", dataset=datasets[m.data])
+        for m in methods
+    ]
+
+
+def _labels(name: str, head: Mapping[str, Any] | None) -> dict[str, str]:
+    """What the stages of a run are called; a name may say already that there is a head."""
+    if head is None:
+        return {"base": name}
+    added = HEADS[head["method"]]
+    if added in name:
+        return {"base": f"{name}: first stage", "head": name}
+    return {"base": name, "head": f"{name} + {added}"}
+
+
+# Comparing
+
+FEWEST = 3  # shared seeds; two differences say next to nothing about their spread
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measure of a method against the baseline, over the seeds that both have.
+
+    Attributes:
+        change: mean of method - baseline, in the unit of the measure.
+        better: seeds on which the method is strictly better.
+        shared: seeds that both have.
+        p: of the two-sided paired t-test; None below three shared seeds, or where every
+            difference is the same.
+        p_holm: p, corrected for the number of methods that are tested on this measure.
+    """
+
+    change: float
+    better: int
+    shared: int
+    p: float | None
+    p_holm: float | None = None
+
+
+def compare(
+    new: Mapping[int, float], old: Mapping[int, float], measure: Measure
+) -> Comparison | None:
+    """Seed by seed; None without a shared seed.
+
+    Args:
+        new, old: values of the method and of the baseline, by seed.
+    """
+    shared = sorted(new.keys() & old.keys())
+    if not shared:
+        return None
+    changes = [new[seed] - old[seed] for seed in shared]
+    better = sum(measure.improves(old[seed], new[seed]) for seed in shared)
+    return Comparison(statistics.fmean(changes), better, len(shared), _paired_p(changes))
+
+
+def compare_all(
+    others: Mapping[str, Mapping[int, float]], baseline: Mapping[int, float], measure: Measure
+) -> dict[str, Comparison]:
+    """Each against the baseline by `compare`, with p corrected over all of them."""
+    found = {name: compare(values, baseline, measure) for name, values in others.items()}
+    known = {name: test for name, test in found.items() if test is not None}
+    corrected = holm([test.p for test in known.values()])
+    return {
+        name: replace(test, p_holm=p)
+        for (name, test), p in zip(known.items(), corrected, strict=True)
+    }
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrected p-values, so that the chance of any false find over all tests stays below each.
+
+    The smallest of m is multiplied by m, the next by m - 1, and none falls below one before it.
+    None is no test and counts for nothing.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    tests = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for done, (p, place) in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - done) * p))
+        corrected[place] = largest
+    return corrected
+
+
+def ranks(values: Sequence[float], measure: Measure) -> list[float]:
+    """1 for the best; equal values share the mean of their ranks."""
+    from scipy.stats import rankdata
+
+    signed = [-value for value in values] if measure.higher_is_better else list(values)
+    return [float(rank) for rank in rankdata(signed)]
+
+
+def _paired_p(changes: Sequence[float]) -> float | None:
+    if len(changes) < FEWEST or len(set(changes)) == 1:
+        return None
+    from scipy.stats import ttest_1samp
+
+    p = float(ttest_1samp(changes, 0.0).pvalue)
+    return p if math.isfinite(p) else None

@@ -1,0 +1,195 @@
+"""Stage one: a network on real images, and on mixed ones beside them."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from calib.batches import Batch, base_batches
+from calib.checkpoint import Checkpoint, Middle, save_tensors
+from calib.config import TrainConfig, check_accumulation
+from calib.loop import (
+    Diverged,
+    EpochRecord,
+    Figures,
+    check_compiler,
+    learning_rate,
+    prepared_step,
+    refuse_not_finite,
+    remedy,
+    set_learning_rate,
+)
+from calib.losses import build_training_loss
+from calib.methods import build_method
+from calib.network import Network, SplitOutputs, WeightAverage
+from calib.processes import share_buffers
+from calib.real_data import TrainingData
+from calib.selection import Selection, validation_measures
+from calib.stopping import Stop, Stopped, never
+from data.fingerprint import derived_seed
+
+
+class BaseStage:
+    """Trains a network by its method and losses, as `TrainingStep` has it, epoch by epoch."""
+
+    name = "base"
+
+    def __init__(
+        self, config: TrainConfig, data: TrainingData, *, seed: int, accelerator: Accelerator
+    ) -> None:
+        self.config, self.seed, self.accelerator = config, seed, accelerator
+        self.epochs = config.epochs
+        self.batches = base_batches(config, data, accelerator)
+        check_accumulation(self.batches.batch_size // accelerator.num_processes, config.accumulate)
+        if config.compile:
+            check_compiler(accelerator.device)
+        self.images = len(self.batches) * self.batches.batch_size
+        torch.manual_seed(derived_seed(seed, "weights"))
+        # Built first: it draws nothing, and the network is made for it.
+        self.method = build_method(config.method.name, data.num_classes, **config.method.params)
+        network = Network(config, data.num_classes, method=self.method)
+        network.normalise.fit(data.train_pixels)
+        self.network = network.to(accelerator.device).to(memory_format=torch.channels_last)
+        self.loss = build_training_loss(
+            config.loss.name,
+            data.num_classes,
+            num_samples=len(data.train_targets),
+            params=config.loss.params,
+        )
+        for part in (self.method, self.loss):
+            part.to(accelerator.device)
+        self.average = WeightAverage(self.network, config.ema) if config.ema else None
+        self.step = prepared_step(
+            config, self.network, self.method, self.loss, accelerator=accelerator
+        )
+        self.optimiser = self.step.optimiser
+        self.selection = Selection(config.select, config.early_stop)
+        self.middle: Middle | None = None
+        self.feedback = SplitOutputs(self.network, data, accelerator)
+        self.judged = SplitOutputs(self.kept, data, accelerator) if self.average else self.feedback
+
+    @property
+    def kept(self) -> torch.nn.Module:
+        """The network that is measured: the averaged one where there is one."""
+        return self.average.network if self.average else self.network
+
+    @property
+    def finished(self) -> bool:
+        return self.selection.finished
+
+    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+        """Train an epoch, or what is left of it after `middle`; returns its figures.
+
+        Raises:
+            Diverged: a loss or a weight is NaN or infinite.
+            Stopped: `stop` said so after a step; `middle` holds the place.
+        """
+        try:
+            figures = self._steps(epoch, stop)
+        except Diverged as error:
+            raise Diverged(f"{error}; {remedy(self.config.mixed_precision)}") from None
+        self.feedback.forget()
+        self.method.end_epoch(self.network.backbone, self.feedback)
+        self.feedback.forget()  # what the method has learnt may change the outputs
+        self.loss.end_epoch(self.feedback)
+        if self.average:
+            share_buffers(self.average.network, self.accelerator)
+            self.average.copy_buffers(self.network)
+            self.judged.forget()
+        return figures | self._judge(epoch)
+
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
+        named = {name: module.state_dict() for name, module in self._modules().items()}
+        return {**named, "best": self.selection.best} if self.selection.best else named
+
+    def objects(self) -> Mapping[str, Any]:
+        scaler = self.accelerator.scaler
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": scaler.state_dict() if scaler else {},
+            "selection": self.selection.state_dict(),
+            "middle": self.middle.state_dict() if self.middle else None,
+        }
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        for name, module in self._modules().items():
+            checkpoint.load_module(name, module)
+        objects = checkpoint.objects()
+        self.optimiser.load_state_dict(objects["optimiser"])
+        if self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(objects["scaler"])
+        chosen = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if chosen else {}
+        self.selection.load_state_dict(objects["selection"], best)
+        self.middle = Middle.of(objects.get("middle"), self.accelerator)
+
+    def export(self, path: Path, *, digest: str) -> None:
+        """Write the chosen weights, which say what settings and data they come from."""
+        tensors = self.selection.best or self.kept.state_dict()
+        save_tensors(path, tensors, metadata={"digest": digest})
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """All that has state, under the names of its files in a checkpoint."""
+        found = {"network": self.network, "loss": self.loss, "method": self.method}
+        return {**found, "average": self.average.model} if self.average else found
+
+    def _steps(self, epoch: int, stop: Stop) -> Figures:
+        """Train the epoch's batches."""
+        process, steps = self.accelerator.process_index, len(self.batches)
+        torch.manual_seed(derived_seed(self.seed, "base", epoch, process))  # dropout, methods
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, "base", epoch))
+        for module in (self.network, self.loss, self.method):
+            module.train()
+        self.method.start_epoch(self.network.backbone, epoch, self.epochs)
+        record = EpochRecord(steps, self.accelerator)
+        done, drawn = self._go_on(record)
+        with closing(self.batches.epoch(generator, done=done, drawn=drawn)) as batches:
+            for step, batch in enumerate(batches, done):
+                rate = self._set_learning_rate(epoch * steps + step)
+                record.note(step, self.step(batch))
+                if self.average:
+                    self.average.update(self.network)
+                if step + 1 < steps and stop():
+                    self._stop(step + 1, record, batch)
+        share_buffers(self.network, self.accelerator)
+        record.check()
+        refuse_not_finite(self.network.state_dict())
+        figures: Figures = {**record.means(), "learning_rate": rate, **self.loss.pop_health()}
+        if self.config.mixed is None:
+            del figures["mixed_loss"]
+        return figures
+
+    def _stop(self, done: int, record: EpochRecord, batch: Batch) -> None:
+        """Raises Stopped, or Diverged rather than keep what is of no use."""
+        record.check()
+        refuse_not_finite(self.network.state_dict())
+        kept = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
+        self.middle = Middle.here(done, kept, modules=self._modules(), accelerator=self.accelerator)
+        raise Stopped
+
+    def _go_on(self, record: EpochRecord) -> tuple[int, Tensor | None]:
+        """Steps done before, and the state of the epoch's generator after them."""
+        middle, self.middle = self.middle, None
+        if middle is None:
+            return 0, None
+        kept = middle.restore(self._modules(), self.accelerator)
+        record.figures[: middle.step] = kept["figures"]
+        return middle.step, kept["drawn"]
+
+    def _judge(self, epoch: int) -> Figures:
+        """Measures of the validation images, where a setting asks for them."""
+        if not self.selection.watching:
+            return {}
+        measures = validation_measures(self.judged.outputs("validation"))
+        self.selection.note(measures, self.kept, epoch)
+        return {f"validation_{name}": value for name, value in measures.items()}
+
+    def _set_learning_rate(self, step: int) -> float:
+        settings, steps = self.config.optimiser, len(self.batches)
+        rate = learning_rate(settings, step, steps=steps, epochs=self.epochs)
+        set_learning_rate(self.optimiser, rate)
+        return rate

@@ -1,0 +1,377 @@
+"""Stage two: a new head on the frozen network, from features of real images alone."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from calib.checkpoint import Checkpoint, Middle, save_tensors
+from calib.config import HeadConfig, TrainConfig
+from calib.features import (
+    FeatureViews,
+    HeadFeedback,
+    PlainFeatures,
+    batch_sums,
+    check_memory,
+    means,
+    measure,
+)
+from calib.heads import (
+    MaskedBottleneckHead,
+    SparsityController,
+    VTSTHead,
+    build_head,
+    controller_params,
+    divergence,
+)
+from calib.loop import (
+    Diverged,
+    Figures,
+    build_optimiser,
+    learning_rate,
+    refuse_not_finite,
+    set_learning_rate,
+)
+from calib.losses import build_training_loss
+from calib.losses.base import CrossEntropy, RealLoss
+from calib.network import Network
+from calib.processes import share_gradients
+from calib.real_data import TrainingData
+from calib.selection import Selection, validation_measures
+from calib.stopping import Stop, Stopped, never
+from data.files import write_json
+from data.fingerprint import derived_seed
+
+
+class Objective(nn.Module):
+    """The loss of a batch of features; its parameters are the head's and then the loss's.
+
+    As it is, it trains a head that needs nothing but the loss's gradient, such as TST's.
+    The stage calls, in this order:
+
+        objective.start_epoch()
+        loss, logits = objective(features, targets, indices); loss.backward()
+        objective.after_backward(); optimiser.step(); objective.after_step()
+        objective.end_epoch(accuracy=..., confidence=...)
+
+    Attributes:
+        extra_pass: whether accuracy and confidence come from a pass after the epoch, in eval
+            mode, and not from the epoch's training passes.
+    """
+
+    extra_pass = False
+
+    def __init__(self, head: nn.Module, loss: RealLoss) -> None:
+        super().__init__()
+        self.head, self.loss = head, loss
+
+    def forward(self, features: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and logits [B, K] of features [B, D], float32 all of them."""
+        logits = self.head(features)
+        return self.loss(logits, targets, features=features, indices=indices), logits
+
+    def start_epoch(self) -> Figures:
+        """Called before every epoch; returns what is in force during it."""
+        return {}
+
+    def after_backward(self) -> None:
+        """Called between backward and the optimiser's step."""
+
+    def after_step(self) -> None:
+        """Called after the optimiser's step."""
+
+    def end_epoch(self, *, accuracy: float, confidence: float) -> None:
+        """Called after every epoch with means over the training images, in [0, 1]."""
+
+    def objects(self) -> dict[str, Any]:
+        """State besides that of head and loss, as plain values and tensors."""
+        return {}
+
+    def load_objects(self, objects: Mapping[str, Any]) -> None:
+        """Take what `objects` gave."""
+
+    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What is worth telling of a head with this state, as JSON values."""
+        return {}
+
+
+class VariationalObjective(Objective):
+    """Adds KL(q || N(0, I)) / Z to the loss."""
+
+    head: VTSTHead
+
+    def forward(self, features: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.head.encode(features)
+        logits = self.head.decode(mean, log_variance, torch.randn_like(mean))
+        loss = self.loss(logits, targets, features=features, indices=indices)
+        return loss + divergence(mean, log_variance), logits
+
+
+class MaskedObjective(Objective):
+    """Trains a masked head; a controller sets the share of kept weights for each epoch."""
+
+    head: MaskedBottleneckHead
+
+    def __init__(
+        self,
+        head: MaskedBottleneckHead,
+        loss: RealLoss,
+        *,
+        controller: SparsityController,
+        extra_pass: bool,
+    ) -> None:
+        super().__init__(head, loss)
+        self.controller, self.extra_pass = controller, extra_pass
+
+    def start_epoch(self) -> Figures:
+        rule = self.controller
+        self.head.start_epoch(rule.p, rule.generator)
+        return {"p": rule.p, "delta": rule.delta(rule.epoch)}
+
+    def after_backward(self) -> None:
+        self.head.after_backward()
+
+    def after_step(self) -> None:
+        self.head.after_step()
+
+    def end_epoch(self, *, accuracy: float, confidence: float) -> None:
+        # Rounding may lift a mean of float32 confidences above 1 by a last digit.
+        self.controller.end_epoch(accuracy=accuracy, confidence=min(confidence, 1.0))
+
+    def objects(self) -> dict[str, Any]:
+        return {"controller": self.controller.state_dict()}
+
+    def load_objects(self, objects: Mapping[str, Any]) -> None:
+        self.controller.load_state_dict(objects["controller"])
+
+    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The p of the masks, and the share of weights that each mask really keeps."""
+        shares = {name: kept[name].float().mean().item() for name in ("mask1", "mask2")}
+        return {"p": kept["retention"].item(), "kept_weights": shares}
+
+
+def refuse_diverged(loss: float, objective: nn.Module) -> None:
+    """Raises Diverged if the loss, or anything in the state, is NaN or infinite."""
+    try:
+        if not math.isfinite(loss):
+            raise Diverged("the loss is NaN or infinite")
+        refuse_not_finite(objective.state_dict())
+    except Diverged as error:
+        remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
+        raise Diverged(f"{error}; {remedy}") from None
+
+
+def build_objective(
+    config: HeadConfig,
+    *,
+    in_features: int,
+    num_classes: int,
+    num_samples: int,
+    base_accuracy: Callable[[], float],
+    seed: int,
+) -> Objective:
+    """A fresh head with what trains it, on the CPU.
+
+    Args:
+        num_samples: training images.
+        base_accuracy: of stage one on the training set; asked where it is needed.
+        seed: of the run; weights and masks each have a seed of their own.
+    """
+    torch.manual_seed(derived_seed(seed, "head weights"))
+    head = build_head(config, in_features, num_classes)
+    if config.method == "mac_cal":
+        assert isinstance(head, MaskedBottleneckHead)
+        controller = SparsityController(
+            base_accuracy=base_accuracy(),
+            seed=derived_seed(seed, "masks"),
+            **controller_params(config),
+        )
+        loss = build_training_loss(
+            config.loss.name, num_classes, num_samples=num_samples, params=config.loss.params
+        )
+        return MaskedObjective(head, loss, controller=controller, extra_pass=config.extra_pass)
+    loss = CrossEntropy(num_classes)
+    if isinstance(head, VTSTHead):
+        return VariationalObjective(head, loss)
+    return Objective(head, loss)
+
+
+__all__ = ["Objective", "build_objective"]
+
+
+class HeadStage:
+    """Trains a head on features of a network in eval mode, which are made for a whole epoch.
+
+    What a kind of head does besides following the gradient of its loss is its objective's. The
+    loss's parameters are in the optimiser, outside the clipping. The features are made in the
+    accelerator's precision, the head is trained in float32.
+
+    Args:
+        network: of stage one; its weights and batch norms are left as they are.
+    Raises:
+        InputError: features that do not fit, or a batch that cannot be shared out equally.
+    """
+
+    name = "head"
+    finished = False
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        *,
+        network: Network,
+        seed: int,
+        accelerator: Accelerator,
+    ) -> None:
+        assert config.head is not None
+        check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
+        self.settings, self.seed, self.accelerator = config.head, seed, accelerator
+        self.epochs = config.head.epochs
+        network = network.to(accelerator.device).to(memory_format=torch.channels_last)
+        self.network = network.eval().requires_grad_(False)
+        self.views = FeatureViews(config, data, network=network, seed=seed, accelerator=accelerator)
+        self.steps, self.images = self.views.steps, self.views.images
+        self.targets = data.train_targets.to(accelerator.device)
+        self.plain = PlainFeatures(network, data, self.views)
+        self.objective = build_objective(
+            config.head,
+            in_features=network.num_features,
+            num_classes=data.num_classes,
+            num_samples=len(self.targets),
+            base_accuracy=self._base_accuracy,
+            seed=seed,
+        ).to(accelerator.device)
+        self.head, self.loss = self.objective.head, self.objective.loss
+        self.selection = Selection(config.head.select, None)
+        self.history: list[dict[str, Any]] = []
+        self.middle: Middle | None = None
+        # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
+        self.parameters = list(self.objective.parameters())
+        self.optimiser = build_optimiser(config.head.optimiser, self.parameters)
+
+    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+        """Train an epoch, or what is left of it after `middle`; returns its figures.
+
+        Raises:
+            Diverged: the loss or a weight is NaN or infinite.
+            Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
+        """
+        features = self.views.of_epoch(epoch, stop)
+        process = self.accelerator.process_index
+        torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
+        done, figures, sums = self._start()
+        self.objective.train()
+        for step, chosen in enumerate(self.views.order(epoch)[done:], done):
+            self._set_learning_rate(epoch * self.steps + step)
+            sums += self._step(features[chosen], chosen)
+            if step + 1 < self.steps and stop():
+                self._stop(step + 1, figures, sums)
+        loss, accuracy, confidence = means(sums, self.images, self.accelerator)
+        refuse_diverged(loss, self.objective)
+        if self.objective.extra_pass:
+            accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
+        self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
+        figures |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
+        figures |= {**self.loss.pop_health(), **self._judge(epoch)}
+        self.history.append({"epoch": epoch, **figures})
+        return figures
+
+    def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
+        named = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
+        return {**named, "best": self.selection.best} if self.selection.best else named
+
+    def objects(self) -> Mapping[str, Any]:
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "objective": self.objective.objects(),
+            "selection": self.selection.state_dict(),
+            "history": self.history,
+            "middle": self.middle.state_dict() if self.middle else None,
+        }
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        checkpoint.load_module("head", self.head)
+        checkpoint.load_module("loss", self.loss)
+        objects = checkpoint.objects()
+        self.optimiser.load_state_dict(objects["optimiser"])
+        self.objective.load_objects(objects["objective"])
+        chosen = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if chosen else {}
+        self.selection.load_state_dict(objects["selection"], best)
+        self.history = objects["history"]
+        self.middle = Middle.of(objects.get("middle"), self.accelerator)
+
+    def export(self, path: Path, *, digest: str) -> None:
+        """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""
+        kept = self.selection.best or self.head.state_dict()
+        epoch = self.selection.state_dict()["best_epoch"]
+        record = {
+            "digest": digest,
+            "method": self.settings.method,
+            "select": self.settings.select,
+            "epoch": self.epochs - 1 if epoch is None else epoch,
+            **self.objective.describe(kept),
+            "history": self.history,
+        }
+        write_json(path.with_suffix(".json"), record)
+        save_tensors(path, kept, metadata={"digest": digest})  # last: it says that all is there
+
+    def _start(self) -> tuple[int, Figures, Tensor]:
+        """Steps done before, what is in force in the epoch, and the sums over those steps."""
+        middle, self.middle = self.middle, None
+        if middle is None:
+            return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
+        kept = middle.restore({"objective": self.objective}, self.accelerator)
+        return middle.step, kept["figures"], kept["sums"].to(self.accelerator.device)
+
+    def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
+        """Raises Stopped, or Diverged rather than keep what is of no use."""
+        refuse_diverged(means(sums, self.images, self.accelerator)[0], self.objective)
+        self.middle = Middle.here(
+            done,
+            {"figures": figures, "sums": sums.cpu()},
+            modules={"objective": self.objective},
+            accelerator=self.accelerator,
+        )
+        raise Stopped
+
+    def _set_learning_rate(self, step: int) -> None:
+        settings = self.settings.optimiser
+        rate = learning_rate(settings, step, steps=self.steps, epochs=self.epochs)
+        set_learning_rate(self.optimiser, rate)
+
+    def _step(self, features: Tensor, chosen: Tensor) -> Tensor:
+        """One update; returns loss, right predictions and confidence, summed."""
+        targets = self.targets[chosen]
+        loss, logits = self.objective(features, targets, chosen)
+        loss.backward()
+        share_gradients(self.parameters, self.accelerator)
+        self.objective.after_backward()
+        if self.settings.optimiser.clip_norm is not None:
+            clip_grad_norm_(self.head.parameters(), self.settings.optimiser.clip_norm)
+        self.optimiser.step()
+        self.objective.zero_grad()
+        self.objective.after_step()
+        return batch_sums(loss, logits, targets)
+
+    def _judge(self, epoch: int) -> Figures:
+        """Let the loss learn from the epoch; measure validation where a setting asks for it."""
+        feedback = HeadFeedback(self.head, self.plain)
+        self.loss.end_epoch(feedback)
+        if not self.selection.watching:
+            return {}
+        measures = validation_measures(feedback.outputs("validation"))
+        self.selection.note(measures, self.head, epoch)
+        return {f"validation_{name}": value for name, value in measures.items()}
+
+    def _base_accuracy(self) -> float:
+        """Of stage one, on the training images as they are."""
+        classifier = self.network.backbone.classifier
+        features = self.plain.of("train")
+        return measure(classifier, features, self.targets, self.accelerator)[0]

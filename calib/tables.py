@@ -1,0 +1,364 @@
+"""Tables of what was measured: for the page, for terminals, as Markdown, LaTeX and records."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from calib.results import (
+    ACCURACY,
+    ECE,
+    NLL,
+    Measure,
+    Method,
+    Summary,
+    Values,
+    compare,
+    load_methods,
+    shown_in,
+)
+from data.printable import markdown_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MAIN_KINDS = {"plain": "as trained", "scaled": "+ temperature scaling"}
+KIND_LABELS = {
+    "plain": "",
+    "scaled": "+ temperature scaling",
+    "vector": "+ vector scaling",
+    "isotonic": "+ isotonic regression",
+}
+DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A measure of a row as it is, or after temperature scaling."""
+
+    measure: Measure
+    scaled: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.measure.key}_scaled" if self.scaled else self.measure.key
+
+    @property
+    def title(self) -> str:
+        return self.measure.short + (" + TS" if self.scaled else "") + self.measure.unit
+
+
+SCALED = (Column(ECE, scaled=True), Column(NLL, scaled=True))
+OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of a table: a figure, what stands beside it, and whether it is the best."""
+
+    text: str = DASH
+    note: str = ""  # the standard deviation, or on how many seeds it is better
+    best: bool = False
+
+    @classmethod
+    def of(cls, measure: Measure, found: Summary | None, best: str | None = None) -> "Cell":
+        """
+        Args:
+            best: as `Measure.best` gives it.
+        """
+        if found is None:
+            return cls()
+        text = measure.text(found.mean)
+        return cls(text, measure.deviation(found), measure.marked and text == best)
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.note}".rstrip()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        note: what to know of it.
+        columns: titles, without that of the labels.
+        rows: each a label and a cell a column.
+    """
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+# Forms of a table
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print without cutting a word or number, wider than a narrow screen if need be."""
+    console = console or Console()
+    # Text, because a method's name may hold what rich takes for markup.
+    shown = RichTable(
+        title=Text(table.title) if table.title else None,
+        caption=Text(table.note),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    shown.add_column("", overflow="fold")
+    texts = [[str(cell).replace(" ± ", "±") for cell in cells] for _, cells in table.rows]
+    for title, *column in zip(table.columns, *texts, strict=True):
+        head = title.replace(" + ", "\n+ ")
+        width = max(len(line) for text in (head, *column) for line in text.splitlines())
+        shown.add_column(Text(head), justify="right", min_width=width, no_wrap=True)
+    for (label, _), cells in zip(table.rows, texts, strict=True):
+        shown.add_row(Text(label), *map(Text, cells))
+    least = Measurement.get(console, console.options.update(width=10_000), shown).minimum
+    before, console.width = console.width, max(console.width, least)
+    console.print(shown)
+    console.width = before
+
+
+def as_markdown(table: Table) -> str:
+    """The table alone, without title and note."""
+    right = ["right"] * len(table.columns)
+    frame = _frame(table, markdown_text, bold="**{}**".format)
+    text: str = frame.to_markdown(index=False, disable_numparse=True, colalign=["left", *right])
+    return text
+
+
+def as_latex(table: Table) -> str:
+    """A `tabular` of the package booktabs."""
+    frame = _frame(table, latex_text, bold=r"\textbf{{{}}}".format)
+    text: str = frame.to_latex(index=False, column_format="l" + "r" * len(table.columns))
+    return text.rstrip()
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return " ".join(text.split()).translate(LATEX)
+
+
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        DASH: "--",
+        "\N{MINUS SIGN}": "$-$",
+        "\N{PLUS-MINUS SIGN}": r"$\pm$",
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    }
+)
+
+
+def _frame(
+    table: Table, escape: Callable[[str], str], *, bold: Callable[[str], str]
+) -> "DataFrame":
+    from pandas import DataFrame
+
+    def shown(cell: Cell) -> str:
+        text = escape(cell.text)
+        return f"{bold(text) if cell.best else text} {escape(cell.note)}".rstrip()
+
+    lines = [[escape(label), *map(shown, cells)] for label, cells in table.rows]
+    return DataFrame(lines, columns=[escape(title) for title in ("method", *table.columns)])
+
+
+# Runs side by side
+
+
+def summary_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """One record a method, ready for JSON; fractions, not percent.
+
+    Returns:
+        [{"method", "stage", "run", "data", "seeds", "bins", "temperature": {"mean", "sd"}, and
+        under "plain" and "scaled" every measure as {"mean", "sd"}}]; sd is None where there is
+        one seed. Methods of other "data" do not compare.
+    Raises:
+        InputError: a run that `load_methods` refuses.
+    """
+    return [
+        {
+            "method": method.label,
+            "stage": method.stage,
+            "run": str(method.run),
+            "data": method.data,
+            "seeds": len(method.seeds),
+            "bins": method.bins,
+            "temperature": asdict(method.temperature()),
+            **{
+                kind: {m.key: asdict(method.summary(m, kind)) for m in shown_in("page")}
+                for kind in MAIN_KINDS
+            },
+        }
+        for method in load_methods(runs)
+    ]
+
+
+def overview(records: Sequence[Mapping[str, Any]]) -> Table:
+    """What `summary_table` returned: accuracy, ECE and NLL, plain and scaled."""
+    rows = [(row["method"], [_recorded(row, column) for column in OVERVIEW]) for row in records]
+    note = f"mean ± standard deviation over seeds ({_each(records, 'seeds')}); TS: after"
+    note += f" temperature scaling; ECE: {_each(records, 'bins')} bins"
+    if len({row["data"] for row in records}) > 1:
+        note += "; of different images, which do not compare"
+    return Table("", note, [column.title for column in OVERVIEW], rows)
+
+
+def _recorded(row: Mapping[str, Any], column: Column) -> Cell:
+    found = row["scaled" if column.scaled else "plain"][column.measure.key]
+    return Cell.of(column.measure, Summary(**found))
+
+
+def _each(records: Sequence[Mapping[str, Any]], key: str) -> str:
+    return " / ".join(sorted({str(row[key]) for row in records}))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method as trained, or after temperature scaling, on the page."""
+
+    label: str
+    kind: str
+    note: str  # "T = 1.52 ± 0.10" where it is scaled
+    cells: tuple[Cell, ...]
+
+
+def comparison(methods: Sequence[Method]) -> list[list[Line]]:
+    """Every measure of the page, for each method its two rows.
+
+    The best mean of a column is marked among the rows of one kind.
+    """
+    best = {
+        (measure, kind): measure.best(method.summary(measure, kind).mean for method in methods)
+        for measure in shown_in("page")
+        for kind in MAIN_KINDS
+    }
+
+    def line(method: Method, kind: str) -> Line:
+        found = method.temperature()
+        sd = "" if found.sd is None else f" ± {found.sd:.2f}"
+        note = f"T = {found.mean:.2f}{sd}" if kind == "scaled" else ""
+        cells = (
+            Cell.of(measure, method.summary(measure, kind), best[measure, kind])
+            for measure in shown_in("page")
+        )
+        return Line(method.label, MAIN_KINDS[kind], note, tuple(cells))
+
+    return [[line(method, kind) for kind in MAIN_KINDS] for method in methods]
+
+
+def differences(methods: Sequence[Method]) -> list[list[Line]]:
+    """Mean difference to the first method over shared seeds, and on how many seeds it is better."""
+    baseline, *others = methods
+
+    def cell(method: Method, measure: Measure, kind: str) -> Cell:
+        found = compare(method.values(measure, kind), baseline.values(measure, kind), measure)
+        if found is None:
+            return Cell("n/a", "no shared seed")
+        text = measure.text(found.change, signed=True)
+        return Cell(text, f"better {found.better}/{found.shared}")
+
+    return [
+        [
+            Line(method.label, name, "", tuple(cell(method, m, kind) for m in shown_in("page")))
+            for kind, name in MAIN_KINDS.items()
+        ]
+        for method in others
+    ]
+
+
+# One run in detail, or several
+
+
+def details(methods: Sequence[Method]) -> list[Table]:
+    """Every way of calibrating after training, with intervals; shifted and foreign images.
+
+    A method is in the tables of what all its seeds have.
+    """
+    tables = (_kinds(methods), _shift(methods), _foreign(methods))
+    return [table for table in tables if table.rows]
+
+
+def _kinds(methods: Sequence[Method]) -> Table:
+    measures = shown_in("run")
+    rows = [
+        (f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures])
+        for method in methods
+        for kind, label in KIND_LABELS.items()
+        if method.each("kinds", kind)
+    ]
+    seeds = " / ".join(sorted({str(len(method.seeds)) for method in methods}))
+    note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
+    note += "; AECE: bins of equal count, cwECE: mean over classes"
+    note += "; what calibrates after training is fitted on validation images"
+    if any(method.each("intervals") for method in methods):
+        note += ". In brackets 95 % bootstrap intervals, limits averaged over seeds: what another "
+        note += "test set of this size would change, not another training"
+    return Table("Calibrated after training", f"{note}.", _titles(measures), rows)
+
+
+def _with_interval(method: Method, measure: Measure, kind: str) -> Cell:
+    text = measure.spread(method.summary(measure, kind))
+    found = method.each("intervals", kind)
+    if found and all(measure.key in limits for limits in found):
+        ends = (
+            measure.text(Summary.of(limits[measure.key][end] for limits in found).mean)
+            for end in (0, 1)
+        )
+        text += f"\n[{', '.join(ends)}]"
+    return Cell(text)
+
+
+def _shift(methods: Sequence[Method]) -> Table:
+    found = {method.label: method.each("shift") for method in methods}
+    rows = [(label, [shift["mean"] for shift in each]) for label, each in found.items() if each]
+    kinds = {_shift_words(shift) for each in found.values() for shift in each}
+    note = f"Mean over {' / '.join(sorted(kinds))}; TS: the temperature of the clean validation "
+    return _spreads("Shifted test images", f"{note}images.", "shift", rows)
+
+
+def _foreign(methods: Sequence[Method]) -> Table:
+    rows = [
+        (f"{method.label}, {'mean over sets' if name == 'mean' else name}", [o[name] for o in each])
+        for method in methods
+        if (each := method.each("foreign"))
+        for name in each[0]
+    ]
+    note = "How well the largest probability, or the entropy, tells test images from those of "
+    note += "other datasets. FPR95: share of foreign images accepted where 95 % of the test "
+    note += "images are."
+    return _spreads("Foreign images", note, "foreign", rows)
+
+
+def _spreads(
+    title: str, note: str, place: Any, rows: Iterable[tuple[str, Sequence[Values]]]
+) -> Table:
+    """Means and deviations over seeds of the measures that this table shows."""
+    measures = shown_in(place)
+    shown = [
+        (label, [Cell.of(m, Summary.of(values[m.key] for values in found)) for m in measures])
+        for label, found in rows
+    ]
+    return Table(title, note, _titles(measures), shown)
+
+
+def _titles(measures: Sequence[Measure]) -> list[str]:
+    return [measure.short + measure.unit for measure in measures]
+
+
+def _shift_words(shift: Mapping[str, Any]) -> str:
+    severities = next(iter(shift["corruptions"].values())).keys() - {"mean"}
+    return (
+        f"{len(shift['corruptions'])} corruptions x {len(severities)} severities of "
+        f"{shift['images']:,} images, ECE of {shift['bins']} bins"
+    )

@@ -1,0 +1,93 @@
+"""Blur of a single point, of lines and of even images, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from calib.corruptions import corrupt
+from calib.corruptions.noise_blur import glass_blur
+from calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
+
+
+def point(size: int = 32) -> np.ndarray:
+    """White in the middle of black."""
+    images = np.zeros((1, size, size, 3), dtype=np.uint8)
+    images[0, size // 2, size // 2] = 255
+    return images
+
+
+@pytest.mark.parametrize(
+    "name", ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"]
+)
+def test_an_even_image_stays_even(name):
+    images = np.full((1, 32, 32, 3), (10, 100, 255), dtype=np.uint8)
+    for severity in (1, 3, 5):
+        assert (corrupt(images, name, severity, seed=0) == images).all()
+
+
+def test_a_point_out_of_focus_becomes_a_disk():
+    found = corrupt(point(), "defocus_blur", 5, seed=0)[0]  # radius 1.5: a pixel, its neighbours
+    assert found[15:18, 15:18].tolist() == [[[28] * 3] * 3] * 3  # 255 / 9
+    assert found.sum() == 9 * 3 * 28
+
+
+def test_a_gaussian_point_is_a_gaussian():
+    row = corrupt(point(), "gaussian_blur", 5, seed=0)[0, 16, 14:19, 0]
+    at = np.exp(-(np.arange(-4, 5) ** 2) / 2)
+    at /= at.sum()
+    assert row.tolist() == [int(255 * at[4] * part) for part in at[2:7]]
+
+
+def test_a_streak_is_half_a_gaussian_to_one_side():
+    weights = np.exp(-(np.arange(5) ** 2) / (2 * 1.5**2))
+    weights /= weights.sum()
+    images = np.repeat(point() / np.float32(255), 3, axis=0)
+    row, column, diagonal = streaked(images, radius=2, sigma=1.5, degrees=np.array([0, 90, 45]))
+    np.testing.assert_allclose(row[16, 12:17, 0], weights[::-1], rtol=1e-5)
+    np.testing.assert_allclose(column[12:17, 16, 0], weights[::-1], rtol=1e-5)
+    # Steps of 0, 0.71, 1.41, 2.12 and 2.83 pixels along each axis are 0, 1, 1, 2 and 3.
+    expected = [weights[4], weights[3], weights[1] + weights[2], weights[0]]
+    np.testing.assert_allclose(np.diagonal(diagonal[13:17, 13:17, 0]), expected, rtol=1e-5)
+    np.testing.assert_allclose([one.sum() for one in (row, column, diagonal)], 3, rtol=1e-5)
+
+
+def test_motion_is_at_most_45_degrees_from_a_row():
+    found = corrupt(np.repeat(point(), 60, axis=0), "motion_blur", 3, seed=0)[..., 0] > 0
+    rows, columns = found.any(axis=2).sum(axis=1), found.any(axis=1).sum(axis=1)
+    assert (columns >= rows).all()
+    assert rows.min() == 1
+    assert (found.argmax(axis=1).max(axis=1) <= 24).all()
+
+
+def test_the_centre_is_enlarged():
+    images = np.tile(np.arange(4, dtype=np.float32)[None, :, None], (1, 1, 4))
+    found = enlarged(images, 2.0)[0]
+    # Pixels 1 and 2 become 4, from one to the other.
+    np.testing.assert_allclose(found, np.tile([[1], [4 / 3], [5 / 3], [2]], 4), rtol=1e-6)
+    assert (enlarged(images, 1.0) == images).all()
+
+
+def test_zooming_blurs_the_rim_and_keeps_the_middle():
+    stripes = np.zeros((1, 64, 64, 3), dtype=np.uint8)
+    stripes[:, :, ::4] = 200
+    found = corrupt(stripes, "zoom_blur", 5, seed=0)[0, :, :, 0].astype(float)
+    assert found[:, 28:36].std() > 2 * found[:, :8].std()
+
+
+def test_glass_moves_pixels_in_reading_order_from_the_last():
+    """Groups of pixels at once are what one pixel after the other would be."""
+    size, level = 18, (0.4, 2, 2)
+    images = np.random.default_rng(0).random((3, size, size, 3), dtype=np.float32)
+    generators = [np.random.default_rng(number) for number in range(3)]
+    found = glass_blur(images, level, generators)
+    sigma, reach, rounds = level
+    inner = size - 2 * reach
+    for number, image in enumerate(to_bytes(smooth(images, sigma))):
+        moves = np.random.default_rng(number).integers(-reach, reach, (rounds, 2, inner, inner))
+        for down, right in moves:
+            for row in range(inner):
+                for column in range(inner):
+                    here = size - reach - row, size - reach - column
+                    there = here[0] + down[row, column], here[1] + right[row, column]
+                    image[here] = image[there]
+        expected = smooth(image[None].astype(np.float32) / 255, sigma)[0]
+        np.testing.assert_allclose(found[number], expected, rtol=0, atol=1e-6)

@@ -1,0 +1,87 @@
+"""Snow, frost and fog: what they add, and plasma worked out by hand."""
+
+import numpy as np
+
+from calib.corruptions import corrupt
+from calib.corruptions.pixels import plasma
+
+BLACK = np.zeros((30, 32, 32, 3), dtype=np.uint8)
+
+
+def test_plasma_of_two_pixels_by_hand():
+    centre, right, below = np.random.default_rng(7).uniform(-1, 1, 3)
+    # The corner is 0; each midpoint is the mean of its neighbours, beyond the edge too, and noise.
+    field = np.array([[0, centre / 2 + right], [centre / 2 + below, centre]])
+    expected = (field - field.min()) / (field.max() - field.min())
+    found = plasma(2, 3.0, [np.random.default_rng(7)])
+    np.testing.assert_allclose(found[0, :, :, 0], expected, atol=1e-6)
+
+
+def test_the_next_level_of_plasma_is_weaker_by_the_square_of_the_decay():
+    noise = np.random.default_rng(7).uniform(-1, 1, 15)
+    centre, right, below = noise[:3]
+    coarse = np.array([[0, centre / 2 + right], [centre / 2 + below, centre]])
+    centres, rights, belows = noise[3:].reshape(3, 2, 2) / 3**2
+    field = np.zeros((4, 4))
+    field[::2, ::2] = coarse
+    for row in range(2):
+        for column in range(2):
+            field[2 * row + 1, 2 * column + 1] = coarse.mean() + centres[row, column]
+    for row in range(2):
+        for column in range(2):
+            r, c = 2 * row, 2 * column  # a corner; beyond the edge the field begins again
+            beside = field[r, c] + field[r, (c + 2) % 4] + field[r - 1, c + 1] + field[r + 1, c + 1]
+            under = field[r, c] + field[(r + 2) % 4, c] + field[r + 1, c - 1] + field[r + 1, c + 1]
+            field[r, c + 1] = beside / 4 + rights[row, column]
+            field[r + 1, c] = under / 4 + belows[row, column]
+    expected = (field - field.min()) / (field.max() - field.min())
+    found = plasma(4, 3.0, [np.random.default_rng(7)])
+    np.testing.assert_allclose(found[0, :, :, 0], expected, atol=1e-6)
+
+
+def test_plasma_gets_finer_as_it_decays_less():
+    def roughness(decay: float) -> float:
+        fields = plasma(64, decay, [np.random.default_rng(number) for number in range(10)])
+        assert fields.shape == (10, 64, 64, 1)
+        assert fields.min(axis=(1, 2, 3)).tolist() == [0] * 10
+        assert fields.max(axis=(1, 2, 3)).tolist() == [1] * 10
+        return float(np.abs(np.diff(fields, axis=1)).mean())
+
+    assert roughness(1.4) > 1.5 * roughness(2) > 1.5 * roughness(3)
+
+
+def test_fog_keeps_the_brightest_value_and_leaves_black_alone():
+    assert not corrupt(BLACK, "fog", 5, seed=0).any()
+    images = BLACK.copy()
+    images[:, :, :16] = 200
+    found = corrupt(images, "fog", 5, seed=0)
+    assert found.max() <= 200
+    # All of it is 200 (x + 1.5 p) / (200 / 255 + 1.5) with p from 0 to 1.
+    dark = found[:, :, 16:].astype(float)
+    ratio = (200 / 255) / (200 / 255 + 1.5)
+    assert dark.max() <= 255 * 1.5 * ratio
+    assert dark.std() > 20
+
+
+def test_snow_is_white_streaks_that_come_twice():
+    found = corrupt(BLACK, "snow", 2, seed=0)
+    whitened = int(0.1 * 0.5 * 255)  # a tenth of the way to half white
+    assert found.min() == whitened
+    assert (found == found[..., :1]).all()
+    turned = found[:, ::-1, ::-1]
+    assert (np.abs(found.astype(int) - turned) <= 1).all()
+    flakes = found[..., 0] > whitened
+    assert 0.02 < flakes.mean() < 0.5
+    assert np.unique(flakes.sum(axis=(1, 2))).size > 5
+
+
+def test_frost_is_ice_of_many_kinds_over_a_dimmed_image():
+    found = corrupt(BLACK, "frost", 5, seed=0).astype(float) / 0.45
+    means, colours = found.mean(axis=(1, 2, 3)), found.mean(axis=(0, 1, 2))
+    assert 0.4 * 255 < means.min() < 0.55 * 255 < 0.7 * 255 < means.max() < 0.85 * 255
+    assert colours[0] < colours[1] < colours[2]  # bluish
+    assert (found.std(axis=(1, 2)) > 10).all()
+    white = corrupt(BLACK + 255, "frost", 5, seed=0)
+    # The same ice beside 0.75 of white: 191.25 levels more, up to white.
+    added = np.minimum(found * 0.45 + 191.25, 255)
+    assert np.abs(white - added).max() <= 1.5

@@ -1,0 +1,247 @@
+"""The page of a few handmade runs: its numbers, its honesty and its safety."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from calib.page import (
+    Compared,
+    contact_sheet,
+    duration,
+    headlines,
+    noise_rows,
+    provenance,
+    write_report,
+)
+from calib.results import load_methods
+from calib.tables import details
+from data.dataset import MixedDataset
+from data.formats import SeriesRecord
+from data.images import ENCODINGS, encode_image
+from data.pages import fixed
+from data.tar import GroupSample
+from tests import handmade
+from tests.calib.measured import (
+    LIMITS,
+    NAUGHTY,
+    OOD,
+    SHIFT,
+    change_rows,
+    make_run,
+    make_runs,
+    measures,
+)
+
+MINUS = "\N{MINUS SIGN}"
+VOID = {"meta", "img", "source", "br", "link", "input"}
+
+
+RANDOM = {"strategy": "random", "stability": None}
+NOISES = [
+    {"strategy": "select", "stability": 0.9, "scores": [0.5, 0.9, None]},
+    {"strategy": "select", "stability": 0.7, "scores": [0.7, 0.1, None]},
+    RANDOM,
+]
+NAMES = (NAUGHTY, "one", "two")
+
+
+def make_mixed(folder: Path) -> str:
+    """A root of one shard: three series of three alphas over two pairs of three classes."""
+    alphas = [0.0, 0.5, 1.0]
+    weights = [[0.0, 0.4, 1.0], [-0.1, 0.6, 0.9], [0.5, 0.2, 1.2]]
+    classes = [[0, 1], [0, 2], [0, 1]]
+    encoding = sorted(ENCODINGS)[-1]
+    picture = encode_image(torch.zeros(4, 4, 3, dtype=torch.uint8).numpy(), encoding)
+    samples = []
+    for group, (pair, row) in enumerate(zip(classes, weights, strict=True)):
+        labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
+        given = {"classes": pair, "alphas": alphas, "weights": row, "noise": NOISES[group]}
+        given["names"] = [NAMES[k] for k in pair]
+        record = handmade.record(group, **given)
+        sound = SeriesRecord.read(json.dumps(record | {"labels": labels}).encode())
+        samples.append(GroupSample(sound, [picture] * 3, encoding))
+    return handmade.root_of(folder / "mixed", samples, NAMES).url
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load, and the text outside of tags."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.resources: list[str] = []
+        self.images_without_alt = 0
+        self.text = ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        links = ("src", "srcset", "href", "data", "action")
+        self.resources += [found[name] or "" for name in links if name in found]
+        self.images_without_alt += tag == "img" and not found.get("alt")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report")
+    path, runs, mixed = folder / "report.html", make_runs(folder), make_mixed(folder)
+    change_rows(runs[0], vector=measures(ece=0.03), intervals=LIMITS, shift=SHIFT, ood=OOD)
+    facts = {
+        "seconds": {"build": 30.0},
+        "splits": {"train": 7},
+        "limits": ["Two seeds are few."],
+        "models": {"generator": NAUGHTY},
+    }
+    agreement = {"agreed": 5, "images": 6, "share": 5 / 6}
+    compared = [Compared("by choice", MixedDataset(mixed), agreement)]
+    write_report(
+        path,
+        runs=runs,
+        mixed=mixed,
+        agreement=agreement,
+        facts=facts,
+        title="A & B",
+        compared=compared,
+    )
+    return path.read_text()
+
+
+def test_chosen_noise_is_shown_with_its_scores(source):
+    text = " ".join(Page(source).text.split())
+    # 0.9 and 0.7 were used; 0.5, 0.9, 0.7 and 0.1 were scored; 5 of 6 end points are as intended.
+    assert "0.800 ± 0.141" in text
+    assert "0.550 ± 0.342 (4)" in text
+    assert "83.3 ± 14.5" in text
+
+
+def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
+    whole = MixedDataset(make_mixed(tmp_path))
+    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
+    whole.groups = [g.model_copy(update={"noise": RANDOM}) for g in whole.groups]
+    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 19.2")
+
+
+def test_page_is_well_formed_and_loads_nothing(source: str):
+    page = Page(source)
+    assert page.open == []
+    assert "script" not in page.tags and "link" not in page.tags
+    assert page.resources and all(link.startswith("data:image/") for link in page.resources)
+    assert page.images_without_alt == 0
+    assert not re.search(r"url\(|@import|https?://", source)
+
+
+def test_page_escapes_names_that_others_chose(source: str):
+    assert NAUGHTY not in source
+    assert "&lt;b&gt;&amp;&#34;" in source
+    assert NAUGHTY in Page(source).text
+
+
+def test_page_holds_the_numbers_worked_out_by_hand(source: str):
+    text = re.sub(r"\s+", " ", Page(source).text)
+    assert "91.00 ± 1.41" in text and "5.00 ± 1.41" in text and "3.50 ± 2.12" in text
+    assert f"{MINUS}1.50 better 2/2" in text  # ECE of CSM against CE, in percent
+    assert "+0.150 better 0/2" in text  # NLL
+    assert "T = 2.00 ± 0.71" in text
+    assert "83.3 % (5 of 6)" in text
+    assert "Spearman(alpha, weight), median over series1.000" in text  # of rho 1, 1 and 0.5
+    assert "series whose weight falls somewhere along alpha33.3 %" in text
+    assert "together2 min 40 s" in text  # 30 s build, 65 s a run
+    assert "Two seeds are few." in text
+
+
+def test_headline_says_what_got_better_and_what_did_not(runs: list[Path]):
+    first, second, scaled = (s.replace("\xa0", " ") for s in headlines(load_methods(runs)))
+    assert first == (
+        "Over 2 seeds, CSM against CE: better in mean ECE (5.00 ± 1.41 % → 3.50 ± 2.12 %, better "
+        "on 2 of 2) and accuracy (91.00 ± 1.41 % → 92.00 ± 0.00 %, better on 1 of 2); not better "
+        "in mean NLL (0.400 ± 0.141 → 0.550 ± 0.071, better on 0 of 2)."
+    )
+    assert second.startswith("Over 2 seeds, CSM + MaC-Cal against CE: ")
+    assert scaled == (
+        "After temperature scaling, mean ECE is 2.50 ± 0.71 % for CE, 1.75 ± 1.06 % for CSM and "
+        "1.75 ± 1.06 % for CSM + MaC-Cal."
+    )
+
+
+def test_headline_of_a_method_that_is_worse_everywhere(tmp_path: Path):
+    good, bad = {"accuracy": 0.9, "ece": 0.1, "nll": 0.2}, {"accuracy": 0.8, "ece": 0.2, "nll": 0.2}
+    methods = load_methods(
+        [make_run(tmp_path / "a", "CE", [good]), make_run(tmp_path / "b", "X", [bad])]
+    )
+    first = headlines(methods)[0].replace("\xa0", " ")
+    assert first.startswith("Over 1 seed, X against CE: not better in mean ECE (10.00 % → 20.00 %")
+    assert "better in" not in first.replace("not better in", "")
+
+
+def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
+    good, bad = {"accuracy": 0.9, "ece": 0.1}, {"accuracy": 0.8, "ece": 0.2}
+    runs = [
+        make_run(tmp_path / f"{data}-{name}", name, [figures], real=(data, data[0] * 64))
+        for data in ("digits", "birds")
+        for name, figures in (("CE", bad), ("LS", good))
+    ]
+    page = tmp_path / "page.html"
+    write_report(page, runs=runs, mixed=None, agreement=None, facts={}, title="two")
+    text = " ".join(Page(page.read_text()).text.split())
+    for data in ("digits", "birds"):
+        assert f"Over 1 seed, LS, {data} against CE, {data}: better in mean ECE" in text
+        assert f"On {data}" in text and f"Difference to CE, {data}" in text
+        assert f"The test set of {data} has 3 images" in text
+    assert "birds against CE, digits" not in text
+    assert f"train and evaluate CE in {runs[0]}" in text and "together4 min 20 s" in text
+    # In each of four groups of rows accuracy and ECE of one, four more of both, none for its parts.
+    assert page.read_text().count('class="best"') == 4 * (2 + 2 * 4)
+
+
+def test_small_texts():
+    assert [duration(s) for s in (4.23, 72.4, 3725)] == ["4.2 s", "1 min 12 s", "1 h 2 min"]
+    assert [fixed(value) for value in (0.756, -0.001, -0.5)] == ["0.76", "0.00", f"{MINUS}0.50"]
+
+
+def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
+    mixed = MixedDataset(make_mixed(tmp_path))
+    # As where some are left out.
+    mixed.groups = [g.model_copy(update={"group": g.group + 40}) for g in mixed.groups]
+    got = contact_sheet(mixed)
+    assert [series.group for series in got] == [40, 41, 42]
+    worst = "least ordered of all, \N{GREEK SMALL LETTER RHO} 0.50"
+    assert [series.note == worst for series in got] == [False, False, True]
+    assert (got[0].first, got[0].second) == (NAUGHTY, "one")
+    assert [frame.first for frame in got[0].frames] == [0.0, 0.5, 1.0]
+    assert [frame.weight for frame in got[0].frames] == pytest.approx([0.0, 0.4, 1.0])
+
+
+def test_provenance_shows_only_settings_that_differ(runs: list[Path]):
+    got = provenance(runs, {"command": "semix", "models": {"unet": {"width": 8}}})
+    absent = "\N{EN DASH}"
+    assert got.settings == [("head.method", [absent, "mac_cal"]), ("mixed.weight", [absent, "1.0"])]
+    assert got.other == {"further facts": {"command": "semix"}, "models": {"unet.width": "8"}}
+
+
+def test_what_else_was_measured_is_shown_where_it_was(source: str, runs: list[Path]):
+    assert [table.title for table in details(load_methods(runs))] == ["Calibrated after training"]
+    text = " ".join(Page(source).text.split())
+    assert "CE + vector scaling50.00 ± 0.003.00 ± 0.00" in text
+    assert "CE91.00 ± 1.41 [10.00, 20.00]5.00 ± 1.41 [10.00, 20.00]" in text
+    assert "Mean over 1 corruptions x 2 severities of 1,200 images, ECE of 10 bins" in text
+    assert "CE70.00 ± 0.0012.00 ± 0.008.00 ± 0.001.000 ± 0.0000.400 ± 0.000" in text
+    assert f"CE, {NAUGHTY}91.00 ± 0.0040.00" in text
+    assert "CE, mean over sets91.00 ± 0.0045.00" in text
+    assert "isotonic" not in text

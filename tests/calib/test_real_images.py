@@ -1,0 +1,175 @@
+"""Real images that do not fit: read by workers, with the figures that held ones give."""
+
+import json
+import pickle
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calib import real_images
+from calib.real_data import TrainingData, open_data, refuse_overlap
+from calib.real_images import HeldImages, ReadImages, decode, open_images, ranges
+from calib.train import train
+from data.errors import InputError
+from data.real import RealDataConfig, load_real
+from data.splits import ImageSplit
+from tests.calib.runs import assert_same_results
+from tests.calib.test_processes import run_two
+
+READ = "real_memory_gib=0"
+WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]
+SIDE = 12
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of two classes with forty pictures each, all different."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(40):
+            pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number:02d}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def split(pictures: Path) -> ImageSplit:
+    config = RealDataConfig(name="imagefolder", path=str(pictures), image_size=SIDE)
+    return load_real(config).train
+
+
+@pytest.fixture
+def limited_files() -> Iterator[Callable[[int], None]]:
+    """limited_files(size): no file may be larger, bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("select=nll", "head.views=2", "ema=0.9"),
+        ("mixed=null", "method={name: plp}", "loss={name: ce}", "head=null", "epochs=2"),
+        ("head={method: tst, epochs: 2, batch_size: 40}", "augment={shift: 0}"),
+    ],
+    ids=["all", "plp", "tst"],
+)
+def test_a_set_above_the_limit_gives_the_figures_of_one_in_memory(make_run, settings, workers):
+    held = make_run("held", *settings)
+    read = make_run("read", *settings, READ, f"real_workers={workers}")
+    for run in (held, read):
+        train(run)
+    weights = ["model.safetensors", "logits-base.safetensors"]
+    assert_same_results(held, read, weights=weights)
+    rows = [json.loads((run / "evaluation.json").read_text())["rows"] for run in (held, read)]
+    assert rows[0] == rows[1]
+    assert (held / "data.json").read_text() == (read / "data.json").read_text()
+
+
+def test_training_images_are_read_once_before_the_first_epoch(make_config, monkeypatch):
+    data = open_data(make_config(READ), compare_splits=False)
+    expected = open_data(make_config(), compare_splits=False).train_pixels
+    seen: list[int] = []
+    original = ReadImages.parts
+
+    def parts(self, indices):
+        seen.append(len(self))
+        return original(self, indices)
+
+    monkeypatch.setattr(ReadImages, "parts", parts)
+    refuse_overlap(data)
+    assert torch.equal(data.train_pixels, expected)
+    assert seen.count(len(data.real.train)) == 1
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_parts_come_in_the_order_that_was_asked_for(split, workers):
+    whole, images = decode(split), ReadImages(split, SIDE, workers=workers)
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0)).split(7)
+    state = torch.get_rng_state()
+    found = list(images.parts(order))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(part, whole[chosen]) for part, chosen in zip(found, order, strict=True))
+
+
+def test_a_split_goes_to_workers_that_are_not_forked(split):
+    part = pickle.loads(pickle.dumps(split.part(np.array([3, 1]))))
+    assert (part.images() == split.images([3, 1])).all()
+    assert (part.digest, part.name(1)) == (split.part(np.array([3, 1])).digest, split.name(1))
+
+
+@pytest.mark.process
+def test_a_picture_that_a_worker_cannot_read_is_refused_by_name(split):
+    broken = Path(split.name(5))
+    broken.write_bytes(b"not a picture")
+    images = ReadImages(split, SIDE, workers=2)
+    with pytest.raises(InputError, match=rf"^image = {broken}: cannot be read"):
+        list(images.parts(ranges(0, len(split), 4)))
+
+
+def test_what_fits_is_held_and_training_comes_first(pictures):
+    real = load_real(RealDataConfig(name="imagefolder", path=str(pictures), image_size=SIDE))
+    train_bytes = len(real.train) * SIDE * SIDE * 3
+
+    def kinds(memory: int) -> list[type]:
+        data = TrainingData(real, None, SIDE, memory=memory)
+        return [type(data.images(name)) for name in ("validation", "train")]
+
+    assert kinds(10 * train_bytes) == [HeldImages, HeldImages]
+    assert kinds(train_bytes) == [ReadImages, HeldImages]
+    assert kinds(train_bytes - 1) == [HeldImages, ReadImages]
+    assert kinds(0) == [ReadImages, ReadImages]
+
+
+SHARED = """
+import sys
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from calib.real_images import decode, open_images
+from data.real import RealDataConfig, load_real
+
+real = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12))
+images = open_images(real.train, 12, limit=2**30, accelerator=Accelerator(cpu=True))
+assert torch.equal(images.tensor, decode(real.train))
+[inode] = {
+    line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines()
+    if "semix-images-" in line
+}
+print("copy", inode)
+"""
+
+
+@pytest.mark.process
+def test_processes_of_a_machine_share_one_copy(pictures, tmp_path):
+    output = run_two(SHARED, tmp_path, pictures)
+    copies = [line for line in output.splitlines() if line.startswith("copy")]
+    assert len(copies) == 2
+    assert len(set(copies)) == 1
+    assert not list(Path(tempfile.gettempdir()).glob("semix-images-*"))
+
+
+def test_no_room_for_the_shared_copy_is_refused_by_name(split, limited_files):
+    limited_files(1000)
+    found = real_images._written(split)
+    assert isinstance(found, InputError)
+    assert str(found).startswith("TMPDIR = ")
+    assert "real_memory_gib" in str(found)
+
+
+def test_workers_share_the_cores_of_a_machine(split, monkeypatch):
+    monkeypatch.setattr(real_images, "cores", lambda: 12)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    images = open_images(split, SIDE, limit=0)
+    assert isinstance(images, ReadImages)
+    many, few = ([part.numpy() for part in ranges(0, stop, 64)] for stop in (4096, 100))
+    assert (images._workers(many), images._workers(few)) == (3, 0)

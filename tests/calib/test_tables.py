@@ -1,0 +1,118 @@
+"""The tables of a few handmade runs: every figure is worked out by hand."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from calib.page import headlines
+from calib.results import load_methods
+from calib.tables import (
+    as_markdown,
+    comparison,
+    details,
+    differences,
+    overview,
+    print_table,
+    summary_table,
+)
+from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run, measures
+
+
+def test_best_mean_is_marked_and_equal_texts_share_the_mark(runs: list[Path]):
+    by_method = comparison(load_methods(runs))
+    ece = [[row.cells[1].best for row in rows] for rows in by_method]
+    assert ece == [[False, False], [True, True], [True, True]]
+    accuracy = [[row.cells[0].best for row in rows] for rows in by_method]
+    assert accuracy == ece  # the same methods, though there more is better
+    nll = [[row.cells[6].best for row in rows] for rows in by_method]
+    assert nll == [[True, True], [False, False], [False, False]]
+
+
+def test_a_method_alone_is_not_the_best(runs: list[Path]):
+    (rows,) = comparison(load_methods(runs[:1]))
+    assert not any(cell.best for row in rows for cell in row.cells)
+
+
+def test_without_shared_seeds_nothing_is_paired(runs: list[Path]):
+    ce, csm, _ = load_methods(runs)
+    late = replace(csm, seeds={9: csm.seeds[0]})
+    assert differences([ce, late])[0][0].cells[1].note == "no shared seed"
+    assert "no shared seeds" in headlines([ce, late])[0]
+
+
+def test_summary_table_by_hand(runs: list[Path]):
+    got = summary_table(runs)
+    assert [row["method"] for row in got] == ["CE", "CSM", "CSM + MaC-Cal"]
+    assert got[0]["seeds"] == 2
+    assert got[0]["plain"]["ece"] == pytest.approx({"mean": 0.05, "sd": 0.0002**0.5})
+    assert got[0]["scaled"]["ece"]["mean"] == pytest.approx(0.025)
+    json.dumps(got, allow_nan=False)
+
+
+def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
+    run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}, {"ece": 0.06}])
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_table(overview(summary_table([run])), console)
+    text = console.export_text()
+    assert "[red]CE[/red]" in text and "5.00±1.41" in text and "2.50±0.71" in text
+
+
+def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_path: Path):
+    run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}])
+    others = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
+    intervals = {"intervals": {"ece": [0.031, 0.049]}, "posthoc_intervals": {"vector": {}}}
+    change_rows(run, **others, **intervals, shift=SHIFT, ood={"mean": OOD_CELL})
+    console = Console(width=110, file=io.StringIO(), record=True)
+    for table in details(load_methods([run])):
+        print_table(table, console)
+    lines = console.export_text().splitlines()
+    assert lines[0].strip() == "Calibrated after training"
+    shown = {line.split("  ")[0].strip(): line.split()[-6:] for line in lines if line.strip()}
+    half = ["50.00", "50.00", "0.500", "0.500"]  # AECE, cwECE, NLL, Brier
+    text = " ".join(" ".join(lines).split())
+    assert " ".join(["[red]CE[/red] 50.00 4.00", *half, "[3.10, 4.90]"]) in text
+    assert shown["[red]CE[/red] + temperature scaling"] == ["50.00", "2.00", *half]
+    assert shown["[red]CE[/red] + vector scaling"] == ["50.00", "3.00", *half]
+    assert shown["[red]CE[/red] + isotonic regression"] == ["50.00", "2.00", *half]
+    assert "over seeds (1), 15 bins" in text and "In brackets 95 % bootstrap" in text
+    assert "[red]CE[/red] 70.00 12.00 8.00 1.000 0.400" in text
+    assert "mean over sets 91.00 40.00 92.00 38.00" in text
+
+
+def test_a_table_on_a_narrow_screen_cuts_no_name_and_no_number(tmp_path: Path):
+    name = "CSM + FeDLaS + MaC-Cal"
+    run = make_run(tmp_path / "r", name, [{"ece": 0.04}, {"ece": 0.06}])
+    console = Console(width=40, file=io.StringIO(), record=True)
+    print_table(overview(summary_table([run])), console)
+    text = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "5.00±1.41" in text
+    assert set(name.split()) <= set(text.split())
+
+
+def test_an_overview_as_markdown():
+    def spread(mean, sd=None):
+        return {"mean": mean, "sd": sd}
+
+    plain = {"accuracy": spread(0.9, 0.01), "ece": spread(0.05, 0.002), "nll": spread(0.4, 0.1)}
+    scaled = {**plain, "ece": spread(0.0123)}
+    row = {
+        "data": "d",
+        "method": "CE | x",
+        "bins": 15,
+        "seeds": 5,
+        "plain": plain,
+        "scaled": scaled,
+    }
+    table = overview([row])
+    head, _, line = (" ".join(line.split()) for line in as_markdown(table).splitlines())
+    assert head == "| method | Acc. % | ECE % | ECE + TS % | NLL | NLL + TS |"
+    assert line == (
+        "| CE \\| x | 90.00 ± 1.00 | 5.00 ± 0.20 | 1.23 | 0.400 ± 0.100 | 0.400 ± 0.100 |"
+    )
+    assert table.note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
+    other = overview([row, {**row, "data": "of other images"}])
+    assert other.note.endswith("; of different images, which do not compare")
