@@ -65,7 +65,10 @@ def _projection(seen: Seen) -> Tensor:
     """CSM's rule: the projection on the line between two prototypes, sharpened."""
     if seen.raw.shape[-1] > 2:
         return _simplex(seen)
-    probability = sharpen(seen.raw[..., 0], seen.scale)
+    # One by one: the last digit depends on how many numbers are sharpened together.
+    probability = torch.empty_like(seen.raw[..., 0])
+    for row, weights in zip(probability, seen.raw[..., 0], strict=True):
+        row.copy_(sharpen(weights, seen.scale))
     return torch.stack([probability, 1 - probability], -1)
 
 

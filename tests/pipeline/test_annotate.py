@@ -283,6 +283,15 @@ def test_all_series_in_one_go_are_labelled_as_one_by_one(settings, groups):
             np.testing.assert_allclose(found.coordinates, alone.coordinates, atol=1e-5)
 
 
+def test_labels_are_the_same_to_the_last_digit_however_many_series_are_sharpened_together():
+    groups = [
+        MixGroup(n, (0, 1), 0, tuple((a / 7, 1 - a / 7) for a in range(8))) for n in range(64)
+    ]
+    ours, told = annotator(random(10, 16)), random(64, 8, 16, seed=2)
+    alone = [ours.annotate({"features": told[[n]]}, [groups[n]])[0].labels for n in range(64)]
+    assert [found.labels for found in ours.annotate({"features": told}, groups)] == alone
+
+
 def test_an_image_that_is_like_no_class_is_named_with_its_group():
     values = random(4, 3, 16, seed=2)
     values[1, 2] = 0
