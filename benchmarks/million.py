@@ -67,7 +67,7 @@ def from_index(shards: int, index: str) -> Figures:
 def resuming(shards: int, index: str) -> Figures:
     """What `semix resume` looks at before it starts a flow: sizes of all files, what lacks."""
     from data.verify import damage
-    from flows.selection import Selection
+    from flows.build_steps import Selection
 
     def look(root: Any) -> None:
         assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
@@ -104,7 +104,7 @@ def lookups() -> dict[str, float]:
 @contextmanager
 def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
     """A simulated root and its store, whose index is a file: who reads it holds its bytes."""
-    import flows.selection  # noqa: F401 - imports are not what is measured
+    import flows.build_steps  # noqa: F401 - imports are not what is measured
     from tests.simulated import SimulatedShards, simulated
 
     class Shards(SimulatedShards):

@@ -115,8 +115,7 @@ def by_flow(root: Root) -> None:
 def by_workers(root: Root) -> None:
     """The same commands that a flow's slots run, and nobody who watches them."""
     from flows import child
-    from flows.slots import slot
-    from flows.slots.settings import SlotSettings
+    from flows.slots import SlotSettings, slot
 
     settings = SlotSettings(SLOTS)
     workers = []

@@ -1,9 +1,11 @@
-"""This machine: what names one process of it, its cores, where it keeps what can be had again."""
+"""This machine: what names one process of it, cores and memory that we may use, our caches."""
 
 import hashlib
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from data.errors import InputError
 
 DIGITS = 12  # of the digest at the end of `machine()`
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers, our group in it
 
 
 def machine() -> str:
@@ -40,6 +44,77 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+    """Cores that this process may run on, at most as many as its control groups may keep busy."""
+    quotas = [quota for folder in _groups(root, own, "cpu") if (quota := _cpu_quota(folder))]
+    return max(1, int(min([cores(), *quotas])))
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The nearest limit of memory of our control groups, as of a container or a job.
+
+    Attributes:
+        left: bytes until it is reached; files that were only read give way.
+    """
+
+    limit: int
+    left: int
+
+
+def memory_limit(root: Path = GROUPS, own: Path = OWN_GROUPS) -> MemoryLimit | None:
+    """Of all control groups that we are in, the limit of which least is left; None without one."""
+    found = []
+    for folder in _groups(root, own, "memory"):
+        if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is None:
+            continue
+        used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
+        cached = _statistics(folder, "inactive_file", "total_inactive_file")
+        found.append(MemoryLimit(limit, max(0, limit - max(0, used - cached))))
+    return min(found, key=lambda one: one.left, default=None)
+
+
+def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """Folders of our groups, the innermost first; within a container some are not to be seen."""
+    if not own.is_file():  # macOS
+        return
+    for line in own.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        base = root / controller if names else root  # version 1 has a tree for each controller
+        for parts in range(len(Path(path).parts), 0, -1):
+            yield base.joinpath(*Path(path).parts[1:parts])
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Cores that a group may keep busy; None for any number."""
+    if (folder / "cpu.max").is_file():
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota_us = _number(folder, "cpu.cfs_quota_us")
+    period_us = _number(folder, "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and quota_us > 0 and period_us else None
+
+
+def _number(folder: Path, *names: str) -> int | None:
+    """From the first file that is there; None where there is none or no limit."""
+    for name in names:
+        if (folder / name).is_file():
+            text = (folder / name).read_text().strip()
+            return None if text == "max" else int(text)
+    return None
+
+
+def _statistics(folder: Path, *names: str) -> int:
+    """The last of these entries that memory.stat has; 0 without any."""
+    path, found = folder / "memory.stat", 0
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        name, _, value = line.partition(" ")
+        found = int(value) if name in names else found
+    return found
 
 
 def cache_folder() -> Path:

@@ -12,21 +12,23 @@ from data.ranges import format_ranges
 from data.root import Root
 from data.settings import load_settings, whole_path
 from data.store import Store
-from flows.build_end import BuildFailed, refuse_gaps, say_complete
-from flows.build_start import (
+from flows.build_steps import (
     ALL,
-    check_work,
+    BuildFailed,
+    Selection,
+    kept,
     put_damage_aside,
+    refuse_gaps,
     restore,
+    say_complete,
     say_notes,
     survey_images,
+    work_checked,
 )
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.selection import Selection
 from flows.server.run_server import prefect_server
-from flows.slots.settings import SlotSettings
-from flows.slots.workers_here import workers_ahead
+from flows.slots import SlotSettings, workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
 from pipeline.root import MIXED, checked_plan, create_root, extend_root, open_root, plan_of
@@ -115,15 +117,19 @@ def _made(
             refuse_gaps(root, selection)
             root.write_index()
             return root
-    check_work(root, settings)
     # Workers and server start beside the imports.
-    with workers_ahead(settings, url=root.url), prefect_server(wait=False):
+    with (
+        work_checked(root, settings),
+        workers_ahead(settings, url=root.url),
+        prefect_server(wait=False),
+    ):
         from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
-        from flows.calling import call_flow
+        from flows.flow_runs import call_flow
 
         with prefect_server():
             call_flow(
                 build_flow,
+                lambda: kept(root),
                 out=root.url,
                 config=config,
                 overrides=list(overrides),

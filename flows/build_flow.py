@@ -16,13 +16,21 @@ from data.root import Progress, Root
 from data.verify import refuse_others
 from flows import parameters as p
 from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
-from flows.build_end import refuse_gaps, say_complete
-from flows.build_start import ALL, check_work, opened, put_damage_aside, restore, say_notes
+from flows.build_steps import (
+    ALL,
+    Selection,
+    check_work,
+    opened,
+    put_damage_aside,
+    refuse_gaps,
+    restore,
+    say_complete,
+    say_notes,
+)
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
-from flows.selection import Selection
+from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
-from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
 from pipeline.root import config_of
 

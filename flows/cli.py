@@ -15,19 +15,17 @@ from data.errors import InputError
 from flows.commands import (
     auditing,
     building,
-    deploying,
     doctoring,
     exporting,
     looking,
     relabeling,
     repairing,
-    serving,
     studying,
     training,
 )
 from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.errors import RunFailed
-from flows.server.loss import in_words
+from flows.server.probe import in_words
 from flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(
@@ -55,7 +53,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         auditing.audit,
     ),
     "Train": (training.train, training.evaluate, studying.study, training.report),
-    "Operate": (doctoring.doctor, doctoring.config, repairing.gc, serving.server, deploying.deploy),
+    "Operate": (doctoring.doctor, doctoring.config, repairing.gc),
 }
 for panel, commands in PANELS.items():
     for command in commands:

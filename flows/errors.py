@@ -1,9 +1,15 @@
-"""The errors that mean: the input was fine, the run was not finished."""
+"""The errors that mean: the input was fine, the run was not finished; and which shards lack."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from uuid import UUID
 
 from data.errors import InputError
+from data.formats import Failure
+from data.ranges import format_ranges
+
+MOST_RANGES = 20  # in one message, which Prefect stores and shows
 
 
 class RunFailed(RuntimeError):
@@ -19,7 +25,19 @@ class RunFailed(RuntimeError):
 
 
 class RunCancelled(RunFailed):
-    """Somebody cancelled the run in Prefect."""
+    """Somebody cancelled the run in Prefect.
+
+    Args:
+        run: its id there.
+    """
+
+    def __init__(self, text: str, run: UUID) -> None:
+        super().__init__(text)
+        self.run = run
+
+
+class ServerLost(RunFailed):
+    """Prefect's server could not be told how a run went; the text says what is there of it."""
 
 
 @contextmanager
@@ -36,3 +54,21 @@ def damage_named(url: str) -> Iterator[None]:
     except (ValueError, FileNotFoundError) as error:
         ways = f"`semix verify {url} --full` shows all damage, `semix resume {url} --full` mends it"
         raise RunFailed(f"{error}\n{ways}") from error
+
+
+def few_ranges(shards: Iterable[int]) -> str:
+    """`3,7-9`; of very many ranges the first ones."""
+    ranges = format_ranges(shards).split(",")
+    more = f" and {len(ranges) - MOST_RANGES} more ranges" if len(ranges) > MOST_RANGES else ""
+    return ",".join(ranges[:MOST_RANGES]) + more
+
+
+def reasons(
+    failures: Mapping[int, Sequence[Failure]], lacking: Container[int], most: int = 3
+) -> list[str]:
+    """`shard 3: OSError: disk full` for the first of the lacking shards that failed."""
+    failed = ((shard, tries) for shard, tries in failures.items() if shard in lacking)
+    return [
+        f"shard {shard}: {tries[-1].error}: {tries[-1].message}"
+        for shard, tries in islice(failed, most)
+    ]

@@ -33,8 +33,8 @@ def evaluate(
     run = Path(run)
     checked(run, overrides, device=device)
     with prefect_server():
-        from flows.calling import call_flow  # Prefect costs seconds: not to refuse
-        from flows.evaluate_flow import evaluate_flow
+        from flows.evaluate_flow import evaluate_flow  # Prefect costs seconds: not to refuse
+        from flows.flow_runs import call_flow
 
         call_flow(
             evaluate_flow,

@@ -5,13 +5,13 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from data.errors import InputError
-from flows.child import python_module
-from flows.supervise import Stop, supervise
+from flows.child import Stop, python_module, supervise
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
 ANSWER_S = 60.0  # of nvidia-smi, which first wakes the GPUs
@@ -35,6 +35,12 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     chosen = environment.get(CHOSEN)
     if chosen is not None:
         return list(takewhile(GPU.fullmatch, map(str.strip, chosen.split(","))))
+    return list(driver_gpus())
+
+
+@cache  # waking the GPUs takes seconds; a fault is not kept, for the driver may be mended
+def driver_gpus() -> tuple[str, ...]:
+    """Numbers of all GPUs, asked once a process. Raises InputError, as `visible_gpus`."""
     found, fault = ask_driver("index")
     # Where one of several GPUs is lost, a line may say so instead of its number.
     if fault := fault or next((line for line in found if not line.isdecimal()), ""):
@@ -43,7 +49,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
             "this to the GPUs to use, or to nothing, for the CPU"
         )
         raise InputError(CHOSEN, "unset", remedy)
-    return found
+    return tuple(found)
 
 
 def settled_device(

@@ -1,20 +1,25 @@
-"""How the trainer is launched: the command, accelerate's settings, the trainer's last word."""
+"""How a trainer is launched: on which machines, by which command; and its last word."""
 
 import json
 import os
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from calib.config import TrainConfig
-from flows.cgroup import usable_cores
-from flows.child import python_module
-from flows.gpus import CHOSEN
-from flows.machines import Machines
-from flows.supervise import Outcome
+from data.errors import InputError
+from data.machine import usable_cores
+from flows.child import Outcome, python_module
+from flows.gpus import CHOSEN, visible_gpus
 
+if TYPE_CHECKING:  # the command line starts without it
+    from calib.config import TrainConfig
+
+Device = Literal["auto", "cpu", "cuda"]
+
+MOST_RESTARTS = 100  # of a trainer; one that is lost so often will be lost again
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
 ENDING_S = 10.0  # of that, for torchrun to end processes that did not follow
 # How the trainer begins its last word, the most telling first.
@@ -23,7 +28,73 @@ WORDS = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
 # As torchrun puts it; others that it ended, or that missed this one, have words of their own.
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
 SILENCE = "it gave no reason: a process that was killed, most often for want of memory, has none"
-ALONE = Machines()
+
+
+@dataclass(frozen=True)
+class Machines:
+    """This machine's part in a training; the others have a launch of their own.
+
+    Attributes:
+        processes: over all machines.
+        count, rank: how many machines, and which of them this is; 0 is the main one.
+        main_process: HOST:PORT where the main machine can be reached by the others.
+        device: auto, cpu or cuda.
+    """
+
+    processes: int = 1
+    count: int = 1
+    rank: int = 0
+    main_process: str = ""
+    device: Device = "auto"
+
+    @property
+    def here(self) -> int:
+        """Processes on this machine."""
+        return self.processes // self.count
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not visible_gpus())
+
+    def address(self) -> tuple[str, int]:
+        """Host and port of the main process. Raises InputError for anything else."""
+        host, _, port = self.main_process.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            remedy = "give HOST:PORT of machine 0, the same on every machine, as 10.0.0.1:29500"
+            raise InputError("main_process", self.main_process or "none", remedy)
+        return host, int(port)
+
+
+def check_machines(machines: Machines) -> None:
+    """Find what the processes would refuse, or wait for in vain.
+
+    Raises:
+        InputError: numbers that do not go together, no address, a device that is not there, more
+            processes than this machine has GPUs, or a driver that does not work.
+    """
+    count, processes = machines.count, machines.processes
+    if processes < count or processes % count:
+        remedy = f"{count} machines share them equally; choose a multiple of {count}"
+        raise InputError("processes", processes, remedy)
+    if not 0 <= machines.rank < count:
+        remedy = f"choose 0 to {count - 1}, another one on each machine; there are {count}"
+        raise InputError("machine_rank", machines.rank, remedy)
+    if count > 1:
+        machines.address()
+    elif machines.main_process:
+        remedy = "is for several machines; say how many with machines, or leave it out"
+        raise InputError("main_process", machines.main_process, remedy)
+    _check_device(machines)
+
+
+def _check_device(machines: Machines) -> None:
+    gpus = [] if machines.device == "cpu" else visible_gpus()
+    if machines.device == "cuda" and not gpus:
+        remedy = "no GPU is visible here; choose auto or cpu, or another machine"
+        raise InputError("device", "cuda", remedy)
+    if gpus and machines.here > len(gpus):
+        remedy = f"one a GPU, and {len(gpus)} are visible; choose fewer"
+        raise InputError("processes", machines.here, remedy)
 
 
 def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int) -> list[str]:
@@ -52,21 +123,15 @@ def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int
     )
 
 
-def launcher_settings(
-    config: TrainConfig, num_processes: int, machines: Machines = ALONE
-) -> dict[str, Any]:
-    """All that accelerate would otherwise ask, warn about, or take from a user's own default.
-
-    Args:
-        num_processes: over all machines.
-    """
+def launcher_settings(config: "TrainConfig", machines: Machines) -> dict[str, Any]:
+    """All that accelerate would otherwise ask, warn about, or take from a user's own default."""
     host, port = machines.address() if machines.count > 1 else (None, 0)  # 0 is any free one
     return {
         "compute_environment": "LOCAL_MACHINE",
         # Also without GPUs: it then starts processes by torchrun all the same.
-        "distributed_type": "MULTI_GPU" if num_processes > 1 else "NO",
+        "distributed_type": "MULTI_GPU" if machines.processes > 1 else "NO",
         "use_cpu": machines.on_cpu,
-        "num_processes": num_processes,
+        "num_processes": machines.processes,
         "num_machines": machines.count,
         "machine_rank": machines.rank,
         "main_process_ip": host,
@@ -78,10 +143,10 @@ def launcher_settings(
     }
 
 
-def write_launcher(config: TrainConfig, folder: Path, machines: Machines) -> Path:
+def write_launcher(config: "TrainConfig", folder: Path, machines: Machines) -> Path:
     """A file of `launcher_settings` for accelerate."""
     path = folder / "accelerate.json"
-    path.write_text(json.dumps(launcher_settings(config, machines.processes, machines)))
+    path.write_text(json.dumps(launcher_settings(config, machines)))
     return path
 
 

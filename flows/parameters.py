@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from flows.machines import MOST_RESTARTS
-from flows.slots.settings import MOST_SLOTS
+from flows.launcher import MOST_RESTARTS
+from flows.slots import MOST_SLOTS
 
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 

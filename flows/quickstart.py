@@ -70,7 +70,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         place.check_writable()
         visible_gpus()  # or why that cannot be known
         with prefect_server(wait=False):  # it starts beside the imports
-            from flows.calling import call_flow  # Prefect costs seconds: not to refuse
+            from flows.flow_runs import call_flow  # Prefect costs seconds: not to refuse
             from flows.quickstart_flow import quickstart_flow
 
             with prefect_server():

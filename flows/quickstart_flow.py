@@ -11,13 +11,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from calib.run_folder import claim_run, is_measured
 from calib.study import Cell, plan_jobs
+from data.machine import usable_cores
 from data.root import Progress, Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
-from flows.build_end import refuse_gaps
 from flows.build_flow import index, making, plan
-from flows.build_start import ALL
-from flows.cgroup import usable_cores
+from flows.build_steps import ALL, refuse_gaps
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
 from flows.places import training_folder
@@ -39,9 +38,8 @@ from flows.quickstart import (
     make_report,
     refuse_other_data,
 )
-from flows.slots.settings import SlotSettings
+from flows.slots import SlotSettings, workers_ahead
 from flows.slots.slot import RECORD
-from flows.slots.workers_here import workers_ahead
 from flows.study_flow import trainings
 from flows.terminal import details_in
 from pipeline.standins import StandIns

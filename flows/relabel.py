@@ -1,30 +1,30 @@
 """Label the images of a root anew: a further label set, or baked into a root of its own."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from data.errors import InputError
-from data.formats import PLAN, PROTOTYPES
 from data.label_sets import LabelSet, label_sets
-from data.root import Progress, Root
+from data.root import Root
 from data.store import Store
-from flows.progress import now_and_then, shown
-from flows.relabel_end import RelabelFailed, facts_of, refuse_gaps
-from flows.server.run_server import prefect_server
-from flows.slots.settings import SlotSettings, check_slots
-from pipeline.checks import check_clip
-from pipeline.config import AnnotationConfig, BuildConfig
-from pipeline.relabel import (
-    IMAGES,
-    ROOT,
-    annotation_of,
-    is_own,
-    plan_set,
-    relabelled_config,
-    set_record,
+from flows.relabel_steps import (
+    RelabelFailed,
+    bake,
+    baked_root,
+    facts_of,
+    is_done,
+    kept,
+    label_features,
+    planned,
+    reads_images,
+    refuse_gaps,
+    say_what_lacks,
+    what_comes,
 )
-from pipeline.root import MIXED
+from flows.server.run_server import prefect_server
+from flows.slots import SlotSettings
+from pipeline.config import BuildConfig
+from pipeline.relabel import ensure_set_prototypes, relabelled_config
 
 __all__ = ["RelabelFailed", "listed", "relabel"]
 
@@ -61,11 +61,12 @@ def relabel(
     if not reads_images(sets) and settings == SlotSettings(device=settings.device):
         return _relabelled_here(root, config, sets, settings, out=out)
     with prefect_server():
-        from flows.calling import call_flow  # Prefect costs seconds: only with work
+        from flows.flow_runs import call_flow  # Prefect costs seconds: only with work
         from flows.relabel_flow import relabel_flow
 
         return call_flow(
             relabel_flow,
+            lambda: kept(root, sets),
             url=root.url,
             overrides=list(overrides),
             out=out and Store(out).url,
@@ -81,46 +82,10 @@ def listed(root: Root) -> list[dict[str, Any]]:
     return [LabelSet(root, digest).status() for digest in label_sets(root)]
 
 
-def planned(root: Root, config: BuildConfig, slots: SlotSettings, *, out: str) -> list[LabelSet]:
-    """The label sets to complete, in order; set.json of the last is written where it is new.
-
-    No set if the settings are those of the root's own labels; two if the features of the last
-    are those of another.
-
-    Raises:
-        InputError: settings or places that cannot be used; nothing was written.
-    """
-    if out and Store(out).url == root.url:
-        raise InputError("out", out, "is the root itself; choose a new place")
-    if out and not (store := Store(out)).exists(PLAN):
-        # A bake that was killed at its beginning left these.
-        store.refuse_strangers(MIXED, own=PROTOTYPES)
-    if is_own(root, config):
-        return []
-    if not root.done():
-        raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
-    source = set_record(root, config.annotation).features
-    if source == IMAGES:
-        _check_readable(root, config.annotation, slots)
-    elif source != ROOT and (other := LabelSet(root, source)).missing():
-        _check_readable(root, annotation_of(other), slots)
-    labels = plan_set(root, config)
-    from_other = labels.record.features not in (ROOT, IMAGES)
-    return [*([LabelSet(root, labels.record.features)] if from_other else []), labels]
-
-
-def reads_images(sets: Sequence[LabelSet]) -> bool:
-    """Whether an image has to pass through CLIP."""
-    return any(labels.record.features == IMAGES and labels.missing() for labels in sets)
-
-
 def _relabelled_here(
     root: Root, config: BuildConfig, sets: Sequence[LabelSet], settings: SlotSettings, *, out: str
 ) -> dict[str, Any]:
     """As the flow does, from stored features."""
-    from flows.bake import bake, opened
-    from pipeline.relabel import ensure_set_prototypes
-
     say_what_lacks(root)
     for labels in sets:
         if missing := labels.missing():
@@ -129,57 +94,5 @@ def _relabelled_here(
             label_features(labels, missing)
             refuse_gaps(labels)
     if out:
-        bake(root, sets, opened(root, config, sets, out))
+        bake(root, sets, baked_root(root, config, sets, out))
     return facts_of(root, sets, out=out)
-
-
-def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
-    what = "images" if labels.record.features == IMAGES else "stored features"
-    return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
-
-
-def label_features(
-    labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
-) -> None:
-    """Label these shards in this process, and show how far it is."""
-    from pipeline.relabel import label_stored
-
-    with (
-        shown("label") as show,
-        now_and_then(labels.progress, (show, *listeners)) as look,
-    ):
-        label_stored(labels, missing, made=lambda shard: look())
-
-
-def is_done(root: Root, config: BuildConfig, sets: Sequence[LabelSet], *, out: str) -> bool:
-    """Whether a run would find nothing to make; says so."""
-    if any(labels.missing() for labels in sets):
-        return False
-    if out:
-        from flows.bake import opened, to_bake  # torch costs seconds
-
-        if to_bake(root, sets, opened(root, config, sets, out)):
-            return False
-    for labels in sets[-1:]:
-        log.info("label set %s: complete, nothing to do", labels.digest[:12])
-    if not sets:
-        log.info("these are the root's own labels; nothing to do")
-    return True
-
-
-def say_what_lacks(root: Root) -> None:
-    missing = root.missing()
-    if missing:
-        log.warning(
-            "%d of %d shards have no images yet; run this again after `semix resume %s`",
-            len(missing),
-            root.plan.num_shards,
-            root.url,
-        )
-
-
-def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSettings) -> None:
-    check_slots(slots)
-    if not root.store.shared:
-        raise InputError("url", root.url, "worker processes cannot share memory; use a path")
-    check_clip(annotation)

@@ -13,13 +13,20 @@ from data.label_sets import LabelSet
 from data.root import Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, facts_table, progress_artifact
-from flows.bake import bake, opened
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
-from flows.relabel import label_features, planned, say_what_lacks, what_comes
-from flows.relabel_end import facts_of, refuse_gaps
+from flows.relabel_steps import (
+    bake,
+    baked_root,
+    facts_of,
+    label_features,
+    planned,
+    refuse_gaps,
+    say_what_lacks,
+    what_comes,
+)
+from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
-from flows.slots.settings import SlotSettings
 from flows.slots.slot import RECORD
 from pipeline.relabel import IMAGES, ensure_set_prototypes, relabelled_config
 
@@ -58,9 +65,9 @@ def relabel_flow(
         for labels in sets:
             complete(labels, settings, key=key)
         if out:
-            bake_labels(root, sets, opened(root, config, sets, out), key=key)
+            bake_labels(root, sets, baked_root(root, config, sets, out), key=key)
         facts = facts_of(root, sets, out=out)
-        facts_table(facts, key=f"{key}-summary", description="labels of images that are there")
+        facts_table(facts, key=key, description="labels of images that are there")
         return facts
 
 

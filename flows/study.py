@@ -17,7 +17,7 @@ from flows.errors import RunFailed
 from flows.gpus import visible_gpus
 from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
-from flows.slots.settings import MOST_SLOTS
+from flows.slots import MOST_SLOTS
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -63,11 +63,12 @@ def study(
         write_json(out / SETTINGS, source)
     with prefect_server():
         # Prefect costs seconds: not before there is something to run.
-        from flows.calling import call_flow
+        from flows.flow_runs import call_flow
         from flows.study_flow import study_flow
 
         call_flow(
             study_flow,
+            lambda: kept(cells, out),
             config=str(out / SETTINGS) if isinstance(config, StudyConfig) else whole_path(config),
             out=str(out),
             overrides=list(overrides),
@@ -109,6 +110,12 @@ def tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str,
     """Write them although there is nothing to run."""
     log.info("%s: every chosen cell is measured already", out)
     return write_study(settings, cells, out)
+
+
+def kept(cells: Sequence[Cell], out: Path) -> str:
+    """What is safe of a study that was lost, and the command that goes on."""
+    done = sum(is_measured(cell.config, cell.run(out)) for cell in cells)
+    return f"{done} of {len(cells)} cells are measured; the same command goes on"
 
 
 def failure_message(missing: dict[str, str], *, cells: int, out: Path) -> str:

@@ -1,34 +1,60 @@
 """The Prefect study flow: one task a slot, which takes jobs until none is left."""
 
+import logging
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from calib.run_folder import is_measured
-from calib.study import Cell, Job, StudyConfig, failure_of, forget_failure, plan_jobs
+from calib.config import TrainConfig
+from calib.run_folder import CONFIG, is_measured
+from calib.study import (
+    Cell,
+    Job,
+    StudyConfig,
+    failure_of,
+    forget_failure,
+    note_failure,
+    plan_jobs,
+    take_over,
+)
 from calib.study_tables import write_study
+from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
+from flows.child import Outcome, supervise
 from flows.configs import load_config
 from flows.flow_runs import flow_options, name_of, running
-from flows.gpus import visible_gpus
+from flows.gpus import CHOSEN, gpu_fault, visible_gpus
+from flows.launcher import (
+    DIVERGENCE,
+    GRACE_S,
+    REFUSAL,
+    Device,
+    Machines,
+    how_it_ended,
+    last_word,
+    launch_command,
+    most_telling,
+    write_launcher,
+)
 from flows.places import training_folder
-from flows.slots.settings import MOST_SLOTS
+from flows.slots import MOST_SLOTS, QUIET, own_gpu
 from flows.slots.slot import RECORD
-from flows.slots.workers_here import own_gpu
 from flows.study import StudyFailed, failure_message, prepared
-from flows.study_jobs import Jobs
-from flows.study_slot import settings_of, work
 
 LOOK_EVERY_S = 1.0
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)
+
+log = logging.getLogger("semix.study")
 
 
 def run_name(given: Mapping[str, Any]) -> str:
@@ -76,7 +102,9 @@ def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
         StudyFailed: a run is not measured; names each, and why.
     """
     runs = list(dict.fromkeys(run for job in jobs for run in job.runs))
-    queue, ended = Jobs(jobs), SimpleQueue[str]()
+    queue, ended = SimpleQueue[Job](), SimpleQueue[str]()
+    for job in jobs:
+        queue.put(job)
     for run in runs:
         forget_failure(out / run)
     stop = threading.Event()
@@ -134,3 +162,124 @@ def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> Non
     }
     if missing:
         raise StudyFailed(failure_message(missing, cells=len(runs), out=out))
+
+
+# A slot: one training after another, a process each
+
+
+class SlotLost(RuntimeError):
+    """A slot's GPU does not work any more; the same command trains what is left of its job."""
+
+
+@task(task_run_name="slot {slot}", **RECORD)
+def work(
+    slot: int,
+    out: Path,
+    jobs: "SimpleQueue[Job]",
+    *,
+    slots: int,
+    environment: Mapping[str, str],
+    stop: threading.Event,
+    ended: "SimpleQueue[str]",
+) -> dict[str, Any]:
+    """Take jobs and train their runs, one process at a time; `stop` ends it early.
+
+    Args:
+        environment: changes to our own: its GPU, if there is one for it.
+        ended: takes the run of every training that ended.
+    Raises:
+        SlotLost: a training failed, and its GPU does not work.
+    """
+    done: list[str] = []
+    for job, run in taken(jobs):
+        if stop.is_set():
+            break
+        failure = train(out / run, job, slots=slots, environment=environment, stop=stop)
+        # On a GPU that is gone all that is left would fail, one after the other.
+        if failure and environment and (fault := gpu_fault(environment, stop)):
+            lost = f"slot {slot}: GPU {environment[CHOSEN]} does not work: {fault}"
+            log.error("%s; other slots go on", lost)
+            note(out / run, replace(failure, reason=f"{lost}; {failure.reason}"))
+            raise SlotLost(lost)
+        if failure:
+            note(out / run, failure)
+        done.append(run)
+        ended.put(run)
+    return {"slot": slot, "runs": done}
+
+
+def taken(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
+    """The runs of one job after another, taken until none is left."""
+    with suppress(Empty):
+        while True:
+            job = jobs.get_nowait()
+            yield from ((job, run) for run in job.runs)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run is not trained, in one line, and what its trainer said last."""
+
+    reason: str
+    last_lines: Sequence[str] = ()
+
+
+def note(run: Path, failure: Failure) -> None:
+    """In its folder, if that can be written."""
+    try:
+        note_failure(run, failure.reason, last_lines=failure.last_lines)
+    except OSError as error:
+        log.warning("%s: why it failed is not written down: %s", run, error)
+
+
+def train(
+    run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
+) -> Failure | None:
+    """Train some seeds of a run."""
+    name = f"{run.parent.name}/{run.name}"
+    try:
+        for seed in job.seeds:
+            if sibling := take_over(run, seed=seed):
+                log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
+        outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
+    except Exception as error:  # a damaged file of one run must not end the slot of all others
+        log.error("%s: %s", name, error)
+        return Failure(str(error) or type(error).__name__)
+    if outcome.returncode == 0 or stop.is_set():
+        return None
+    log.error("%s: %s", name, reason)
+    return Failure(reason, outcome.last_lines)
+
+
+def _launch(
+    run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
+) -> tuple[Outcome, str]:
+    """How it ended, and the same in one line: what the trainer refused or met."""
+    name, words = f"{run.parent.name}/{run.name}", list[str]()
+
+    def on_line(line: str) -> None:
+        words.extend(last_word(line))
+        log.info("%s: %s", name, line)
+
+    seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+    device: Device = "cuda" if environment else "auto"
+    with tempfile.TemporaryDirectory(prefix="semix-") as folder:
+        launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))
+        trainer = ["--config", str(run / CONFIG), f"--device={device}", *seeds]
+        # Trainers beside each other share the machine's cores, as processes of one would.
+        command = launch_command(launcher, trainer, num_processes=slots)
+        outcome = supervise(
+            command,
+            on_line=on_line,
+            environment={**QUIET, **environment},
+            stop=stop,
+            grace_s=GRACE_S,
+        )
+    word = most_telling(words)
+    if word.startswith((REFUSAL, DIVERGENCE)):
+        return outcome, word.removeprefix(REFUSAL)
+    return outcome, how_it_ended(outcome, words)
+
+
+def settings_of(run: Path) -> TrainConfig:
+    return load_settings(TrainConfig, run / CONFIG)

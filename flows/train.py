@@ -16,7 +16,7 @@ from data.errors import InputError
 from data.files import read_json
 from data.settings import whole_path
 from flows.configs import load_config
-from flows.machines import MOST_RESTARTS, Machines, check_machines
+from flows.launcher import MOST_RESTARTS, Machines, check_machines
 from flows.places import check_writable, training_folder
 from flows.server.run_server import prefect_server
 
@@ -61,7 +61,7 @@ def train(
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
     with prefect_server(), _known(ready):
-        from flows.calling import call_flow  # Prefect costs seconds: only when there is work
+        from flows.flow_runs import call_flow  # Prefect costs seconds: only when there is work
         from flows.train_flow import train_flow
 
         call_flow(

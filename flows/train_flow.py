@@ -16,6 +16,7 @@ from calib.config import TrainConfig
 from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
+from flows.child import Outcome, supervise
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import settled_device
@@ -23,6 +24,7 @@ from flows.launcher import (
     DIVERGENCE,
     GRACE_S,
     REFUSAL,
+    Machines,
     how_it_ended,
     last_word,
     launch_command,
@@ -30,9 +32,7 @@ from flows.launcher import (
     trainer_environment,
     write_launcher,
 )
-from flows.machines import Machines
 from flows.slots.slot import RECORD
-from flows.supervise import Outcome, supervise
 from flows.train import claim, prepared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0

@@ -6,7 +6,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,8 @@ class Shipped:
     def environment(self, service: str, home: Path) -> dict[str, str]:
         """Of a service as a process here, with a home of its own; nothing of this process's."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AWS_"))}
-        given = compose()["services"][service]["environment"]
+        shipped = compose()["services"][service]
+        given = from_files(shipped.get("env_file", ())) | shipped["environment"]
         own = {"PREFECT_HOME": str(home), "PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
         return kept | own | {name: self._here(value) for name, value in given.items()}
 
@@ -59,6 +60,12 @@ def _path() -> str:
 def compose() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     return found
+
+
+def from_files(names: Sequence[str]) -> dict[str, str]:
+    """The settings in env files of compose.yaml."""
+    texts = [(DOCKER / name).read_text() for name in names]
+    return dict(re.findall(r"(?m)^(\w+)=(.*)$", "\n".join(texts)))
 
 
 def made_secrets() -> dict[str, str]:
@@ -149,10 +156,7 @@ def prefect_server(shipped: Shipped, folder: Path) -> Iterator[Started]:
     port = shipped.addresses["server:4200"].rpartition(":")[2]
     environment = shipped.environment("server", folder / "server")
     environment["SEMIX_HEALTH"] = environment["SEMIX_HEALTH"].replace(":4200/", f":{port}/")
-    semix, *arguments = shipped.command("server")
-    assert semix == "semix"
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    command[command.index("4200")] = port
+    command = [sys.executable, "-m", *shipped.command("server"), "--port", port]
     with started(command, folder / "server.log", environment=environment) as process:
         process.wait_for(lambda: answers(f"http://127.0.0.1:{port}/api/ready"))
         assert health(environment) == 0

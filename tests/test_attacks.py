@@ -28,7 +28,6 @@ from data.settings import Settings, load_settings, read_config_file
 from data.shard_files import ShardCache
 from data.store import Store
 from data.verify import damage, put_aside
-from flows.deployments.settings import pairs
 from tests.data.test_images import PICTURE, chunk, png, saved, webp
 from tests.data.whole_roots import commit_record, whole_root
 
@@ -244,17 +243,13 @@ def test_a_config_nested_without_end(tmp_path):
     )
 
 
-def test_aliases_on_the_command_line_and_in_a_deployment(tmp_path):
-    """Gives the same bomb to --set and to --param."""
+def test_aliases_on_the_command_line():
+    """Gives the same bomb to --set."""
     text = "{" + bomb(9, "z: *a8").replace("\n", ", ") + "}"
     with pytest.raises(
         InputError, match=r"^--set = base: cannot be read as YAML: line 1, .*write the values"
     ):
         load_settings(StudyConfig, {}, [f"base={text}"])
-    with pytest.raises(
-        InputError, match=r"^--param = x: cannot be read as YAML: line 1, .*write the values"
-    ):
-        pairs("--param", [f"x={text}"])
 
 
 def test_aliases_as_people_write_them(tmp_path):

@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.servers import program
@@ -17,6 +20,7 @@ from tests.team import CHECKOUT, DOCKER, compose, made_secrets
 
 RECIPE = (DOCKER / "Dockerfile").read_text().replace("\\\n", "")
 COMPOSE = (DOCKER / "compose.yaml").read_text()
+SERVER = (DOCKER / "server.env").read_text()
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 SECRET = re.compile(r"PASSWORD|SECRET|AUTH|ACCESS_KEY")
 
@@ -75,7 +79,8 @@ def test_no_secret_has_a_default_or_is_written_down():
         for name, value in service.get("environment", {}).items():
             if SECRET.search(name):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), name
-    assert not SECRET.search(re.sub(r"(?m)^#.*", "", RECIPE))
+    for text in (RECIPE, SERVER):
+        assert not SECRET.search(re.sub(r"(?m)^#.*", "", text))
 
 
 def test_the_example_names_every_variable():
@@ -117,26 +122,69 @@ def test_a_target_runs_unprivileged_with_init_and_a_health_check(target):
     lines = stages()[target]
     users = [line for line in lines if line.startswith("USER")]
     assert users[-1] == "USER 10001:10001"
-    assert 'ENTRYPOINT ["python", "-m", "flows.container"]' in lines
+    assert 'ENTRYPOINT ["tini", "--"]' in lines
     assert sum(line.startswith("HEALTHCHECK") for line in lines) == 1
     assert ("triton" in "\n".join(lines)) == (target == "cuda")
 
 
-def test_a_container_is_killed_only_after_what_it_runs():
-    from flows.container import LEFT_S
-    from flows.deployments.templates import TERMINATION_S
+WORKERS = ("worker", "worker-gpu")
+NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+NAMESPACE += ["--pid", "--fork", "--mount-proc", "--kill-child"]
+# Ends at once, as a Prefect worker does with its flows; the trainer is told by its lifeline.
+WORKER = """
+import time
+from flows import child
+child.start(child.python_module("slow_to_end", grace_s=120.0))
+time.sleep(300)
+"""
+TRAINER = """
+import pathlib, signal, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+pathlib.Path("started").touch()
+while not told:
+    time.sleep(0.02)
+time.sleep(2)
+pathlib.Path("checkpoint").write_text(str(len(told)))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
+def test_a_workers_container_ends_after_the_last_checkpoint(tmp_path):
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("no namespace of processes here")
+    (tmp_path / "slow_to_end.py").write_text(TRAINER)
+    init, group, end, *script = SERVICES["worker"]["entrypoint"]
+    assert (init, group, end) == ("tini", "-g", "--")
+    script = [word.replace("$$", "$") for word in script]
+    process = subprocess.Popen(
+        [*NAMESPACE, *script, sys.executable, "-c", WORKER],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(tmp_path)))},
+    )
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    (shell,) = psutil.Process(process.pid).children()
+    for one in (shell, *shell.children()):  # their group, as `tini -g` does
+        one.terminate()
+    assert process.wait(100) == 128 + signal.SIGTERM
+    assert (tmp_path / "checkpoint").read_text() == "1"  # and it was told once
+
+
+def test_a_workers_container_is_killed_only_after_a_trainers_grace():
     from flows.launcher import GRACE_S
 
-    for name in ("worker", "worker-gpu"):
-        assert SERVICES[name]["stop_grace_period"] == f"{LEFT_S:.0f}s"
-    assert TERMINATION_S == LEFT_S > GRACE_S
+    for name in WORKERS:
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > GRACE_S
 
 
 def test_what_torch_compiles_lies_where_it_may_be_executed():
     """Below a volume: a tmpfs is mounted noexec, and the rest is read-only."""
     found = re.search(r"TORCHINDUCTOR_CACHE_DIR=(\S+)", RECIPE)
     assert found
-    for name in ("worker", "worker-gpu"):
+    for name in WORKERS:
         service = SERVICES[name]
         volumes = [volume.split(":")[1] for volume in service["volumes"] if ":ro" not in volume]
         assert any(Path(found[1]).is_relative_to(folder) for folder in volumes)
@@ -205,7 +253,7 @@ def test_prefect_knows_every_setting():
     queue = RedisWorkerCleanupQueueSettings.model_fields
     known |= {f"PREFECT_REDIS_WORKER_CLEANUP_QUEUE_{name.upper()}" for name in queue}
     used = set(re.findall(r"\b(PREFECT_\w+)[:=]", COMPOSE)) - {"PREFECT_PORT"}
-    used |= set(re.findall(r"\b(PREFECT_\w+)=", RECIPE))
+    used |= set(re.findall(r"\b(PREFECT_\w+)=", RECIPE + SERVER))
     assert len(used) > 10
     assert used <= known
 

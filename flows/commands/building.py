@@ -22,7 +22,7 @@ from flows.commands.options import (
     setting,
 )
 from flows.costs import SHARE, readable
-from flows.slots.settings import SlotSettings
+from flows.slots import SlotSettings
 from flows.terminal import emit_facts
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def build(
       semix build birds.yaml --out /data/birds-mixed
     """
     from flows import build as building
-    from flows.selection import Selection
+    from flows.build_steps import Selection
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
     if check or time:
@@ -98,7 +98,7 @@ def resume(
       semix resume /data/birds-mixed
     """
     from flows import build as building
-    from flows.selection import Selection
+    from flows.build_steps import Selection
 
     selection = Selection(chosen(shards), retry_failed, skip_failed)
     where = SlotSettings(slots, runner, cluster, range_, device)

@@ -6,7 +6,7 @@ import typer
 
 from data.ranges import parse_ranges
 from flows.commands.help_pages import MORE
-from flows.slots.settings import MOST_SLOTS
+from flows.slots import MOST_SLOTS
 
 
 def setting(example: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import Cluster, Device, Json, Runner, Slots, Url, setting
-from flows.slots.settings import SlotSettings
+from flows.slots import SlotSettings
 from flows.terminal import emit, emit_facts, emit_json
 
 

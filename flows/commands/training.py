@@ -9,7 +9,7 @@ import typer
 
 from flows.commands.help_pages import MORE
 from flows.commands.options import Config, Json, setting
-from flows.machines import Device, Machines
+from flows.launcher import Device, Machines
 from flows.terminal import emit, emit_json
 
 

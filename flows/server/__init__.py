@@ -1,1 +1,1 @@
-"""Prefect servers: the one of a run, the one that stays, and what a client sends and meets."""
+"""Prefect servers: the one of a run, the one that stays, and what their clients meet."""

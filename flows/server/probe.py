@@ -1,26 +1,30 @@
-"""One short look at a Prefect server: is it there, ours to use, and of our version."""
+"""A Prefect server as its clients meet it: whether it can be used, and what its errors mean."""
 
+import base64
 import re
 import ssl
 import time
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
 from data.store.places import shown
-from flows.errors import RunFailed
-from flows.server import client_settings
 
-if TYPE_CHECKING:  # the command line starts without it
+if TYPE_CHECKING:  # the command line starts without them: Prefect costs more than a second
     import httpx
+    from prefect.settings import Settings
 
 ANSWER_S = 10.0  # a server that is not overwhelmed answers within a tenth of that
 SAFE_SERVER = (3, 6, 28)  # earlier ones let requests past authentication
 DATE_LAG_S = 2.0  # of a Date header: seconds are cut off, and servers renew it each second
 NO_TOKEN = "takes changes with CSRF tokens alone, which are turned off here"
 CSRF_REMEDY = "set PREFECT_CLIENT_CSRF_SUPPORT_ENABLED=true, or unset it"
+# By name, so that the command line can ask without Prefect.
+ANSWERS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")
+REFUSAL = "prefect.exceptions.Abort"
+SILENCE = "httpx.RequestError"
 
 
 @dataclass(frozen=True)
@@ -45,18 +49,6 @@ class ServerFacts:
     warning: str = ""
 
 
-class ServerLost(RunFailed):
-    """A server that could be used when the run began could not be used to its end.
-
-    Attributes:
-        what: happened, without the remedy.
-    """
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; what was committed stays, and the same command goes on")
-        self.what = what
-
-
 def require_server(url: str) -> ServerFacts:
     """What `probe` finds. Raises InputError if flows cannot run with this server."""
     facts = probe(url)
@@ -65,34 +57,57 @@ def require_server(url: str) -> ServerFacts:
     return facts
 
 
-def probe(url: str, *, authorization: str | None = None) -> ServerFacts:
+def probe(url: str) -> ServerFacts:
     """Ask a server twice, with the settings that Prefect's own client would use.
 
     Args:
         url: of the API, as in http://127.0.0.1:4200/api.
-        authorization: header of that name; None is made of Prefect's settings.
     """
     import httpx
+    from prefect.settings import get_current_settings
 
-    address = shown(url)
+    address, settings = shown(url), get_current_settings()
     if not url.startswith(("http://", "https://")):
         return ServerFacts(address, reason="is no address; write http://HOST:4200/api")
-    key = {"Authorization": authorization} if authorization else client_settings.key()
+    key = authorization()
     try:
         with httpx.Client(
             base_url=url.rstrip("/"),
-            headers=client_settings.custom_headers() | key,
-            verify=client_settings.tls(),
+            headers={**settings.client.custom_headers, **key},
+            verify=_trust(settings),
             timeout=ANSWER_S,
             follow_redirects=True,
         ) as client:
-            return _ask(client, address, has_key=bool(key))
+            return _ask(client, address, settings, has_key=bool(key))
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return ServerFacts(address, reason=_no_answer(error))
 
 
-def _ask(client: "httpx.Client", address: str, *, has_key: bool) -> ServerFacts:
-    asked, cloud = time.time(), address.startswith(client_settings.cloud())
+def authorization() -> dict[str, str]:
+    """Our header of that name; empty without a key. As Prefect, the string before the key."""
+    from prefect.settings import get_current_settings
+
+    api = get_current_settings().api
+    if api.auth_string:
+        token = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
+        return {"Authorization": f"Basic {token}"}
+    return {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
+
+
+def _trust(settings: "Settings") -> ssl.SSLContext:
+    import certifi
+
+    if settings.api.tls_insecure_skip_verify:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    return ssl.create_default_context(cafile=settings.api.ssl_cert_file or certifi.where())
+
+
+def _ask(
+    client: "httpx.Client", address: str, settings: "Settings", *, has_key: bool
+) -> ServerFacts:
+    asked, cloud = time.time(), address.startswith(str(settings.cloud.api_url))
     answer = client.get("/health" if cloud else "/admin/version")
     skew = _skew(answer.headers.get("Date"), asked, time.time())
     found = ServerFacts(address, reachable=True, clock_skew_s=skew)
@@ -108,11 +123,8 @@ def _ask(client: "httpx.Client", address: str, *, has_key: bool) -> ServerFacts:
     # Counting flows asks the database; it is a POST, so that forged requests are told from ours.
     answer = client.post("/flows/count", json={})
     if _needs_token(answer):  # our probe carries none; Prefect's client does, unless told not to
-        return (
-            found
-            if client_settings.sends_tokens()
-            else replace(found, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
-        )
+        sends = settings.client.csrf_support_enabled
+        return found if sends else replace(found, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
     refused = _key_refused(answer, has_key)
     return replace(found, authenticated=not refused, reason=refused or _fault(answer))
 
@@ -173,10 +185,10 @@ def _no_answer(error: Exception) -> str:
             return f"no safe connection (TLS: {why}); {remedy}, or correct the address"
         cause = cause.__cause__ or cause.__context__
     start = "start it, or unset this for one of our own"
-    return f"no Prefect server answers there ({failure_words(error)}); {start}"
+    return f"no Prefect server answers there ({_failure_words(error)}); {start}"
 
 
-def failure_words(error: BaseException) -> str:
+def _failure_words(error: BaseException) -> str:
     """`Connection refused`, as httpx and the system call it."""
     words = {"ConnectTimeout": "no connection in time", "ReadTimeout": "no answer in time"}
     said = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
@@ -192,3 +204,60 @@ def _skew(date: str | None, asked: float, answered: float) -> float | None:
     if theirs > answered:
         return theirs - answered
     return min(0.0, theirs + DATE_LAG_S - asked)
+
+
+def what_was_lost(error: BaseException, url: str, *, ours: str = "") -> str:
+    """What happened, if this error comes of the Prefect server at `url`; else empty.
+
+    Args:
+        ours: how our own server ended; empty for another's.
+    """
+    name = ours or f"the Prefect server at {shown(url)}"
+    if REFUSAL in _kinds(error):
+        return f"{name} says that this run is over ({error})"
+    found: BaseException | None = error
+    while found is not None and not _happened(found):
+        found = found.__cause__
+    if found is None or not _asked(found).startswith(url.rstrip("/")):
+        return ""
+    if _status(found) == 404:
+        return f"{name} does not know this run any more (HTTP 404); was its database wiped?"
+    return f"{name} {_happened(found)}"
+
+
+def in_words(error: BaseException) -> str:
+    """An error of a request, to whomever, in one line; empty for other errors."""
+    happened, url = _happened(error), shown(_asked(error))
+    return f"the server of {url} {happened}" if happened else ""
+
+
+def _happened(error: BaseException) -> str:
+    kinds = _kinds(error)
+    if SILENCE in kinds:
+        return f"does not answer ({_failure_words(error)})"
+    if not kinds & set(ANSWERS):
+        return ""
+    status = _status(error)
+    if status in (401, 403):
+        return f"refuses our key (HTTP {status}); correct PREFECT_API_AUTH_STRING"
+    if status >= 500:
+        return f"answers with errors (HTTP {status}); its log says why, often its database"
+    return f"refuses the request (HTTP {status})"
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def _status(error: BaseException) -> int:
+    # Prefect turns 404 into an error of its own, with the answer within.
+    answer = getattr(getattr(error, "http_exc", error), "response", None)
+    return int(getattr(answer, "status_code", 0))
+
+
+def _asked(error: BaseException) -> str:
+    found: Any = getattr(error, "http_exc", error)
+    try:
+        return str(found.request.url)
+    except (AttributeError, RuntimeError):  # httpx: nobody said which request it was
+        return ""

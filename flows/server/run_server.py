@@ -22,24 +22,45 @@ from urllib.request import ProxyHandler, build_opener
 
 from flows import child
 from flows.errors import RunFailed
-from flows.server.loss import loss
-from flows.server.probe import probe, require_server
-from flows.server.queues import drop_rest, send_rest
-from flows.server.settings import SETTINGS
-from flows.server.standing import KEY
+from flows.server.probe import require_server
 
 log = logging.getLogger("semix.server")
 
 # Read when Prefect is imported: of a lost server we speak once, its client with every event.
 os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
+# The database may be the one a user's other flows live in: show runs, record them, and leave
+# schedules, late runs, workers and automations to the server that user runs for them.
+FOREIGN_SERVICES = (
+    "SCHEDULER",
+    "LATE_RUNS",
+    "FOREMAN",
+    "PAUSE_EXPIRATIONS",
+    "CANCELLATION_CLEANUP",
+    "REPOSSESSOR",
+    "TRIGGERS",
+)
+SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # With its key alone a page from elsewhere must change nothing either.
+    "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+    # With batches of one, the default, task states trail the client by minutes.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "500",
+    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+    **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in FOREIGN_SERVICES},
+}
 START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
+SEND_TIMEOUT_S = 10.0  # of the last states and lines, to a server that lives
 LAST_LINES = 20
 # A page from elsewhere may let its own name point at the loopback: its browser then takes our
 # server for that page's. Any port, for one may be forwarded to us.
 HOSTS = ("127.0.0.1", "localhost")
-# Of a request; short, for they hold up the end of a run whose server is lost or hangs.
-RETRIES, ANSWER_S = 2, 30.0
+# Of each request, where the user did not choose: a run that cannot tell its end is begun again in
+# seconds, but its process ends only when state, failure and last lines were tried so often.
+PATIENCE = {"client.max_retries": 3, "api.request_timeout": 30.0}
 
 
 @dataclass
@@ -95,7 +116,6 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
             a nested block with True then waits.
     Raises:
         InputError: the configured server cannot be used, why, and what to do.
-        ServerLost: the server failed in the middle, and a flow with it.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
@@ -107,7 +127,10 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
     global _ours
     configured = PREFECT_API_URL.value()
     if configured and _ours is None:
-        with _used(_configured(configured)):
+        facts = require_server(configured)
+        if facts.warning:
+            log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
+        with temporary_settings(set_defaults=PATIENCE):
             yield configured
         return
     with ExitStack() as stack:
@@ -121,38 +144,10 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
             PREFECT_API_AUTH_STRING: server.key,
             PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True,
         }
-        stack.enter_context(temporary_settings(ours))
+        stack.enter_context(temporary_settings(ours, set_defaults=PATIENCE))
         if wait:
             server.wait_until_ready()
-        with _used(server.url):
-            yield server.url
-
-
-@contextmanager
-def _used(url: str) -> Iterator[None]:
-    """For a block that runs flows; raises ServerLost for what Prefect raises of a lost server."""
-    from prefect.settings import (
-        PREFECT_API_REQUEST_TIMEOUT,
-        PREFECT_CLIENT_MAX_RETRIES,
-        temporary_settings,
-    )
-
-    patience = {PREFECT_CLIENT_MAX_RETRIES: RETRIES, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
-    raising, logging.raiseExceptions = logging.raiseExceptions, False  # see drop_rest
-    with temporary_settings(set_defaults=patience):
-        try:
-            yield
-        except Exception as error:
-            lost = loss(error, url, ours=how_ours_ended(url))
-            if lost is None:
-                raise
-            raise lost from error
-        finally:
-            ours = _ours is not None and _ours.url == url
-            if how_ours_ended(url) or not (ours or probe(url).reachable):
-                drop_rest()
-            else:
-                logging.raiseExceptions = raising
+        yield server.url
 
 
 def is_ours() -> bool:
@@ -165,13 +160,6 @@ def how_ours_ended(url: str) -> str:
     if _ours is None or _ours.url != url or _ours.process.poll() is None:
         return ""
     return f"our own Prefect server ended ({_ours.log} says why) and"
-
-
-def _configured(url: str) -> str:
-    facts = require_server(url)
-    if facts.warning:
-        log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
-    return url
 
 
 def _start() -> Server:
@@ -190,7 +178,8 @@ def _start() -> Server:
             child.python_module("flows.server.run_server", str(listener.fileno())),
             environment={
                 **SETTINGS,
-                KEY: key,  # everyone on this machine could read an argument
+                # Not an argument, which everyone on this machine could read.
+                "PREFECT_SERVER_API_AUTH_STRING": key,
                 "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origin,
                 "PREFECT_API_URL": "",
                 "PREFECT_UI_API_URL": url,
@@ -215,11 +204,19 @@ def _stop() -> None:
     global _ours
     if _ours is None:
         return
-    if _ours.process.poll() is None:
-        send_rest()
+    send_rest(SEND_TIMEOUT_S if _ours.process.poll() is None else 0.0)
     child.end(_ours.process)
     _ours.key_file.unlink(missing_ok=True)
     _ours = None
+
+
+def send_rest(timeout_s: float) -> None:
+    """Wait for what Prefect sends in the background; what it sends later goes to another server."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for service in (APILogWorker, EventsWorker):
+        service.drain_all(timeout=timeout_s, at_exit=False)
 
 
 def _answers(url: str) -> bool:

@@ -1,19 +1,20 @@
-"""A flow's slots: one task run each, followed by counting commit records."""
+"""A flow's slots: one task run each, here or on a cluster, followed by counting commit records."""
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from prefect.task_runners import ThreadPoolTaskRunner
+
 from data.errors import InputError
 from data.label_sets import LabelSet
 from data.root import Progress, Root
-from flows.slots.runners.local import local_slots
-from flows.slots.runners.place import Place, SlotFuture
-from flows.slots.settings import SlotSettings, check_slots
-from flows.slots.slot import generate, worker_arguments
+from flows.slots import SlotSettings, environments_here
+from flows.slots.slot import Place, Record, SlotFuture, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
 END_S = 30.0  # until slots elsewhere have noticed that they must end
@@ -33,15 +34,29 @@ def slots_running(
     """Start one task run a slot; none lives on when the block is left, however it is left.
 
     Args:
+        settings: that `check_slots` lets through.
         shards: only these, as in `3,7-9`; empty for all.
         labels: make the labels of this set, not images.
         overrides: of a root, for its workers.
     Raises:
-        InputError: as of `check_slots`; a cluster that cannot be reached.
+        InputError: a cluster that cannot be reached.
     """
-    check_slots(settings)
+    what = "label" if labels else "generate"
+    work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
+    common = {"device": settings.device, "url": url, "labels": labels, "shards": shards}
     with _place(url, settings) as place:
-        futures = _submit(place, url, settings, shards, labels, overrides)
+        futures = []
+        for slot, environment in enumerate(place.environments):
+            arguments = worker_arguments(
+                url,
+                slot,
+                len(place.environments),
+                settings=settings,
+                labels=labels,
+                overrides=overrides,
+            )
+            own = {"slot": slot, "arguments": arguments, "environment": environment}
+            futures.append(place.submit(work, {**common, **own, "stop": place.stop}))
         try:
             yield futures
         finally:
@@ -54,44 +69,24 @@ def slots_running(
 def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
     # Dask and Ray are extras, and take seconds to import.
     if settings.runner == "dask":
-        from flows.slots.runners.dask import dask_slots
+        from flows.slots.dask import dask_slots
 
         return dask_slots(settings, url)
     if settings.runner == "ray":
-        from flows.slots.runners.ray import ray_slots
+        from flows.slots.ray import ray_slots
 
         return ray_slots(settings, url)
     return local_slots(settings)
 
 
-def _submit(
-    place: Place,
-    url: str,
-    settings: SlotSettings,
-    shards: str,
-    labels: str,
-    overrides: Sequence[str],
-) -> list[SlotFuture]:
-    what = "label" if labels else "generate"
-    work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
-    return [
-        place.submit(
-            work,
-            {
-                "slot": slot,
-                "arguments": worker_arguments(
-                    url, slot, place.count, settings=settings, labels=labels, overrides=overrides
-                ),
-                "environment": place.environment(slot),
-                "stop": place.stop,
-                "device": settings.device,
-                "url": url,
-                "labels": labels,
-                "shards": shards,
-            },
-        )
-        for slot in range(place.count)
-    ]
+@contextmanager
+def local_slots(settings: SlotSettings) -> Iterator[Place]:
+    """Threads of this process; as many as were asked for, else one a visible GPU, or one."""
+    environments = environments_here(settings)
+    stop = threading.Event()
+    runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=len(environments))
+    with runner:
+        yield Place(runner.submit, environments, stop, stop.set)
 
 
 def follow(

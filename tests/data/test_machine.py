@@ -1,15 +1,19 @@
-"""One process number means one process where `machine()` is the same."""
+"""One process number means one process where `machine()` is the same; limits of control groups."""
 
+import os
 import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from data.machine import machine
+from data.machine import MemoryLimit, machine, memory_limit, usable_cores
 
 SCRIPT = "from data.machine import machine; print(machine())"
+GB = 10**9
 
 
 @pytest.mark.process
@@ -29,3 +33,78 @@ def test_a_container_with_its_hosts_name_is_another_machine(in_a_container):
     found = in_a_container(f"import socket; print(socket.gethostname()); {SCRIPT}").split()
     assert found[0] == socket.gethostname()
     assert found[1] != machine()
+
+
+def lay_out(root: Path, groups: str, **files: str | int) -> tuple[Path, Path]:
+    """A tree of control groups, where `a__b` is the file b of folder a; and what names ours."""
+    for place, content in files.items():
+        *folders, name = place.split("__")
+        path = root.joinpath(*folders, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    own = root.parent / "own"
+    own.write_text(groups)
+    return root, own
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "cgroup"
+
+
+def test_the_nearest_limit_of_memory_counts(root):
+    """A job of 8 GB, 3 GB of it taken, within a machine's slice of 20 GB, 19 GB of it taken."""
+    files = {
+        "slice__memory.max": 20 * GB,
+        "slice__memory.current": 19 * GB,
+        "slice__job__memory.max": 8 * GB,
+        "slice__job__memory.current": 3 * GB,
+        "slice__job__task__memory.max": "max",
+        "slice__job__task__memory.current": 3 * GB,
+    }
+    where = lay_out(root, "0::/slice/job/task\n", **files)
+    assert memory_limit(*where) == MemoryLimit(20 * GB, 1 * GB)
+    (root / "slice" / "memory.max").write_text("max\n")
+    assert memory_limit(*where) == MemoryLimit(8 * GB, 5 * GB)
+
+
+def test_files_that_were_only_read_give_way(root):
+    files = {"memory.max": 8 * GB, "memory.current": 8 * GB}
+    statistics = f"anon {2 * GB}\nfile {6 * GB}\ninactive_file {5 * GB}"
+    where = lay_out(root, "0::/\n", **files, **{"memory.stat": statistics})
+    assert memory_limit(*where) == MemoryLimit(8 * GB, 5 * GB)
+
+
+def test_version_1_has_a_tree_for_each_controller(root):
+    """As within a container: the path is the machine's, and its root is our own group."""
+    groups = "9:cpu,cpuacct:/docker/f00\n4:memory:/docker/f00\n1:name=systemd:/docker/f00\n"
+    files = {
+        "memory__memory.limit_in_bytes": 4 * GB,
+        "memory__memory.usage_in_bytes": 3 * GB,
+        "memory__memory.stat": f"inactive_file 1\ntotal_inactive_file {GB}",
+        "cpu__cpu.cfs_quota_us": 150_000,
+        "cpu__cpu.cfs_period_us": 100_000,
+    }
+    where = lay_out(root, groups, **files)
+    assert memory_limit(*where) == MemoryLimit(4 * GB, 2 * GB)
+    assert usable_cores(*where) == 1
+
+
+def test_without_limits_there_is_none(root, tmp_path):
+    assert memory_limit(root, tmp_path / "nowhere") is None
+    files = {"memory.max": "max", "memory.current": GB, "cpu.max": "max 100000"}
+    where = lay_out(root, "0::/\n", **files)
+    assert memory_limit(*where) is None
+    assert usable_cores(*where) == len(psutil.Process().cpu_affinity())
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(50_000, 1), (100_000, 1), (10**12, None)])
+def test_a_quota_bounds_the_cores(root, quota, cores):
+    where = lay_out(root, "0::/job\n", **{"job__cpu.max": f"{quota} 100000"})
+    assert usable_cores(*where) == (cores or len(psutil.Process().cpu_affinity()))
+
+
+def test_this_machine_can_be_asked():
+    limit = memory_limit()
+    assert limit is None or 0 <= limit.left <= limit.limit
+    assert 1 <= usable_cores() <= os.cpu_count()

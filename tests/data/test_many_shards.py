@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from data.ranges import format_ranges, parse_ranges
 from data.verify import damage
-from flows.selection import Selection, gaps
+from flows.build_steps import Selection, gaps
 from tests.simulated import PAGE, SimulatedShards, index_of, simulated
 
 SHARDS, LACKING = 100_000, 300

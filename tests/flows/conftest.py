@@ -13,6 +13,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import TaskRun
 
+from flows.gpus import driver_gpus
+
 
 @pytest.fixture
 def until() -> Callable[..., None]:
@@ -97,7 +99,10 @@ def ended_tasks(prefect_api: str) -> Callable[[UUID, int], dict[str, TaskRun]]:
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """nvidia_smi(script): what that command does here, where nothing else chose GPUs."""
+    """nvidia_smi(script): what that command does here, where nothing else chose GPUs.
+
+    What was asked before, in another test or of another script, is forgotten.
+    """
     folder = tmp_path / "nvidia"
     folder.mkdir()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -106,5 +111,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     def write(script: str) -> None:
         (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "nvidia-smi").chmod(0o755)
+        driver_gpus.cache_clear()
 
-    return write
+    yield write
+    driver_gpus.cache_clear()

@@ -16,18 +16,19 @@ from data.formats import Failure
 from data.root import Progress
 from data.settings import load_settings
 from flows.artifacts import (
+    MOST_TEXT,
     artifact_key,
+    as_text,
     build_summary,
     growing_artifact,
     link_to,
     markdown_file,
+    only_shown,
     progress_artifact,
     series_sheet,
+    summary,
+    training_progress,
 )
-from flows.artifacts.build_summary import summary
-from flows.artifacts.publishing import only_shown
-from flows.artifacts.series_sheet import MOST_TEXT, as_text
-from flows.artifacts.training_artifact import training_progress
 from flows.flow_runs import running
 from tests.handmade import make_root
 from tests.trainings import SETTINGS

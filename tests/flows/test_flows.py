@@ -26,9 +26,9 @@ from data.settings import load_settings
 from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
-from flows.build_start import check_work, opened
+from flows.build_steps import check_work, opened, work_checked
 from flows.flow_runs import running
-from flows.slots.settings import SlotSettings
+from flows.slots import SlotSettings
 from pipeline.config import BuildConfig
 from pipeline.root import create_root, plan_of
 
@@ -99,6 +99,17 @@ def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
     )
     with pytest.raises(InputError, match=text):
         check_work(opened(str(tmp_path), "", []), SlotSettings())
+
+
+def test_a_flow_does_not_check_again_what_its_caller_did(built, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with work_checked(built, SlotSettings(device="cuda")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        check_work(built, SlotSettings(device="cuda"))
+        with pytest.raises(InputError, match="no GPU is visible"):
+            check_work(built, SlotSettings(2, device="cuda"))
+    with pytest.raises(InputError, match="no GPU is visible"):
+        check_work(built, SlotSettings(device="cuda"))
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ import pytest
 from data import device
 from data.errors import InputError
 from flows import gpus, quickstart
-from flows.gpus import gpu_fault, settled_device, visible_gpus
-from flows.machines import Machines, check_machines
-from flows.slots.settings import SlotSettings, check_slots
+from flows.build import build
+from flows.gpus import driver_gpus, gpu_fault, settled_device, visible_gpus
+from flows.launcher import Machines, check_machines
+from flows.slots import SlotSettings, check_slots
 
 
 def test_the_driver_is_asked_where_nothing_was_chosen(nvidia_smi):
@@ -21,6 +22,27 @@ def test_the_driver_is_asked_where_nothing_was_chosen(nvidia_smi):
     assert visible_gpus() == []
     nvidia_smi("echo 0; echo 'WARNING: infoROM is corrupted at gpu 0000:03:00.0'; exit 14")
     assert visible_gpus() == ["0"]
+
+
+def test_the_driver_is_asked_once_until_it_answers(nvidia_smi, tmp_path):
+    asked = tmp_path / "asked"
+    nvidia_smi(f"echo >> {asked}; exit 9")
+    for _ in range(2):
+        with pytest.raises(InputError, match="exit status 9"):
+            visible_gpus()
+    assert asked.read_text() == "\n\n"
+    nvidia_smi(f"echo >> {asked}; echo 0")
+    check_slots(SlotSettings(device="cuda"))
+    check_machines(Machines(device="cuda"))
+    assert visible_gpus() == ["0"] and settled_device("auto") == "cuda"
+    assert asked.read_text() == "\n\n\n"
+
+
+@pytest.mark.process
+def test_a_build_asks_the_driver_once(hasty_config, prefect_api, nvidia_smi, tmp_path):
+    nvidia_smi(f"echo >> {tmp_path / 'asked'}; echo 'No devices were found'; exit 6")
+    build(hasty_config, str(tmp_path / "mixed"), slots=2)
+    assert (tmp_path / "asked").read_text() == "\n"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +140,7 @@ def test_a_gpu_that_the_driver_does_not_show_is_not_no_gpu(gpu_file, nvidia_smi,
         visible_gpus()
     monkeypatch.setattr(os, "open", raising(PermissionError))  # a job without GPUs
     assert visible_gpus() == []
+    driver_gpus.cache_clear()
     monkeypatch.setattr(os, "open", raising(OSError))
     with pytest.raises(InputError, match="there is no nvidia-smi, and there is a GPU"):
         visible_gpus()

@@ -15,8 +15,8 @@ from data.root import Root
 from data.settings import load_settings
 from data.verify import damage
 from flows.build import BuildFailed, build, extend, resume
+from flows.build_steps import Selection, most_failed
 from flows.relabel import relabel
-from flows.selection import Selection, most_failed
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.worker import main as worker

@@ -19,9 +19,9 @@ from prefect.context import FlowRunContext
 
 from data.errors import InputError
 from data.root import Progress, Root
-from flows.slots.run_lease import FORGOTTEN_AFTER_S
+from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
-from flows.slots.settings import SlotSettings
+from flows.slots.slot import FORGOTTEN_AFTER_S
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from tests.family import below
@@ -225,7 +225,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         with pytest.raises(ValueError, match="enough"):
             make.with_options(name="left")(root.url, settings, enough=1)
         assert workers(root) == []
-        script = "from flows.slots.settings import SlotSettings\n"
+        script = "from flows.slots import SlotSettings\n"
         script += "from tests.flows.test_runners import make\n"
         script += f"make({root.url!r}, {settings!r})"
         paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
@@ -241,12 +241,11 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
 
 
 def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api, monkeypatch):
-    from flows.slots.runners.dask import dask_slots
+    from flows.slots.dask import dask_slots
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with dask_slots(SlotSettings(3, runner="dask"), started.url) as place:
-        found = [place.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(place.count)]
-    assert found == ["4", "7", "4"]
+        assert [own["CUDA_VISIBLE_DEVICES"] for own in place.environments] == ["4", "7", "4"]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api
 def test_what_listens_and_is_no_cluster_is_named(
     runner, scheme, named, started, prefect_api, monkeypatch
 ):
-    monkeypatch.setattr(f"flows.slots.runners.{runner}.CONNECT_S", 2)
+    monkeypatch.setattr(f"flows.slots.{runner}.CONNECT_S", 2)
     with create_server(("127.0.0.1", 0)) as other:
         address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(InputError, match=f"cluster = {address}: {named} answers there"):

@@ -11,7 +11,7 @@ import pytest
 
 import flows.server.run_server
 from flows import child
-from flows.server.client_settings import key
+from flows.server.probe import authorization
 from flows.server.run_server import Server, prefect_server
 from tests.family import below
 
@@ -52,11 +52,12 @@ def test_a_page_from_elsewhere_can_neither_read_nor_change_anything(prefect_api)
     elsewhere = {"Origin": "http://elsewhere.example"}
     asking = {**elsewhere, "Access-Control-Request-Method": "POST"}
     asked = httpx.options(f"{prefect_api}/work_pools/", headers=asking)
-    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=elsewhere | key())
+    ours = elsewhere | authorization()
+    told = httpx.get(f"{prefect_api}/csrf-token?client=elsewhere", headers=ours)
     for answer in (asked, told):
         assert "access-control-allow-origin" not in answer.headers
     pool = {"name": "theirs", "type": "process"}
-    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=elsewhere | key())
+    changed = httpx.post(f"{prefect_api}/work_pools/", json=pool, headers=ours)
     assert changed.status_code == 403 and "CSRF" in changed.text
 
 

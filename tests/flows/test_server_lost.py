@@ -1,5 +1,6 @@
 import http.server
 import json
+import logging
 import os
 import re
 import signal
@@ -19,14 +20,17 @@ from data.errors import InputError
 from data.root import Root
 from data.verify import damage
 from flows import child
+from flows.build import resume
 from flows.cli import explain
-from flows.errors import RunFailed
-from flows.server.probe import ServerLost, probe, require_server
-from flows.server.settings import SETTINGS
+from flows.errors import RunFailed, ServerLost
+from flows.server.probe import probe, require_server
+from flows.server.run_server import SETTINGS
+from tests.family import below
 
 pytestmark = pytest.mark.process
 
 KEY = "semix:a-key-of-the-tests"
+AT_ONCE = {"client.max_retries": 0}  # a server that is not there is lost
 
 
 class PrefectServer:
@@ -193,21 +197,21 @@ def flow_on(server, monkeypatch):
     """flow_on(function): a flow's result, on the server that can be killed."""
     from prefect import flow
 
-    from flows.calling import call_flow
+    from flows.flow_runs import call_flow
     from flows.server.run_server import prefect_server
 
     # else the server of all tests is used
     monkeypatch.setattr("flows.server.run_server._ours", None)
 
-    def run(function, *, before=lambda: None):
-        with client_of(server.url), prefect_server():
+    def run(function, *, before=lambda: None, **settings):
+        with client_of(server.url, **settings), prefect_server():
             before()
-            return call_flow(flow(function, name="lost", persist_result=False))
+            return call_flow(flow(function, name="lost", persist_result=False), lambda: "2 of 3")
 
     return run
 
 
-def test_a_server_that_comes_back_is_waited_for_and_told(server, flow_on, caplog):
+def test_a_server_that_comes_back_is_waited_for_and_told(server, flow_on):
     from prefect import runtime
 
     runs = []
@@ -218,43 +222,46 @@ def test_a_server_that_comes_back_is_waited_for_and_told(server, flow_on, caplog
         threading.Timer(1.0, server.start).start()
         return "made"
 
-    assert flow_on(work) == "made"
-    assert "does not answer; waiting up to 60 s" in caplog.text
+    assert flow_on(work, **{"client.max_retries": 5}) == "made"
     assert server.state(runs[0]) == "COMPLETED"
 
 
-def test_a_run_that_the_server_forgot_ends_well(server, flow_on, caplog):
+def test_a_lost_server_is_one_error_that_says_what_is_safe(server, flow_on):
+    expected = (
+        rf"^the Prefect server at {server.url} does not answer \(Connection refused\); 2 of 3$"
+    )
+    with pytest.raises(ServerLost, match=expected) as caught:
+        flow_on(lambda: server.kill(), **AT_ONCE)
+    assert caught.value.exit_status == 1 and logging.raiseExceptions
+
+
+def test_a_run_that_the_server_forgot_says_so(flow_on):
     from prefect import get_client, runtime
 
     def work():
         with get_client(sync_client=True) as client:
             client.delete_flow_run(runtime.flow_run.id)
-        return "made"
 
-    assert flow_on(work) == "made"
-    assert "does not know this run any more (HTTP 404); was its database wiped?" in caplog.text
-    assert "all that was wanted is done" in caplog.text
+    expected = r"does not know this run any more \(HTTP 404\); was its database wiped\?; 2 of 3$"
+    with pytest.raises(ServerLost, match=expected):
+        flow_on(work)
 
 
 @pytest.mark.slow
 def test_a_server_that_dies_before_the_work_is_named(server, flow_on):
-    expected = r"server at http://127.* does not answer.*; what was committed stays, and the same"
-    with pytest.raises(ServerLost, match=expected):
+    with pytest.raises(ServerLost, match=r"server at http://127.* does not answer.*; 2 of 3$"):
         flow_on(lambda: None, before=server.kill)
 
 
-def test_a_failure_is_told_as_it_is_though_the_server_was_killed(
-    server, flow_on, caplog, monkeypatch
-):
-    monkeypatch.setattr("flows.calling.PATIENCE_S", 0.5)
-
+@pytest.mark.parametrize("end", [RunFailed("2 shards not made"), KeyboardInterrupt("Ctrl-C")])
+def test_how_the_work_ended_is_told_as_it_is_though_the_server_was_killed(server, flow_on, end):
     def work():
         server.kill()
-        raise RunFailed("2 shards not made")
+        raise end
 
-    with pytest.raises(RunFailed, match=r"^2 shards not made$"):
-        flow_on(work)
-    assert "does not answer (Connection refused); its pages lack how this run" in caplog.text
+    with pytest.raises(type(end)) as caught:
+        flow_on(work, **AT_ONCE)
+    assert caught.value is end
 
 
 def version_here():
@@ -267,18 +274,25 @@ def version_here():
 
 
 @pytest.fixture
-def build(server, hasty_config, tmp_path):
-    """A build of the command line on that server; ends with the test."""
-    config = tmp_path / "build.json"  # JSON is YAML
+def build_on(hasty_config, tmp_path, until):
+    """build_on(url): a build of the command line with a shard committed, and its place."""
+    config, out, begun = tmp_path / "build.json", tmp_path / "mixed", []  # JSON is YAML
     config.write_text(json.dumps(hasty_config.model_dump(mode="json")))
     command = [sys.executable, "-m", "flows.cli", "build", str(config), "--slots=1"]
-    command += ["--set", "generator.steps=40", "--out", str(tmp_path / "mixed")]
-    environment = {"PREFECT_API_URL": server.url, "PREFECT_API_AUTH_STRING": KEY}
-    process = child.start(
-        command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    yield process, tmp_path / "mixed"
-    child.end(process)
+    command += ["--set", "generator.steps=40", "--out", str(out)]
+
+    def start(url):
+        environment = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": KEY}
+        process = child.start(
+            command, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        begun.append(process)
+        until(lambda: committed(out), timeout_s=280)
+        return process, out
+
+    yield start
+    for process in begun:
+        child.end(process)
 
 
 def committed(out: Path) -> int:
@@ -293,28 +307,48 @@ def ended(process) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("back", ["never", "soon", "wiped"])
-def test_a_build_ends_well_whatever_becomes_of_its_server(server, build, until, back):
-    process, out = build
-    until(lambda: committed(out), timeout_s=280)
+def test_a_build_makes_all_whatever_becomes_of_its_server(server, build_on, back):
+    process, out = build_on(server.url)
     server.kill()
     if back == "wiped":
         server.wipe()
     if back != "never":
         server.start()
-    status, text = ended(process)
-    assert status == 0, text
-    root = Root(str(out))
-    assert root.missing() == [] and damage(root, full=True) == [] and root.indices()
-    assert "Traceback" not in text and "Error logging" not in text
-    said = {"never": "does not answer", "wiped": "was its database wiped?"}
-    assert back == "soon" or said[back] in text
+    if back == "soon":
+        status, text = ended(process)
+        assert status == 0 and "Traceback" not in text, text
+    else:
+        what = {"never": "does not answer", "wiped": "was its database wiped?"}[back]
+        refuse_end(process, out, what)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_locked_database_holds_nothing_up(server, build, until):
-    process, out = build
-    until(lambda: committed(out), timeout_s=280)
+def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
+    process, out = build_on("")
+    (own,) = below(process.pid, "flows.server.run_server", direct=True)
+    own.kill()
+    refuse_end(process, out, "our own Prefect server ended (")
+
+
+def refuse_end(process, out: Path, what: str) -> None:
+    """A build that was not told to Prefect: whole, one error that says so, nothing left to make."""
+    status, text = ended(process)
+    root = Root(str(out))
+    assert root.missing() == [] and damage(root, full=True) == [] and root.indices(), text
+    total = root.plan.num_shards
+    kept = f"{total} of {total} shards are committed; go on with: semix resume {root.url}"
+    errors = re.findall("error: .*", text)  # Prefect's own lines may end without a line break
+    assert status == 1 and len(errors) == 1, text
+    assert what in errors[0] and errors[0].endswith(kept)
+    assert "Traceback" not in text and text.count("Error logging") < 10, text
+    assert resume(str(out)).missing() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_locked_database_holds_nothing_up(server, build_on, until):
+    process, out = build_on(server.url)
     with sqlite3.connect(server.home / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
         until(lambda: committed(out) == Root(str(out)).plan.num_shards, timeout_s=280)

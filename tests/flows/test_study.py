@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,12 +18,11 @@ from calib.run_folder import claim_run
 from calib.study import Job, StudyConfig, cells_of, failure_of
 from data.errors import InputError
 from data.settings import load_settings
-from flows import study_flow, study_slot
+from flows import study_flow
 from flows.artifacts import artifact_key
+from flows.child import Outcome
 from flows.study import StudyFailed, failure_message, study
-from flows.study_jobs import Jobs
-from flows.study_slot import Failure, work
-from flows.supervise import Outcome
+from flows.study_flow import Failure, work
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -110,36 +108,33 @@ def test_a_slot_whose_gpu_torch_cannot_use_does_not_go_on_without(
     prefect_api, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "63")  # no machine has so many
-    told = (
-        "digits/ce: slot 0: GPU 63 does not work: .*; digits/ce: device = cuda: torch sees no GPU"
-    )
+    told = "digits/ce: slot 0: GPU 63 does not work: .*; device = cuda: torch sees no GPU"
     with pytest.raises(StudyFailed, match=told):
         study(config, tmp_path / "out", only=["*/ce"])
-    assert not list(tmp_path.glob("out/**/failure.json"))
+    assert "GPU 63 does not work" in failure_of(tmp_path / "out" / "digits" / "ce")
 
 
-def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(
-    prefect_api, tmp_path, monkeypatch, caplog
-):
+def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, monkeypatch, caplog):
     jobs = [Job((f"a/{number}", f"b/{number}"), (0,)) for number in range(4)]
-    runs = [run for job in jobs for run in job.runs]
-    trained, begun = [], threading.Event()
+    for job in jobs:
+        for run in job.runs:
+            (tmp_path / run).mkdir(parents=True)
+    trained, lost, begun = [], [], threading.Event()
 
     def train(run, job, *, environment, **_):
-        name = str(run.relative_to(tmp_path))
-        lost = environment == {"CUDA_VISIBLE_DEVICES": "4"}
-        begun.set() if lost else begun.wait(60)
-        if lost and name.startswith("b/"):
-            while len(trained) < len(runs) - 1:  # then the other slot finds nothing left
-                time.sleep(0.01)
-            time.sleep(0.5)
+        if environment != {"CUDA_VISIBLE_DEVICES": "4"}:
+            begun.wait(60)  # the other slot has a job
+        elif lost:
             return Failure("crashed: CUDA error")
-        trained.append(name)
+        else:
+            lost.extend(job.runs[1:])
+            begun.set()
+        trained.append(str(run.relative_to(tmp_path)))
         return None
 
-    monkeypatch.setattr(study_slot, "train", train)
+    monkeypatch.setattr(study_flow, "train", train)
     faults = {"4": "it does not answer", "7": ""}
-    monkeypatch.setattr(study_slot, "gpu_fault", lambda e, _: faults[e["CUDA_VISIBLE_DEVICES"]])
+    monkeypatch.setattr(study_flow, "gpu_fault", lambda e, _: faults[e["CUDA_VISIBLE_DEVICES"]])
     monkeypatch.setattr(study_flow, "settings_of", lambda run: None)
     monkeypatch.setattr(
         study_flow, "is_measured", lambda _, run: str(run.relative_to(tmp_path)) in trained
@@ -150,9 +145,13 @@ def test_others_take_the_trainings_of_a_slot_whose_gpu_is_lost(
         with study_flow.trainings(jobs, tmp_path, slots=2, gpus=["4", "7"]):
             begun.wait(60)  # they work while the block does
 
-    all_of_them()
-    assert sorted(trained) == sorted(runs)
-    assert "slot 0: GPU 4 does not work: it does not answer; other slots take" in caplog.text
+    with pytest.raises(StudyFailed) as caught:
+        all_of_them()
+    [run] = lost
+    assert sorted([*trained, run]) == sorted(run for job in jobs for run in job.runs)
+    text = "slot 0: GPU 4 does not work: it does not answer"
+    assert f"\n{run}: {text}; crashed: CUDA error\n" in str(caught.value)
+    assert f"{text}; other slots go on" in caplog.text
 
 
 def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypatch):
@@ -160,16 +159,17 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
         if run.name == "damaged":
             raise SafetensorError("header too small")
 
-    monkeypatch.setattr(study_slot, "take_over", take_over)
+    monkeypatch.setattr(study_flow, "take_over", take_over)
     monkeypatch.setattr(
-        study_slot, "_launch", lambda *_, **__: (Outcome(1, 0, False, False, ()), "")
+        study_flow, "_launch", lambda *_, **__: (Outcome(1, 0, False, False, ()), "")
     )
     (tmp_path / "a" / "damaged").mkdir(parents=True)
     ended = SimpleQueue()
 
     @flow
     def one():
-        jobs, stop = Jobs([Job(("a/damaged", "a/whole"), (0,))]), threading.Event()
+        jobs, stop = SimpleQueue(), threading.Event()
+        jobs.put(Job(("a/damaged", "a/whole"), (0,)))
         future = work.submit(0, tmp_path, jobs, slots=1, environment={}, stop=stop, ended=ended)
         return future.result()
 

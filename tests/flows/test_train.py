@@ -9,9 +9,8 @@ from prefect import flow
 
 from data.errors import InputError
 from flows.artifacts import artifact_key
-from flows.launcher import SILENCE
-from flows.machines import Machines
-from flows.supervise import Outcome
+from flows.child import Outcome
+from flows.launcher import SILENCE, Machines
 from flows.train import train
 from flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
 

@@ -13,7 +13,7 @@ import pytest
 from calib.config import TrainConfig
 from data.settings import load_settings
 from flows import train_flow as module
-from flows.launcher import launch_command, launcher_settings
+from flows.launcher import Machines, launch_command, launcher_settings
 from flows.train import train
 from tests.calib.runs import assert_same_results
 from tests.trainings import (
@@ -63,11 +63,11 @@ def test_sigterm_to_semix_stops_the_trainer_after_a_step(prefect_api, unbroken, 
 @pytest.mark.process
 def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, tmp_path):
     run = claimed(tmp_path / "run").parent
-    settings = launcher_settings(load_settings(TrainConfig, SETTINGS), 1)
+    settings = launcher_settings(load_settings(TrainConfig, SETTINGS), Machines())
     (tmp_path / "accelerate.json").write_text(json.dumps(settings))
     trainer = ["--config", str(run / "config.json")]
     command = launch_command(tmp_path / "accelerate.json", trainer, num_processes=1)
-    code = f"from flows.supervise import supervise; supervise({command}, on_line=print)"
+    code = f"from flows.child import supervise; supervise({command}, on_line=print)"
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment())
     wait_until(lambda: epochs_of(run) or parent.poll() is not None)
     parent.kill()

@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
-from flows.deployments import DeploySettings, deploy
 from flows.train import train
 from tests.calib.runs import assert_same_results
+from tests.deploying import register
 from tests.family import below
 from tests.trainings import (
     checkpoint_of,
@@ -47,7 +47,7 @@ def served(
 ) -> Iterator[subprocess.Popen]:
     """A process that runs what is asked of the deployment semix-train/cancelled."""
     if request.param == "work pool":
-        deploy(DeploySettings(pool=NAME, flows=("train",), create_pool=True))
+        register("train", NAME)
     environment = {
         **os.environ,
         "PREFECT_API_URL": prefect_api,

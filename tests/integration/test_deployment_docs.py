@@ -25,7 +25,7 @@ from tests.team import answers
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs" / "deployments.md"
 PORT = "4200"
-STAYS = ("semix server", "prefect worker start")  # each in a terminal of its own
+STAYS = ("(set -a;", "prefect worker start")  # each in a terminal of its own
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -56,7 +56,7 @@ def ran(home: Path) -> Iterator[list[FlowRun]]:
     with ExitStack() as stack:
         for number, block in enumerate(blocks(PAGE.read_text().replace(PORT, port))):
             exports += block if block.startswith("export ") else ""
-            command = ["bash", "-euc", f"{exports}\n{block}"]
+            command = ["bash", "-euc", f"cd {CHECKOUT}\n{exports}\n{block}"]
             if block.startswith(STAYS):
                 process = started(command, home / f"{number}.log", environment=environment)
                 stack.enter_context(process)
@@ -70,9 +70,7 @@ def ran(home: Path) -> Iterator[list[FlowRun]]:
 
 
 def run_block(command: list[str], environment: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
 
 
@@ -111,8 +109,7 @@ def test_the_datasets_are_what_a_quiet_build_makes(
         assert contents(Root(str(home / "data" / name))) == contents(built)
 
 
-def test_prefect_deploy_and_semix_deploy_leave_the_same_deployments(ran: list[FlowRun]) -> None:
-    """`prefect deploy --all` came last; `semix deploy` before it registered all of `semix`."""
+def test_the_deployments_and_automations_are_there(ran: list[FlowRun]) -> None:
     kinds = {"build", "relabel", "train", "evaluate", "study", "quickstart"}
     with get_client(sync_client=True) as client:
         for pool in ("semix", "semix-docker", "semix-kubernetes"):
@@ -122,9 +119,15 @@ def test_prefect_deploy_and_semix_deploy_leave_the_same_deployments(ran: list[Fl
                 assert not found.pull_steps
                 image = found.job_variables.get("image")
                 assert image == (None if pool == "semix" else "semix:cuda")
-        names = {f"semix-build/{name}" for name in ("nightly", "dask")}
-        assert all(client.read_deployment_by_name(name) for name in names)
-        assert not client.read_deployment_by_name("semix-build/nightly").schedules
+                assert found.job_variables["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+        nightly, dask = (
+            client.read_deployment_by_name(f"semix-build/{name}") for name in ("nightly", "dask")
+        )
+        assert not nightly.pull_steps and not nightly.schedules
+        assert nightly.global_concurrency_limit.limit == 1
+        assert nightly.concurrency_options.collision_strategy == "CANCEL_NEW"
+        assert dask.parameters == {"runner": "dask", "cluster": "tcp://scheduler:8786"}
+        assert len(client.read_automations()) == 3
 
 
 def test_the_array_script_makes_its_share_of_a_dataset(

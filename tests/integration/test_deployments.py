@@ -1,6 +1,7 @@
 """Deployments with real workers: a run, failures that are resumed, machines that die, ranges."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,16 +20,17 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
 
 from data.root import Root
-from flows.deployments import DeploySettings, deploy
-from flows.deployments.automations import RESUME, STOP, ZOMBIES, ensure_automations
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from pipeline.standins import StandIns
 from pipeline.worker import main as worker
+from tests.deploying import register
 from tests.integration.conftest import contents
 from tests.servers import Started, free_port, started
 from tests.team import answers
+
+AUTOMATIONS = Path(__file__).parents[2] / "docker" / "automations.yaml"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -43,7 +45,8 @@ class Site:
     def environment(self, name: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
         home = {"PREFECT_HOME": str(self.folder / name), "PREFECT_API_URL": self.url}
-        return kept | home | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+        often = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+        return kept | home | often
 
     @contextmanager
     def worker(self, pool: str, *, name: str = "worker", limit: int = 2) -> Iterator[Started]:
@@ -81,6 +84,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield found
 
 
+@pytest.fixture(scope="module")
+def automations(site: Site) -> None:
+    """Those that are shipped, with less patience."""
+    text = AUTOMATIONS.read_text()
+    for there, here in {
+        "within: 30\n": "within: 10\n",
+        "within: 300 ": "within: 45 ",
+        "threshold: 8 ": "threshold: 4 ",
+    }.items():
+        assert text.count(there) == 1
+        text = text.replace(there, here)
+    file = site.folder / "automations.yaml"
+    file.write_text(text)
+    command = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(file)]
+    done = subprocess.run(
+        command, env=site.environment("server"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture
 def client(site: Site) -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as client:
@@ -106,10 +129,6 @@ def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, A
     return client.create_flow_run_from_deployment(found.id, parameters=dict(parameters)).id
 
 
-def register(pool: str) -> None:
-    deploy(DeploySettings(pool=pool, flows=("build",), create_pool=True))
-
-
 def is_in(client: SyncPrefectClient, run: UUID, *names: str) -> FlowRun | None:
     found = client.read_flow_run(run)
     return found if found.state_name in names else None
@@ -117,14 +136,14 @@ def is_in(client: SyncPrefectClient, run: UUID, *names: str) -> FlowRun | None:
 
 @pytest.mark.slow
 def test_a_worker_runs_a_deployment(
-    prefect_api: str, config_file: str, built: Root, tmp_path: Path
+    site: Site, client: SyncPrefectClient, config_file: str, built: Root, tmp_path: Path
 ) -> None:
-    site, out = Site(prefect_api, tmp_path), str(tmp_path / "mixed")
-    register("here")
-    with site.worker("here"), get_client(sync_client=True) as client:
+    out = str(tmp_path / "mixed")
+    register("build", "here")
+    with site.worker("here"):
         run = start(client, "semix-build/here", {"config": config_file, "out": out})
         until(lambda: is_in(client, run, "Completed", "Failed", "Crashed"))
-        assert is_in(client, run, "Completed"), (tmp_path / "worker.log").read_text()[-3000:]
+        assert is_in(client, run, "Completed"), (site.folder / "worker.log").read_text()[-3000:]
     assert contents(Root(out)) == contents(built)
     assert Root(out).indices()
 
@@ -132,14 +151,14 @@ def test_a_worker_runs_a_deployment(
 @pytest.mark.slow
 def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
     site: Site,
+    automations: None,
     client: SyncPrefectClient,
     config_file: str,
     hasty_config: BuildConfig,
     built: Root,
     tmp_path: Path,
 ) -> None:
-    register("failing")
-    ensure_automations(client, after_s=10)
+    register("build", "failing")
     root = create_root(hasty_config, str(tmp_path / "mixed"))
     obstacle = Path(root.url) / "shards/0000/0000003.json"  # where a commit record goes
     obstacle.mkdir(parents=True)
@@ -161,13 +180,13 @@ def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
 @pytest.mark.slow
 def test_a_run_whose_machine_died_goes_on_elsewhere(
     site: Site,
+    automations: None,
     client: SyncPrefectClient,
     config_file: str,
     built: Root,
     tmp_path: Path,
 ) -> None:
-    register("dying")
-    ensure_automations(client, after_s=10, silence_s=45)
+    register("build", "dying")
     root = tmp_path / "mixed"
     with site.worker("dying", name="first") as machine:
         run = start(client, "semix-build/dying", {"config": config_file, "out": str(root)})
@@ -186,11 +205,10 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(
 
 @pytest.mark.slow
 def test_a_run_that_never_starts_is_not_resumed_for_ever(
-    site: Site, client: SyncPrefectClient
+    site: Site, automations: None, client: SyncPrefectClient
 ) -> None:
     """Its machine or image fails before the run begins, so its own count of attempts stands."""
-    register("nowhere")
-    ensure_automations(client, times=1, after_s=10)
+    register("build", "nowhere")
     run = start(client, "semix-build/nowhere", {"out": "/data/mixed"})
     for state in (Pending(), Running(), Crashed()):
         client.set_flow_run_state(run, state)
@@ -207,17 +225,6 @@ def test_a_run_that_never_starts_is_not_resumed_for_ever(
 
 
 @pytest.mark.slow
-def test_automations_are_made_once_and_follow_their_settings(
-    site: Site, client: SyncPrefectClient
-) -> None:
-    ensure_automations(client, after_s=20)
-    assert set(ensure_automations(client, after_s=20).values()) == {"kept"}
-    assert ensure_automations(client, after_s=11)[RESUME] == "updated"
-    for name in (RESUME, STOP, ZOMBIES):
-        assert len(client.read_automations_by_name(name)) == 1
-
-
-@pytest.mark.slow
 def test_two_ranges_on_two_machines_make_one_root(
     site: Site,
     client: SyncPrefectClient,
@@ -231,7 +238,7 @@ def test_two_ranges_on_two_machines_make_one_root(
     quiet = create_root(config, str(tmp_path / "quiet"))
     ensure_prototypes(quiet, device="cpu")
     assert worker([quiet.url, "--device", "cpu"]) == 0
-    register("ranges")
+    register("build", "ranges")
     same = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}
     with (
         site.worker("ranges", name="one", limit=1),

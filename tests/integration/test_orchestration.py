@@ -38,10 +38,10 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}/api"
 
     def start(self) -> None:
-        environment = {**os.environ, "PREFECT_HOME": str(self.home)}
+        environment = os.environ | server_settings() | {"PREFECT_HOME": str(self.home)}
         with (self.home / "server.log").open("a") as log:
             self.process = subprocess.Popen(
-                [*SEMIX, "server", "--port", str(self.port)],
+                [sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -63,6 +63,13 @@ class Server:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+
+def server_settings() -> dict[str, str]:
+    """Those of the page on servers."""
+    lines = (Path(__file__).parents[2] / "docker" / "server.env").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {**settings, "PREFECT_CLI_PROMPT": "false"}
 
 
 class Watch:

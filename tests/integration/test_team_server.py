@@ -16,12 +16,11 @@ import yaml
 from data.errors import InputError
 from data.root import Root
 from data.verify import damage
-from flows.server import standing
-from flows.server.backends import check_database, check_redis
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from pipeline.worker import main as quiet_worker
+from tests.deploying import register
 from tests.family import below
 from tests.integration.conftest import contents
 from tests.servers import Started
@@ -44,13 +43,6 @@ def as_client(servers: Team, key: str) -> Iterator[Any]:
     ours = {PREFECT_API_URL: servers.url, PREFECT_API_AUTH_STRING: key}
     with temporary_settings(ours), get_client(sync_client=True) as client:
         yield client
-
-
-def register(servers: Team) -> None:
-    from flows.deployments import DeploySettings, deploy
-
-    with as_client(servers, servers.key):
-        deploy(DeploySettings(pool="semix", type="process", flows=("build",), create_pool=True))
 
 
 def start_build(servers: Team, **parameters: Any) -> str:
@@ -129,32 +121,12 @@ def test_the_settings_are_in_force(servers: Team):
     assert (pages["api_url"], pages["auth"], pages["csrf_enabled"]) == ("/api", "BASIC", True)
 
 
-def test_refusals_of_database_and_redis_are_named(servers: Team, tmp_path, monkeypatch):
-    from prefect.settings import Settings
-
-    given = servers.shipped.environment("server", tmp_path)
-    url, password = given[standing.DATABASE], servers.shipped.secrets["POSTGRES_PASSWORD"]
-    with pytest.raises(InputError, match="it refuses this user or password") as caught:
-        check_database(url.replace(password, "wrong"))
-    assert "wrong" not in str(caught.value)
-    with pytest.raises(InputError, match="it has no such database; make it with createdb"):
-        check_database(f"{url}-other")
-    for name in ("PREFECT_MESSAGING_BROKER", "PREFECT_REDIS_MESSAGING_URL"):
-        monkeypatch.setenv(name, given[name])
-    assert check_redis(Settings().server) is True
-    url = given["PREFECT_REDIS_MESSAGING_URL"].replace(
-        servers.shipped.secrets["REDIS_PASSWORD"], ""
-    )
-    monkeypatch.setenv("PREFECT_REDIS_MESSAGING_URL", url)
-    with pytest.raises(InputError, match=r"Redis does not answer \(.*uth"):
-        check_redis(Settings().server)
-
-
 def test_a_deployment_is_built_on_the_team_server(
     servers: Team, hasty_config, built, bucket, tmp_path
 ):
     out = f"{make_bucket(servers, tmp_path)}/{tmp_path.name}"
-    register(servers)
+    with as_client(servers, servers.key):
+        register("build", "semix")
     with servers.worker("builder"):
         config = written(hasty_config, tmp_path)
         run = start_build(servers, out=out, config=config, slots=1, device="cpu")
@@ -178,7 +150,8 @@ def test_a_build_survives_its_workers(servers: Team, make_config, hasty_standins
     assert quiet_worker([quiet.url, "--device", "cpu"]) == 0
     make_bucket(servers, tmp_path)  # again, as at every start
     out, file = f"{bucket}/mixed", written(config, tmp_path)
-    register(servers)
+    with as_client(servers, servers.key):
+        register("build", "semix")
     root = create_root(config, out)
     with servers.worker("first") as first:
         lost = start_build(servers, out=out, config=file, slots=1, device="cpu")

@@ -11,7 +11,7 @@ from data.formats import PAIRS, PROTOTYPES, Pairs, record_name
 from data.machine import machine
 from data.root import Root
 from data.verify import damage
-from flows.build_start import put_damage_aside
+from flows.build_steps import put_damage_aside
 from pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
 from pipeline.root import create_root
 from tests.command import semix

@@ -1,0 +1,287 @@
+"""What a run shows in Prefect's pages: progress, tables, pictures, links; none costs the run."""
+
+import base64
+import io
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from PIL import Image
+from prefect import runtime
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from calib.config import TrainConfig
+from calib.run_folder import HISTORY, seed_evaluation, seed_folder
+from data.fingerprint import fingerprint
+from data.printable import markdown_text
+from data.root import Progress, Root
+from data.series import contact_sheet, read_series, some_of_all_pairs
+from flows.progress import Rate, counted, describe, duration, standing, to_come
+
+ARTIFACT_EVERY_S = 5.0
+MOST_FAILURES = 20  # of rows; `semix failures` has them all
+ROWS = 4  # series on a contact sheet
+MOST_READ = 64_000_000  # bytes of shards that are read for it
+MOST_SIDE = 1600  # pixels
+MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
+
+log = logging.getLogger("semix.prefect")
+
+_warned: set[str] = set()  # runs that were told that something is not shown
+
+
+def artifact_key(kind: str, url: str, *identity: str) -> str:
+    """Under which an artifact is found: `semix-build-mixed-1a2b3c4d`.
+
+    Prefect shows the newest artifact of a key, and takes lower-case letters, digits and dashes.
+
+    Args:
+        url: of what is shown; its last part is the name.
+        identity: what else tells it from others, as a plan's digest.
+    """
+    name = re.sub("[^a-z0-9]+", "-", PurePosixPath(url).name.lower()).strip("-")[:40].strip("-")
+    return "-".join(filter(None, ("semix", kind, name, fingerprint([url, *identity])[:8])))
+
+
+@contextmanager
+def only_shown() -> Iterator[None]:
+    """What fails in the block is not shown in Prefect, which a run says once and goes on.
+
+    A server that is being restarted is not waited for: it would hold up the loop that watches the
+    slots.
+    """
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            yield
+    except Exception as error:
+        run = str(runtime.flow_run.id)
+        if run not in _warned:
+            _warned.add(run)
+            reason = str(error) or type(error).__name__
+            log.warning("Prefect does not show all of this run: %s", reason)
+
+
+@contextmanager
+def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
+    """Yields a function of a share, 0 to 1, and a few words; Prefect gets them now and then."""
+    artifact: Any = None
+    with only_shown():
+        artifact = create_progress_artifact(0.0, key=key, description="begins")
+    latest, due = None, 0.0
+
+    def send(share: float, words: str) -> None:
+        if artifact is not None:
+            with only_shown():
+                update_progress_artifact(artifact, 100 * share, words)
+
+    def publish(share: float, words: str) -> None:
+        nonlocal latest, due
+        latest = (share, words)
+        if time.monotonic() >= due:
+            send(*latest)
+            due = time.monotonic() + ARTIFACT_EVERY_S  # after a send that may have waited
+
+    yield publish  # where that is interrupted, nothing may hold up the end
+    if latest is not None:
+        send(*latest)
+
+
+@contextmanager
+def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
+    """Yields a function that shows how many images there are."""
+    rate = Rate()
+    with growing_artifact(key) as publish:
+
+        def show(progress: Progress) -> None:
+            rate.update(progress.images_done, time.monotonic())
+            words = filter(None, (counted(progress), describe(progress, rate.value)))
+            total = progress.images_done + to_come(progress)
+            publish(progress.images_done / max(1, total), ", ".join(words))
+
+        yield show
+
+
+@contextmanager
+def training_artifact(
+    settings: TrainConfig, run: Path, *, key: str
+) -> Iterator[Callable[[], None]]:
+    """Yields a function that looks into the run folder and shows how many epochs are done."""
+    with growing_artifact(key) as publish:
+
+        def show() -> None:
+            with only_shown():
+                publish(*training_progress(settings, run))
+
+        yield show
+
+
+def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
+    """The share that is done, 0 to 1, and the same in words, from the histories of the seeds.
+
+    A seed that is measured counts in full, though it may have ended early.
+    """
+    epochs = settings.epochs + (settings.head.epochs if settings.head else 0)
+    measured = [seed for seed in settings.seeds if seed_evaluation(run, seed).is_file()]
+    trained = {seed: _epochs(seed_folder(run, seed) / HISTORY) for seed in settings.seeds}
+    done = sum(epochs if seed in measured else trained[seed] for seed in settings.seeds)
+    words = f"{len(measured)} of {len(settings.seeds)} seeds measured"
+    going = [seed for seed in settings.seeds if seed not in measured and trained[seed]]
+    words += "".join(f", seed {seed}: epoch {trained[seed]} of {epochs}" for seed in going)
+    return min(1.0, done / (epochs * len(settings.seeds))), words
+
+
+def _epochs(history: Path) -> int:
+    return len(history.read_bytes().splitlines()) if history.is_file() else 0
+
+
+def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None:
+    """Show facts by name, one a row; empty ones are left out.
+
+    Prefect's pages take the cells of a table for Markdown, and so its description.
+
+    Args:
+        facts: names and values that are shown as they are.
+        description: in Markdown.
+    """
+    with only_shown():
+        rows = [
+            {
+                "what": markdown_text(name.replace("_", " ")),
+                "value": markdown_text(str(value)),
+            }
+            for name, value in facts.items()
+            if value not in (None, "")
+        ]
+        create_table_artifact(rows, key=f"{key}-summary", description=description)
+
+
+def build_summary(root: Root, *, key: str, began: Progress, seconds: float) -> None:
+    """Show in one table what there is after a run, how fast it came, and what failed.
+
+    Args:
+        began: the progress when the run began.
+        seconds: that it took.
+    """
+    with only_shown():
+        facts = summary(root.progress(), began=began, seconds=seconds) | _failures(root)
+        place = markdown_text(root.url)
+        text = f"What is at {place}; the rate of one worker leaves out loading models."
+        facts_table(facts, key=key, description=text)
+
+
+def summary(found: Progress, *, began: Progress, seconds: float) -> dict[str, str]:
+    """Counts, rates and seconds by stage."""
+    made = found.images_done - began.images_done
+    one = standing(found)["images_per_second"]
+    facts = {
+        "shards": f"{found.done} of {found.shards}, {found.done - began.done} in this run",
+        "images": f"{found.images_done} of {found.images}, {made} in this run",
+        "this run": f"{duration(seconds)}, {made / seconds:.3g} images/s",
+        "one worker": f"{one:.3g} images/s" if one else "",
+    }
+    if found.left_out:
+        facts["left out"] = f"{found.left_out} series"
+    stages = sorted(found.stages.items(), key=lambda stage: -stage[1])
+    return facts | {f"stage {name}": f"{taken:.1f} s of workers" for name, taken in stages}
+
+
+def _failures(root: Root) -> dict[str, str]:
+    """The last reason of each shard that is not made."""
+    failures = root.failures()
+    facts = {
+        f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
+        for shard, tries in islice(failures.items(), MOST_FAILURES)
+    }
+    if left := len(failures) - len(facts):
+        facts[f"{left} more failed"] = f"semix failures {root.url}"
+    return facts
+
+
+def series_sheet(root: Root, *, key: str) -> None:
+    """Show a series each of some shards, if there are any, as a contact sheet.
+
+    Prefect's pages show a picture in Markdown as it is; an image artifact prints the text of its
+    address as well, which here is the picture.
+    """
+    with only_shown():
+        groups = _some_groups(root)
+        if not groups:
+            return
+        picture = as_text(contact_sheet(read_series(root, groups)))
+        text = (
+            f"![series {', '.join(map(str, groups))}]({picture})\n\n"
+            "Each row is a series; below an image its alpha and CLIP weight, and its soft label "
+            f"as a bar. More of them: semix browse {markdown_text(root.url)}"
+        )
+        create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
+
+
+def as_text(sheet: Image.Image) -> str:
+    """A picture as a data URL of at most MOST_TEXT characters, smaller if it must be."""
+    sheet = sheet.copy()
+    sheet.thumbnail((MOST_SIDE, MOST_SIDE))
+    while True:
+        file = io.BytesIO()
+        sheet.save(file, "WEBP", quality=80)
+        text = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        if len(text) <= MOST_TEXT:
+            return text
+        sheet.thumbnail((sheet.width * 7 // 10, sheet.height))
+
+
+def _some_groups(root: Root) -> list[int]:
+    """Series of other classes each, as many as may be read."""
+    groups: list[int] = []
+    read = 0
+    for group in some_of_all_pairs(root, ROWS) if root.done() else []:
+        record = root.record(root.layout.shard_of(group))
+        if record is None:  # discarded since
+            continue
+        read += record.bytes
+        if groups and read > MOST_READ:
+            break
+        groups.append(group)
+    return groups
+
+
+def result_table(runs: Sequence[Path], *, key: str) -> None:
+    """Show what some measured runs reached."""
+    with only_shown():
+        from calib.tables import as_markdown, overview, summary_table  # pandas, at the end alone
+
+        table = overview(summary_table(runs))
+        text = f"{as_markdown(table)}\n\n{markdown_text(table.note)}"
+        create_markdown_artifact(text, key=f"{key}-results", description="on test images")
+
+
+def markdown_file(page: Path, *, key: str) -> None:
+    """Show a Markdown file but its figures, which are files beside it."""
+    with only_shown():
+        lines = [line for line in page.read_text().splitlines() if not line.startswith("![](")]
+        text = "\n".join([*lines, "", _on_this_machine(f"With figures: {page}")])
+        create_markdown_artifact(text, key=f"{key}-results", description=page.stem)
+
+
+def link_to(page: Path, *, key: str) -> None:
+    """A link to a page on the machine of the flow."""
+    with only_shown():
+        text = f"{_on_this_machine(page)}; browsers open it there only"
+        link = page.absolute().as_uri()
+        create_link_artifact(link, page.name, key=f"{key}-page", description=text)
+
+
+def _on_this_machine(what: object) -> str:
+    return markdown_text(f"{what} on {socket.gethostname()}")

@@ -1,0 +1,399 @@
+"""What a build or a training needs, looked at before money is spent: rows with their remedies."""
+
+import math
+import os
+import platform
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors import SafetensorError, safe_open
+
+from calib.check import check as check_config
+from calib.check import check_launch
+from calib.config import TrainConfig
+from data.errors import InputError
+from data.formats import PLAN
+from data.machine import MemoryLimit, memory_limit
+from data.real import load_real
+from data.settings import load_settings
+from data.splits import RealDataConfig
+from data.store import Store
+from flows.build_steps import survey_images
+from flows.configs import NAMES, command_of, models
+from flows.costs import amount, free_bytes
+from flows.gpus import CHOSEN, ask_driver, visible_gpus
+from flows.server.probe import ServerFacts, probe
+from pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
+from pipeline.config import BuildConfig, EncoderConfig
+from pipeline.model_paths import copy_here
+from pipeline.root import MIXED
+
+OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
+PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+AIR = 1.5  # times the weights: a batch of one image fits beside them
+SHARED = Path("/dev/shm")
+LEAST_SHARED = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
+SLOW_S = 2.0  # for one small request to a store; a worker makes about ten a shard
+LOCK_S = 2.0  # a database that a healthy server uses is free again within a tenth of that
+SKEW_S = 5.0  # that a server's clock may be off
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the doctor's table.
+
+    Attributes:
+        state: ok, warning (a run may work), failed (it will not), or not checked.
+        remedy: empty where nothing is to be done.
+    """
+
+    check: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """This machine for a build, a training run or neither.
+
+    Attributes:
+        out: a place to write to; empty for none.
+    """
+
+    build: BuildConfig | None = None
+    train: TrainConfig | None = None
+    out: str = ""
+
+    @property
+    def real(self) -> RealDataConfig | None:
+        config = self.build or self.train
+        return config.real if config else None
+
+    @property
+    def dtype(self) -> str:
+        """In which the networks run."""
+        if self.build:
+            return self.build.generator.dtype
+        return PRECISION[self.train.mixed_precision] if self.train else "float32"
+
+
+def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
+    """Recognise settings by their sections.
+
+    Raises:
+        InputError: they cannot be read, or are neither a build's nor a training run's.
+    """
+    if not config:
+        if overrides:
+            raise InputError("--set", overrides[0], "changes a config; give one")
+        return Subject(out=out)
+    command = command_of(config)
+    if command not in ("build", "train"):
+        what = f"is {NAMES[command]}" if command else "has not the sections of a config"
+        raise InputError("config", config, f"{what}; give that of a build or of a training run")
+    settings: Any = load_settings(models()[command], config, overrides)
+    return Subject(out=out, **{command: settings})
+
+
+def examine(subject: Subject) -> Iterator[Finding]:
+    """What every check finds; none of them leaves anything behind."""
+    checks = {
+        "device": check_device,
+        "models": check_model_files,
+        "memory": check_memory,
+        "real images": check_real_images,
+        "training": check_training,
+        "store": check_store,
+        "Prefect": check_prefect,
+    }
+    for name, check in checks.items():
+        try:
+            yield from check(subject)
+        except InputError as error:
+            yield Finding(name, FAILED, f"{error.field} = {error.value}", error.remedy)
+        except Exception as error:  # the others still have something to say
+            found = f"{type(error).__name__}: {error}"
+            yield Finding(name, FAILED, found, "cure this first; a run would stop at it too")
+
+
+def check_device(subject: Subject) -> Iterator[Finding]:
+    """GPUs as the driver and as torch see them, and whether they multiply."""
+    import torch
+
+    driver, fault = ask_driver("name,memory.total,driver_version")
+    chosen = os.environ.get(CHOSEN)
+    hidden = chosen is not None and not visible_gpus()
+    if fault:
+        remedy = "load or install NVIDIA's driver again; or set CUDA_VISIBLE_DEVICES= for the CPU"
+        yield Finding("driver", WARNING if hidden else FAILED, f"nvidia-smi: {fault}", remedy)
+    else:
+        yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            yield _gpu(index, subject.dtype)
+    elif (driver or chosen) and not hidden:
+        remedy = "install a torch for this driver's CUDA, and look at CUDA_VISIBLE_DEVICES"
+        yield Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
+    else:
+        yield _cpu(subject.dtype, hidden=bool(driver))
+
+
+def _cpu(dtype: str, *, hidden: bool) -> Finding:
+    import torch
+
+    from data.device import multiply
+
+    multiply("cpu", dtype)
+    found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
+    if hidden:
+        found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
+        return Finding("device", WARNING, found, "unset it to use them")
+    if dtype == "float32":
+        return Finding("device", OK, found)
+    remedy = f"{dtype} is made for GPUs; run on one, or choose float32"
+    return Finding("device", WARNING, found, remedy)
+
+
+def _gpu(index: int, dtype: str) -> Finding:
+    import torch
+
+    from data.device import multiply
+
+    name = f"cuda:{index} {torch.cuda.get_device_name(index)}"
+    try:
+        with torch.cuda.device(index):
+            if dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+                remedy = "this GPU has no bfloat16; choose float16"
+                return Finding("device", FAILED, f"{name}: {dtype}", remedy)
+            multiply(f"cuda:{index}", dtype)
+    except RuntimeError as error:
+        remedy = "free or restart the GPU; install a torch for its architecture"
+        return Finding("device", FAILED, f"{name}: {str(error).splitlines()[0]}", remedy)
+    return Finding("device", OK, f"{name}: multiplies in {dtype}")
+
+
+def check_model_files(subject: Subject) -> Iterator[Finding]:
+    """Models of a build: there, of the right kind, with headers that can be read."""
+    if subject.build is None:
+        yield Finding("models", UNCHECKED, "no config of a build was given")
+        return
+    check_models(subject.build)
+    for name, (model, place) in _models(subject.build).items():
+        yield _model(name, model, place)
+
+
+def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
+    """By setting: the model, and its file, folder or copy of the hub's; None if it is not here."""
+    generator = build.generator
+    found = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
+    if (unet := generator.unet) is not None:
+        found["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
+    for field, encoder in build.annotation.encoders:
+        if encoder.model.startswith((LOCAL, HUB)):
+            model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
+            found[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
+        else:
+            name = f"{encoder.model} {encoder.pretrained}"
+            found[f"{field}.pretrained"] = (name, _clip_file(encoder))
+    return found
+
+
+def _clip_file(config: EncoderConfig) -> Path | None:
+    """The file that is named, or the weights of a tag in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    assert config.pretrained is not None  # check_models has refused that
+    repository = tag_repository(config)
+    if repository is None:
+        return Path(config.pretrained)
+    found = try_to_load_from_cache(repository, HUB_WEIGHTS)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _model(name: str, model: str, place: Path | None) -> Finding:
+    if place is None:
+        if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+            remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
+            return Finding(name, FAILED, f"{model} is not in the hub's cache", remedy)
+        remedy = "the first run fetches it; `hf download` does so now"
+        return Finding(name, WARNING, f"{model} is not in the hub's cache yet", remedy)
+    try:
+        files = list(weights(place))
+    except (OSError, SafetensorError) as error:
+        remedy = "fetch or convert this model again; a file of it is damaged"
+        return Finding(name, FAILED, f"{place}: {error}", remedy)
+    size = sum(path.stat().st_size for path in files)
+    return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
+
+
+def weights(place: Path) -> dict[Path, int]:
+    """Numbers in each safetensors file that would be loaded.
+
+    Raises:
+        OSError, SafetensorError: a file that cannot be read.
+    """
+    counts = {}
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    for path in (file for file in files if file.suffix == ".safetensors"):
+        plain = path.with_name(path.name.split(".")[0] + ".safetensors")
+        if path != plain and plain.exists():
+            continue  # the same in another precision
+        with safe_open(path, framework="np") as file:
+            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            counts[path] = sum(math.prod(shape) for shape in shapes)
+    return counts
+
+
+def check_memory(subject: Subject) -> Iterator[Finding]:
+    """Memory of the machine and of each GPU against the weights, and what processes share."""
+    import torch
+
+    needed = _needed(subject)
+    free, where = memory_left(memory_limit())
+    yield judged_memory("memory", free, needed, where=where)
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free = torch.cuda.mem_get_info(index)[0]
+        yield judged_memory(f"memory of cuda:{index}", free, needed)
+    if SHARED.is_dir():
+        free = shutil.disk_usage(SHARED).free
+        remedy = "in a container: docker run --shm-size=1g" if free < LEAST_SHARED else ""
+        state = WARNING if remedy else OK
+        yield Finding("shared memory", state, f"{amount(free)} free", remedy)
+
+
+def memory_left(limit: MemoryLimit | None) -> tuple[float, str]:
+    """Bytes that can be had, and where: what the machine has free, or our limit, if nearer."""
+    free = psutil.virtual_memory().available
+    if limit is None or limit.left >= free:
+        return free, "free"
+    return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
+
+
+def _needed(subject: Subject) -> float | None:
+    """Bytes of a build's weights in the precision that they run in; None if not known."""
+    if subject.build is None:
+        return None
+    try:
+        found = [weights(path) if path else {} for _, path in _models(subject.build).values()]
+    except Exception:  # what is wrong with them is said with the models
+        return None
+    if not all(found):  # a model that is not here yet
+        return None
+    return BYTES[subject.dtype] * sum(sum(files.values()) for files in found)
+
+
+def judged_memory(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
+    """Free bytes against those that weights take."""
+    found = f"{amount(free)} {where}"
+    if needed is None:
+        return Finding(name, OK, found)
+    found = f"{found}, the weights take {amount(needed)}"
+    if free < needed:
+        remedy = "end what else uses it, choose a smaller model or a device with more"
+        return Finding(name, FAILED, found, remedy)
+    if free < AIR * needed:
+        return Finding(name, WARNING, found, "little is left for batches; make them small")
+    return Finding(name, OK, found)
+
+
+def check_real_images(subject: Subject) -> Iterator[Finding]:
+    """The labelled images: found, decoded and split."""
+    if subject.real is None:
+        yield Finding("real images", UNCHECKED, "no config was given")
+        return
+    decoded = ""
+    if subject.real.name == "imagefolder":
+        surveyed = survey_images(subject.real)
+        decoded = f"; {surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
+        for note in surveyed.notes():
+            yield Finding("picture folder", WARNING, note)
+    real = load_real(subject.real)
+    counts = f"{len(real.train)} to train, {len(real.test)} to test"
+    yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}{decoded}")
+
+
+def check_training(subject: Subject) -> Iterator[Finding]:
+    """What a training finds before its first step."""
+    if (config := subject.train) is None:
+        return
+    from calib.features import check_memory as check_features
+    from calib.real_data import open_data
+
+    check_config(config)
+    check_launch(config, processes=1)
+    if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
+        mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
+        config = config.model_copy(update={"mixed": mixed})
+    data = open_data(config)
+    check_features(config, images=len(data.real.train), num_classes=data.num_classes)
+    yield Finding("training", OK, "losses, networks, real and mixed images fit together")
+
+
+def check_store(subject: Subject) -> Iterator[Finding]:
+    """A store: written, read back, refused a second time, deleted, listed; and its free space."""
+    if not subject.out:
+        yield Finding("store", UNCHECKED, "no place was given; --out URL")
+        return
+    store = Store(subject.out)
+    if subject.build is not None:
+        store.refuse_strangers(MIXED, own=PLAN)
+    store.check_writable(tidy=True)  # decided within seconds; what follows waits out faults
+    start = time.monotonic()
+    store.list("doctor")
+    seconds = time.monotonic() - start
+    free = free_bytes(store)
+    found = f"{store.url}: write, read and delete work, a listing takes {1000 * seconds:.0f} ms"
+    found += f"; {amount(free)} free" if free is not None else ""
+    remedy = "it is slow; make shards larger, or go nearer to it" if seconds > SLOW_S else ""
+    yield Finding("store", WARNING if remedy else OK, found, remedy)
+
+
+def check_prefect(subject: Subject) -> Iterator[Finding]:
+    """Prefect's home, and the server that is configured, or the database of a run's own."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
+
+    home, url = Path(PREFECT_HOME.value()), PREFECT_API_URL.value()
+    there = next(place for place in (home, *home.parents) if place.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        yield Finding("Prefect home", OK, str(home))
+    else:
+        remedy = "set PREFECT_HOME to a folder of yours"
+        yield Finding("Prefect home", FAILED, f"{home} cannot be written", remedy)
+    yield judged_server(probe(url)) if url else _own_server(home / "prefect.db")
+
+
+def judged_server(facts: ServerFacts) -> Finding:
+    """Whether flows can run with the server that is configured."""
+    if facts.reason:
+        return Finding("Prefect server", FAILED, facts.url, facts.reason)
+    found = f"{facts.url} runs {facts.version or 'Prefect Cloud'} and takes our requests"
+    remedy = facts.warning
+    if abs(skew := facts.clock_skew_s or 0.0) > SKEW_S:
+        found += f"; its clock is {skew:+,.0f} s off ours"
+        remedy = remedy or "set the clocks of both machines: timedatectl set-ntp true"
+    return Finding("Prefect server", WARNING if remedy else OK, found, remedy)
+
+
+def _own_server(database: Path) -> Finding:
+    """Without a configured server every run starts one, on this database."""
+    found = "PREFECT_API_URL is not set: a run starts its own"
+    if not database.is_file():
+        return Finding("Prefect server", OK, found)
+    connection = sqlite3.connect(database, timeout=LOCK_S, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        remedy = "end the process that holds it, or set PREFECT_HOME to another folder"
+        return Finding("Prefect server", FAILED, f"{database}: {error}", remedy)
+    finally:
+        connection.close()
+    return Finding("Prefect server", OK, f"{found}, on {database}")

@@ -1,0 +1,91 @@
+"""Slots as tasks of a Dask cluster: an existing one, or one of this machine for the run."""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from distributed import Security
+from distributed.comm import connect
+from prefect_dask import DaskTaskRunner
+
+from data.errors import InputError
+from flows.slots import (
+    ADDRESSES,
+    MOST_SLOTS,
+    QUIET,
+    SlotSettings,
+    environments_here,
+    refuse_unreachable_server,
+)
+from flows.slots.slot import Place, run_lease
+
+CONNECT_S = 30.0
+
+
+@contextmanager
+def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+    """By default one a worker of an existing cluster; else as many as local slots.
+
+    The environment of an existing cluster's workers says which GPU is their own, as dask-cuda
+    sets it.
+
+    Raises:
+        InputError: no cluster answers, or it has no workers.
+    """
+    for name in ("distributed", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the run's own lines say enough
+    here = [] if settings.cluster else environments_here(settings)
+    with (
+        tempfile.TemporaryDirectory(prefix="semix-dask-") as folder,
+        run_lease(url) as (stop, end),
+        _runner(settings.cluster, len(here), folder) as runner,
+    ):
+        workers = _workers(runner, settings.cluster)
+        environments = here or [QUIET] * (settings.count or min(workers, MOST_SLOTS))
+        yield Place(runner.submit, environments, stop, end)
+
+
+def _runner(cluster: str, workers: int, folder: str) -> DaskTaskRunner:
+    if cluster:
+        _require_scheduler(cluster)
+        return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_S})
+    own = {
+        "n_workers": workers,
+        "threads_per_worker": 1,  # a slot each
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "security": True,  # TLS with keys of this run alone: any client may run code
+        "memory_limit": 0,  # that of the process which supervises; ours is its child
+        "local_directory": folder,
+        "silence_logs": logging.CRITICAL,
+    }
+    return DaskTaskRunner(cluster_kwargs=own)
+
+
+def _require_scheduler(cluster: str) -> None:
+    """Raises InputError: what listens there is none. Dask's client waits for its word for ever."""
+
+    async def greet() -> None:
+        own = Security().get_connection_args("client")
+        (await connect(cluster, timeout=CONNECT_S, **own)).abort()
+
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a loop already
+        try:
+            thread.submit(asyncio.run, asyncio.wait_for(greet(), CONNECT_S)).result()
+        except (OSError, TypeError, ValueError) as error:
+            reason = str(error) or "it says nothing"
+            remedy = f"no Dask scheduler answers there ({reason}); write {ADDRESSES['dask']}"
+            raise InputError("cluster", cluster, remedy) from None
+
+
+def _workers(runner: DaskTaskRunner, cluster: str) -> int:
+    workers = list(runner.client.nthreads())  # their addresses
+    if not workers:
+        remedy = "this Dask cluster has no workers; start some with `dask worker`"
+        raise InputError("cluster", cluster, remedy)
+    if cluster:
+        refuse_unreachable_server(cluster, workers)
+    return len(workers)

@@ -1,0 +1,122 @@
+"""Slots as tasks of a Ray cluster: an existing one, or one of this machine for the run."""
+
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import ray
+from prefect.tasks import Task
+from prefect_ray import RayTaskRunner
+from prefect_ray.context import remote_options
+
+from data.errors import InputError
+from flows.slots import (
+    ADDRESSES,
+    AUTO,
+    MOST_SLOTS,
+    QUIET,
+    SlotSettings,
+    environments_here,
+    refuse_unreachable_server,
+    shared_threads,
+)
+from flows.slots.slot import Place, Record, SlotFuture, run_lease
+
+# In memory between processes go a few small records; 75 MiB is the least that Ray takes.
+OBJECT_STORE = 100 * 2**20  # bytes
+CONNECT_S = 30.0
+SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+@contextmanager
+def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+    """By default one a GPU of the cluster, or one a CPU; as many as local slots on our own.
+
+    Ray gives each slot a GPU of its own, and says which one in its environment.
+
+    Raises:
+        InputError: no cluster answers, or one elsewhere that cannot reach the Prefect server.
+    """
+    with run_lease(url) as (stop, end), _started(settings) as runner:
+        resources = ray.cluster_resources()
+        gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
+        count = settings.count or min(gpus or int(resources.get("CPU", 1)), MOST_SLOTS)
+        common = QUIET | ({} if settings.cluster else shared_threads(count))
+        options: dict[str, Any] = {"num_gpus": 1} if gpus else {}
+
+        def submit(task: Task[..., Record], parameters: dict[str, Any]) -> SlotFuture:
+            with remote_options(scheduling_strategy="SPREAD", **options):
+                return runner.submit(task, parameters)
+
+        yield Place(submit, [common] * count, stop, end)
+
+
+@contextmanager
+def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
+    """Connected to the cluster; disconnected in the end, and our own one stopped."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if re.search(r":\d+$", settings.cluster):
+        _require_ray(settings.cluster)
+    runner = _runner(settings)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        runner.__enter__()
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if not settings.cluster:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        raise _no_cluster(settings.cluster, first) from None
+    try:
+        # Ray takes the signal for itself: whoever is asked to end would end without us.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        if settings.cluster:
+            nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+            refuse_unreachable_server(settings.cluster, nodes)
+        yield runner
+    finally:
+        runner.__exit__(None, None, None)
+        ray.shutdown()  # the runner leaves connections to existing clusters open
+
+
+def _require_ray(cluster: str) -> None:
+    """Raises InputError: what listens there is no part of Ray, which itself would ask for minutes.
+
+    All of Ray's ports speak gRPC, which a dashboard or a Dask scheduler does not.
+    """
+    if os.environ.get("RAY_USE_TLS", "0") == "1":
+        return  # with certificates that Ray alone knows how to show
+    address = re.sub(r"^[a-z]+://", "", cluster)
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError:
+            raise _no_cluster(cluster, "what listens there does not speak gRPC") from None
+
+
+def _no_cluster(cluster: str, reason: str) -> InputError:
+    remedy = (
+        f"no Ray cluster answers there ({reason}); write {ADDRESSES['ray']}; where it asks for a "
+        "token, set RAY_AUTH_MODE=token"
+    )
+    return InputError("cluster", cluster, remedy)
+
+
+def _runner(settings: SlotSettings) -> "RayTaskRunner[Record]":
+    # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
+    if settings.cluster == AUTO:
+        return RayTaskRunner(init_kwargs={"address": AUTO, **SILENT})
+    if settings.cluster:
+        return RayTaskRunner(address=settings.cluster, init_kwargs=SILENT)
+    own = {
+        "num_cpus": len(environments_here(settings)),  # a slot each
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+    }
+    return RayTaskRunner(address="local", init_kwargs=own | SILENT)

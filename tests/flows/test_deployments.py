@@ -1,0 +1,97 @@
+"""The files of deployments, pools and automations; their commands run in tests/integration."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.schemas.automations import AutomationCore
+from prefect.utilities.importtools import import_object
+
+from data.errors import InputError
+from flows.places import check_places
+
+ROOT = Path(__file__).parents[2]
+POOLS = {"prefect.yaml": ["semix"], "docker/prefect.yaml": ["semix-docker", "semix-kubernetes"]}
+KINDS = ["build", "relabel", "train", "evaluate", "study", "quickstart"]
+
+
+def read(name: str):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_every_flow_is_deployed_once_a_pool(name):
+    file = read(name)
+    assert (file["build"], file["pull"]) == ([], [])  # nothing is built or fetched
+    for pool in POOLS[name]:
+        found = [one for one in file["deployments"] if one["work_pool"]["name"] == pool]
+        assert [one["tags"] for one in found] == [["semix", kind] for kind in KINDS]
+        for one, kind in zip(found, KINDS, strict=True):
+            flow = import_object(one["entrypoint"])
+            assert isinstance(flow, Flow)
+            assert (one["name"], flow.name) == (pool, f"semix-{kind}")
+    assert len(file["deployments"]) == len(KINDS) * len(POOLS[name])
+
+
+def test_runs_of_all_pools_beat_and_containers_have_an_image():
+    found = [one["work_pool"] for name in POOLS for one in read(name)["deployments"]]
+    environments = [pool["job_variables"]["env"] for pool in found]
+    assert all(one == environments[0] for one in environments)
+    assert environments[0]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    images = {pool["name"]: pool["job_variables"].get("image") for pool in found}
+    image = "{{ $SEMIX_IMAGE }}"
+    assert images == {"semix": None, "semix-docker": image, "semix-kubernetes": image}
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_a_pool_has_prefects_own_variables_and_ours(kind, prefect_api):
+    template = json.loads((ROOT / "docker/pools" / f"{kind}.json").read_text())
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(
+            WorkPoolCreate(name=f"shipped-{kind}", type=kind, base_job_template=template)
+        )
+        known = client.read_worker_metadata()[f"prefect-{kind}"][kind]
+    theirs = known["default_base_job_configuration"]
+    assert theirs["job_configuration"].keys() <= template["job_configuration"].keys()
+    own = template["variables"]["properties"].keys() - theirs["variables"]["properties"].keys()
+    assert theirs["variables"]["properties"].keys() <= template["variables"]["properties"].keys()
+    assert own <= {"container_create_kwargs", "gpus", "shared_memory", "secret"}
+    text = json.dumps(template["job_configuration"])
+    assert all(f'"{{{{ {name} }}}}"' in text for name in template["variables"]["properties"])
+
+
+def test_containers_get_gpus_and_shared_memory():
+    docker, kubernetes = (
+        json.loads((ROOT / "docker/pools" / f"{kind}.json").read_text())
+        for kind in ("docker", "kubernetes")
+    )
+    settings = docker["variables"]["properties"]["container_create_kwargs"]
+    assert settings["default"] == {"shm_size": "2g"}
+    pod = kubernetes["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
+    assert container["envFrom"] == [{"secretRef": {"name": "{{ secret }}", "optional": True}}]
+    assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+    assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "{{ shared_memory }}"}
+
+
+def test_automations_are_of_flows_that_are_there():
+    written = read("docker/automations.yaml")["automations"]
+    found = [AutomationCore.model_validate(one) for one in written]
+    assert [one.name.partition(": ")[2] for one in found] == [
+        "resume builds that failed",
+        "stop resuming",
+        "crash runs without a heartbeat",
+    ]
+    names = [one.trigger.match_related[0].root["prefect.resource.name"] for one in found]
+    assert names == [["semix-build", "semix-relabel"]] * 2 + [["semix-*"]]
+
+
+def test_relative_places_are_refused_in_a_run_of_a_deployment():
+    check_places({"out": "/data/mixed", "config": "s3://bucket/build.yaml", "slots": 2, "url": ""})
+    with pytest.raises(InputError, match=r"^out = mixed: .*new folder.*; give a whole path"):
+        check_places({"out": "mixed"})
