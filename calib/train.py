@@ -215,7 +215,7 @@ def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") ->
     try:
         found = Accelerator(
             mixed_precision=config.mixed_precision,
-            log_with=list(config.trackers),
+            log_with=list(config.trackers) or None,
             project_dir=str(run),
             # Processes without a GPU join only if told; else each trains alone, in one folder.
             cpu=device == "cpu" or not torch.accelerator.is_available(),

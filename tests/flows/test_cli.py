@@ -413,8 +413,9 @@ def test_a_check_for_people_and_one_warm_batch(config_file, tmp_path):
 
 @pytest.fixture(scope="module")
 def unfinished(hasty_config, tmp_path_factory) -> str:
-    """A root with everything still to do, but for the prototypes."""
-    root = create_root(hasty_config, str(tmp_path_factory.mktemp("unfinished")))
+    """A root with everything still to do, but for the prototypes: more than a few seconds' work."""
+    config = load_settings(BuildConfig, hasty_config.model_dump(), ["mixing.groups_per_pair=20"])
+    root = create_root(config, str(tmp_path_factory.mktemp("unfinished")))
     ensure_prototypes(root)
     return root.url
 
