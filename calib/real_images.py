@@ -5,6 +5,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Protocol
 
@@ -75,16 +76,20 @@ class ReadImages:
     Args:
         workers: processes that decode; None: the machine's cores, shared among its trainers, or
             none of them for few images.
+        pinned: parts lie where a GPU copies them from while the host goes on.
     """
 
-    def __init__(self, split: ImageSplit, side: int, *, workers: int | None = None) -> None:
-        self.split, self.side, self.workers = split, side, workers
+    def __init__(
+        self, split: ImageSplit, side: int, *, workers: int | None = None, pinned: bool = False
+    ) -> None:
+        self.split, self.side, self.workers, self.pinned = split, side, workers, pinned
 
     def __len__(self) -> int:
         return len(self.split)
 
     def to(self, device: torch.device) -> "ReadImages":
-        return self
+        pinned = device.type == "cuda"
+        return ReadImages(self.split, self.side, workers=self.workers, pinned=pinned)
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         chosen = [part.numpy() for part in indices]  # a tensor would travel as an open file
@@ -93,8 +98,8 @@ class ReadImages:
             batch_size=None,
             sampler=chosen,
             num_workers=self._workers(chosen),
-            pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_leave_signals,
+            pin_memory=self.pinned,
+            worker_init_fn=_begin_worker,
             generator=torch.Generator(),  # it draws from it, and must not from everyone's
         )
         for found in loader:
@@ -124,10 +129,12 @@ class _Parts(Dataset[Tensor | InputError]):
             return error
 
 
-def _leave_signals(worker: int) -> None:
+def _begin_worker(worker: int) -> None:
     """Signals to all processes ask the trainer alone for an end; its workers go with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # What its parent's libraries would do at their end, as Prefect's, fails in a fork of it.
+    Finalize(None, os._exit, args=(0,), exitpriority=100)
 
 
 def ranges(start: int, stop: int, size: int) -> list[Tensor]:

@@ -3,6 +3,8 @@
 import json
 import pickle
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +107,28 @@ def test_a_split_goes_to_workers_that_are_not_forked(split):
     part = pickle.loads(pickle.dumps(split.part(np.array([3, 1]))))
     assert (part.images() == split.images([3, 1])).all()
     assert (part.digest, part.name(1)) == (split.part(np.array([3, 1])).digest, split.name(1))
+
+
+# As Prefect does, for the threads of the process that it is in.
+WITH_AN_END = """
+import os, sys, threading
+from calib.real_images import ReadImages, ranges
+from data.real import RealDataConfig, load_real
+
+threading._register_atexit(lambda: os._exit(1))
+split = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12)).train
+for _ in range(3):
+    parts = ReadImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
+    assert sum(map(len, parts)) == len(split)
+os._exit(0)
+"""
+
+
+@pytest.mark.process
+def test_what_a_trainer_would_do_at_its_end_is_not_done_by_its_workers(pictures):
+    command = [sys.executable, "-c", WITH_AN_END, str(pictures)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.process
