@@ -337,16 +337,6 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return terms.mean() / 2
 
 
-__all__ = [
-    "MaskedBottleneckHead",
-    "SparsityController",
-    "TSTHead",
-    "VTSTHead",
-    "build_head",
-    "controller_params",
-]
-
-
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
     """A fresh head, features [N, D] to logits [N, K]. Raises InputError for values it refuses."""
     if config.method == "mac_cal":

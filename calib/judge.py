@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from calib.config import TrainConfig
-from calib.evaluate import predict
-from calib.network import load_classifier
+from calib.network import load_classifier, predict
 from calib.run_folder import CONFIG, DATA, EVALUATION
 from data.errors import InputError
 from data.files import read_json

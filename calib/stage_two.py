@@ -201,9 +201,6 @@ def build_objective(
     return Objective(head, loss)
 
 
-__all__ = ["Objective", "build_objective"]
-
-
 class HeadStage:
     """Trains a head on features of a network in eval mode, which are made for a whole epoch.
 

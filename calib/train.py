@@ -76,18 +76,17 @@ def train(
     for seed in only:
         one_of("--seeds", str(seed), [str(own) for own in config.seeds])
     require_trackers(config.trackers)
-    todo = unfinished_seeds(config, run)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
+    todo = decided(lambda: unfinished_seeds(config, run), accelerator)
     index = decided(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
     check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
-    begun = decided(lambda: todo, accelerator)
     for seed in only or config.seeds:
-        if seed in begun:
+        if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         else:
             accelerator.print(f"{config.name} seed {seed}: done already")

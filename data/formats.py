@@ -33,7 +33,6 @@ SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
 PER_FOLDER = 1000  # shards; names say which folder, so this is part of the format
 MIB = 2**20
-MOST_RECORD = MIB  # bytes that are parsed at most; JSON takes thirty times its size in memory
 MOST_IMAGES = 100  # in a series: positions have two digits
 MOST_GROUPS = 10**8  # keys have eight digits
 MOST_SHARDS = 10**7  # names have seven
@@ -93,7 +92,7 @@ class Format(Strict):
     """
 
     WHAT: ClassVar[str]
-    MOST: ClassVar[int] = MIB
+    MOST: ClassVar[int] = MIB  # JSON takes thirty times its size in memory
     SCHEMA: ClassVar[int] = 1
 
     schema_: int = Field(1, alias="schema", ge=1, exclude=True)

@@ -5,17 +5,13 @@ import math
 import re
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Strict(BaseModel):
     """Base of what a stored file may hold: no other keys, no conversions, finite numbers."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class AnyObject(RootModel[dict[str, JsonValue]]):
-    """Any JSON object."""
 
 
 PLAIN = re.compile(r"\w{1,60}", re.ASCII)
@@ -45,11 +41,6 @@ def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     return found
-
-
-def read_object(content: bytes, *, what: str, most: int) -> dict[str, Any]:
-    """Any JSON object; bounded, finite and no key twice, as in `read_strictly`."""
-    return read_strictly(AnyObject, content, what=what, most=most).root
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from calib.evaluate.shift_ood import measure_ood, measure_shift
 from calib.metrics.bootstrap import intervals_of
 from calib.metrics.measures import summarise
 from calib.metrics.one_pass import as_given, read_predictions
-from calib.network import Stage, in_chunks, load_classifier, predict
+from calib.network import Stage
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from calib.processes import decided
 from calib.real_data import TrainingData, open_data
@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
-
-__all__ = [
-    "KINDS",
-    "evaluate_run",
-    "evaluate_seed",
-    "in_chunks",
-    "load_classifier",
-    "measure",
-    "measure_again",
-    "predict",
-    "write_evaluation",
-]
 
 
 def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from calib.checkpoint import Middle, latest_checkpoint, save_checkpoint
-from calib.evaluate import predict
 from calib.loop import Diverged
 from calib.metrics import calibration_metrics
-from calib.network import Classifier
+from calib.network import Classifier, predict
 from calib.real_data import open_data
 from calib.real_images import decode
 from calib.stopping import Stopped

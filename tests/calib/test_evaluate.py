@@ -20,12 +20,14 @@ from calib.check import check_evaluation
 from calib.checkpoint import read_metadata, save_tensors
 from calib.config import EvaluationConfig, TrainConfig
 from calib.corruptions import corrupt
-from calib.evaluate import KINDS, evaluate_run, in_chunks, load_classifier, measure, predict
+from calib.evaluate import evaluate_run, measure
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import chosen_images
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
+from calib.network import in_chunks, load_classifier, predict
 from calib.posthoc import fit_isotonic, fit_vector
 from calib.real_data import open_data
+from calib.results import KINDS
 from calib.run_folder import claim_run, is_measured, run_digest
 from calib.train import train
 from data.errors import InputError

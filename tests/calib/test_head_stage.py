@@ -18,13 +18,12 @@ from calib import features
 from calib.check import check
 from calib.checkpoint import latest_checkpoint, save_checkpoint
 from calib.config import TrainConfig
-from calib.evaluate import predict
 from calib.features import HeadFeedback
 from calib.heads import SparsityController, build_head, controller_params
 from calib.loop import Diverged
 from calib.losses import build_loss
 from calib.metrics import calibration_metrics
-from calib.network import Classifier, Network
+from calib.network import Classifier, Network, predict
 from calib.real_data import TrainingData, open_data
 from calib.real_images import decode
 from calib.stage_two import HeadStage
