@@ -32,7 +32,7 @@ from data.files import read_json
 from data.fingerprint import hashed_seed
 from data.settings import load_settings
 from flows.build import build
-from flows.server.run_server import prefect_server
+from flows.run_server import prefect_server
 from flows.train import train
 from pipeline.annotate import FEATURES
 from pipeline.config import BuildConfig

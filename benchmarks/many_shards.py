@@ -94,7 +94,7 @@ def flow(url: str) -> None:
 
 
 def role(command: list[str]) -> str:
-    if "flows.server.run_server" in command:
+    if "flows.run_server" in command:
         return "server"
     slots = [word.removeprefix("--slot=") for word in command if word.startswith("--slot=")]
     if slots:

@@ -31,7 +31,7 @@ def run() -> Result:
 def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
     """Seconds of a server's start, and of the sides by seconds a shard and number of shards."""
     start = time.perf_counter()
-    from flows.server.run_server import prefect_server
+    from flows.run_server import prefect_server
 
     with prefect_server():
         server_s = time.perf_counter() - start
@@ -130,6 +130,6 @@ def by_workers(root: Root) -> None:
 
 def prefect_cpu() -> float:
     """CPU seconds so far of this process, where the flow runs, and of the server beside it."""
-    server = [c for c in psutil.Process().children() if "flows.server.run_server" in c.cmdline()]
+    server = [c for c in psutil.Process().children() if "flows.run_server" in c.cmdline()]
     times = [process.cpu_times() for process in (psutil.Process(), *server)]
     return sum(each.user + each.system for each in times)

@@ -26,7 +26,7 @@ def run() -> Result:
 
 def measured() -> dict[int, list[dict[str, float]]]:
     """Seconds of builds by their number of slots, in turns."""
-    from flows.server.run_server import prefect_server
+    from flows.run_server import prefect_server
 
     plan = planned_root(
         f"mixing.groups_per_pair={SHARDS * SERIES // PAIRS}",

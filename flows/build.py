@@ -16,6 +16,7 @@ from flows.build_steps import (
     ALL,
     BuildFailed,
     Selection,
+    check_work,
     kept,
     put_damage_aside,
     refuse_gaps,
@@ -23,11 +24,10 @@ from flows.build_steps import (
     say_complete,
     say_notes,
     survey_images,
-    work_checked,
 )
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.server.run_server import prefect_server
+from flows.run_server import prefect_server, run_flow
 from flows.slots import SlotSettings, workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig
@@ -117,32 +117,25 @@ def _made(
             refuse_gaps(root, selection)
             root.write_index()
             return root
-    # Workers and server start beside the imports.
-    with (
-        work_checked(root, settings),
-        workers_ahead(settings, url=root.url),
-        prefect_server(wait=False),
-    ):
-        from flows.build_flow import build_flow  # Prefect costs seconds: only when there is work
-        from flows.flow_runs import call_flow
-
-        with prefect_server():
-            call_flow(
-                build_flow,
-                lambda: kept(root),
-                out=root.url,
-                config=config,
-                overrides=list(overrides),
-                slots=settings.count,
-                runner=settings.runner,
-                cluster=settings.cluster,
-                range=settings.range,
-                shards=format_ranges(sorted(selection.shards)),
-                retry_failed=selection.retry_failed,
-                skip_failed=selection.skip_failed,
-                full=full,
-                device=settings.device,
-            )
+    check_work(root, settings)
+    with workers_ahead(settings, url=root.url):  # they start beside Prefect's imports
+        run_flow(
+            "flows.build_flow.build_flow",
+            lambda: kept(root),
+            ready=root,
+            out=root.url,
+            config=config,
+            overrides=list(overrides),
+            slots=settings.count,
+            runner=settings.runner,
+            cluster=settings.cluster,
+            range=settings.range,
+            shards=format_ranges(sorted(selection.shards)),
+            retry_failed=selection.retry_failed,
+            skip_failed=selection.skip_failed,
+            full=full,
+            device=settings.device,
+        )
     return root
 
 

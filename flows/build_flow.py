@@ -29,6 +29,7 @@ from flows.build_steps import (
 )
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
+from flows.run_server import handed
 from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
 from flows.slots.slot import RECORD
@@ -68,12 +69,14 @@ def build_flow(
     chosen = parse_ranges(shards) if shards else frozenset()
     selection = Selection(chosen, retry_failed, skip_failed)
     with running("build"):
-        root = opened(out, config, overrides)
+        checked = handed(Root)
+        root = checked or opened(out, config, overrides)
         plan(root, selection, full=full)
         lacking, errors = selection.wanted(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
         if lacking:
-            check_work(root, settings)
+            if checked is None:
+                check_work(root, settings)
             errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
         else:
             restore(root, settings.flow_device)

@@ -3,9 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from data.errors import InputError
@@ -145,25 +143,8 @@ def restore(root: Root, device: str) -> None:
         prepare(root, device=device)
 
 
-# A root and slots that the caller of a flow has checked.
-_CHECKED: ContextVar[tuple[str, SlotSettings] | None] = ContextVar("checked", default=None)
-
-
-@contextmanager
-def work_checked(root: Root, slots: SlotSettings) -> Iterator[None]:
-    """Checked before the block, and not again by the flow that the block calls."""
-    check_work(root, slots)
-    token = _CHECKED.set((root.url, slots))
-    try:
-        yield
-    finally:
-        _CHECKED.reset(token)
-
-
 def check_work(root: Root, slots: SlotSettings) -> None:
     """Raises InputError for what would keep every slot from working."""
-    if _CHECKED.get() == (root.url, slots):
-        return
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")

@@ -25,7 +25,7 @@ from flows.commands import (
 )
 from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.errors import RunFailed
-from flows.server.probe import in_words
+from flows.server_probe import in_words
 from flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(

@@ -28,7 +28,7 @@ from flows.build_steps import survey_images
 from flows.configs import NAMES, command_of, models
 from flows.costs import amount, free_bytes
 from flows.gpus import CHOSEN, ask_driver, visible_gpus
-from flows.server.probe import ServerFacts, probe
+from flows.server_probe import ServerFacts, probe
 from pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from pipeline.config import BuildConfig, EncoderConfig
 from pipeline.model_paths import copy_here

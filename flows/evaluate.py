@@ -12,7 +12,7 @@ from data.files import read_json, write_json
 from data.real import class_names
 from data.settings import load_settings
 from flows.gpus import settled_device
-from flows.server.run_server import prefect_server
+from flows.run_server import run_flow
 
 
 def evaluate(
@@ -31,25 +31,20 @@ def evaluate(
         InputError: no run, or settings that cannot be measured or that training decided.
     """
     run = Path(run)
-    checked(run, overrides, device=device)
-    with prefect_server():
-        from flows.evaluate_flow import evaluate_flow  # Prefect costs seconds: not to refuse
-        from flows.flow_runs import call_flow
-
-        call_flow(
-            evaluate_flow,
-            run=str(run.absolute()),
-            overrides=list(overrides),
-            device=device,
-            fresh=fresh,
-        )
+    run_flow(
+        "flows.evaluate_flow.evaluate_flow",
+        ready=checked(run, overrides, device=device),
+        run=str(run.absolute()),
+        overrides=list(overrides),
+        device=device,
+        fresh=fresh,
+    )
     found: dict[str, Any] = read_json(run / EVALUATION)
     return found
 
 
-def measured(run: Path, overrides: Sequence[str], *, device: str, fresh: bool) -> dict[str, Any]:
-    """As `evaluate`, in this process."""
-    config = checked(run, overrides, device=device)
+def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> dict[str, Any]:
+    """As `evaluate`, in this process, under settings that are checked."""
     from calib.evaluate import evaluate_run
     from data.device import resolve_device
 

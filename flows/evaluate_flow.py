@@ -6,11 +6,13 @@ from typing import Any
 
 from prefect import flow, task
 
+from calib.config import TrainConfig
 from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
-from flows.evaluate import measured
+from flows.evaluate import checked, measured
 from flows.flow_runs import flow_options, name_of, running
+from flows.run_server import handed
 from flows.slots.slot import RECORD
 
 
@@ -33,7 +35,8 @@ def evaluate_flow(
     """
     with running("evaluate"):
         place = Path(run).absolute()
-        rows = measure(place, overrides, device=device, fresh=fresh)
+        settings = handed(TrainConfig) or checked(place, overrides, device=device)
+        rows = measure(settings, place, device=device, fresh=fresh)
         key = artifact_key("evaluate", run)
         result_table([place], key=key)
         link_to(place / EVALUATION, key=key)
@@ -41,6 +44,6 @@ def evaluate_flow(
 
 
 @task(task_run_name="measure", **RECORD)
-def measure(run: Path, overrides: list[str], *, device: str, fresh: bool) -> int:
+def measure(settings: TrainConfig, run: Path, *, device: str, fresh: bool) -> int:
     """How many rows evaluation.json has now."""
-    return len(measured(run, overrides, device=device, fresh=fresh)["rows"])
+    return len(measured(settings, run, device=device, fresh=fresh)["rows"])

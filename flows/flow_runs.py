@@ -23,8 +23,8 @@ from data.errors import InputError
 from flows.artifacts import only_shown
 from flows.errors import RunCancelled, RunFailed, ServerLost
 from flows.places import check_places
-from flows.server.probe import what_was_lost
-from flows.server.run_server import how_ours_ended, is_ours, send_rest
+from flows.run_server import how_ours_ended, is_ours, send_rest
+from flows.server_probe import what_was_lost
 
 T = TypeVar("T")
 
@@ -51,13 +51,7 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     }
 
 
-def all_that_was_made() -> str:
-    return "what was made stays, and the same command goes on"
-
-
-def call_flow(
-    flow: Flow[..., T], kept: Callable[[], str] = all_that_was_made, **parameters: Any
-) -> T:
+def call_flow(flow: Flow[..., T], kept: Callable[[], str], **parameters: Any) -> T:
     """What the flow's function returns or raises.
 
     Workers and tasks ask no server, and Prefect's client tries again for a while: a server that is

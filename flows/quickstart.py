@@ -21,7 +21,7 @@ from data.splits import SPLITS, RealDataset
 from data.store import Store
 from flows.gpus import visible_gpus
 from flows.places import training_folder
-from flows.server.run_server import prefect_server
+from flows.run_server import run_flow
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.standins import StandIns, find_standins, train_standins
@@ -69,12 +69,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
         place.check_writable()
         visible_gpus()  # or why that cannot be known
-        with prefect_server(wait=False):  # it starts beside the imports
-            from flows.flow_runs import call_flow  # Prefect costs seconds: not to refuse
-            from flows.quickstart_flow import quickstart_flow
-
-            with prefect_server():
-                call_flow(quickstart_flow, out=str(out), seeds=seeds)
+        run_flow("flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
     shown = read_json(page.with_suffix(".json"))
     return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **shown}
 

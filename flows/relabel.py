@@ -1,34 +1,62 @@
-"""Label the images of a root anew: a further label set, or baked into a root of its own."""
+"""Label the images of a root anew: a further label set, or baked into a root of its own.
+
+Both the flow and a run without one make it of the steps here.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from data.errors import InputError
+from data.formats import PLAN, PROTOTYPES
 from data.label_sets import LabelSet, label_sets
-from data.root import Root
+from data.root import Progress, Root
 from data.store import Store
-from flows.relabel_steps import (
-    RelabelFailed,
-    bake,
-    baked_root,
-    facts_of,
-    is_done,
-    kept,
-    label_features,
-    planned,
-    reads_images,
-    refuse_gaps,
-    say_what_lacks,
-    what_comes,
+from data.threads import mapped
+from flows.errors import RunFailed, few_ranges, reasons
+from flows.progress import now_and_then, shown
+from flows.run_server import run_flow
+from flows.slots import SlotSettings, check_slots
+from pipeline.bake import bake_shard, open_baked
+from pipeline.checks import check_clip
+from pipeline.config import AnnotationConfig, BuildConfig
+from pipeline.plan import BuildPlan
+from pipeline.relabel import (
+    IMAGES,
+    ROOT,
+    annotation_of,
+    ensure_set_prototypes,
+    is_own,
+    label_stored,
+    plan_set,
+    relabelled_config,
+    set_record,
 )
-from flows.server.run_server import prefect_server
-from flows.slots import SlotSettings
-from pipeline.config import BuildConfig
-from pipeline.relabel import ensure_set_prototypes, relabelled_config
+from pipeline.root import MIXED, plan_of
+from pipeline.work import failure_of
 
-__all__ = ["RelabelFailed", "listed", "relabel"]
+BAKED_AT_A_TIME = 4  # shards; each holds one series in memory
 
 log = logging.getLogger("semix.relabel")
+
+
+class RelabelFailed(RunFailed):
+    """Some shards could not be labelled or baked; everything else is committed."""
+
+
+@dataclass(frozen=True)
+class ReadyLabels:
+    """What shall be labelled, which nothing speaks against.
+
+    Attributes:
+        sets: to complete, in order. None if the settings are those of the root's own labels; two
+            if the features of the last are those of another.
+    """
+
+    root: Root
+    config: BuildConfig
+    sets: Sequence[LabelSet]
 
 
 def relabel(
@@ -54,27 +82,24 @@ def relabel(
     """
     root = Root(root) if isinstance(root, str) else root
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    config = relabelled_config(root, overrides)
-    sets = planned(root, config, settings, out=out)
-    if is_done(root, config, sets, out=out):
-        return facts_of(root, sets, out=out)
-    if not reads_images(sets) and settings == SlotSettings(device=settings.device):
-        return _relabelled_here(root, config, sets, settings, out=out)
-    with prefect_server():
-        from flows.flow_runs import call_flow  # Prefect costs seconds: only with work
-        from flows.relabel_flow import relabel_flow
-
-        return call_flow(
-            relabel_flow,
-            lambda: kept(root, sets),
-            url=root.url,
-            overrides=list(overrides),
-            out=out and Store(out).url,
-            slots=settings.count,
-            runner=settings.runner,
-            cluster=settings.cluster,
-            device=settings.device,
-        )
+    ready = planned(root, overrides, settings, out=out)
+    if is_done(ready, out=out):
+        return facts_of(root, ready.sets, out=out)
+    if not reads_images(ready.sets) and settings == SlotSettings(device=settings.device):
+        return _relabelled_here(ready, settings, out=out)
+    facts: dict[str, Any] = run_flow(
+        "flows.relabel_flow.relabel_flow",
+        lambda: kept(root, ready.sets),
+        ready=ready,
+        url=root.url,
+        overrides=list(overrides),
+        out=out and Store(out).url,
+        slots=settings.count,
+        runner=settings.runner,
+        cluster=settings.cluster,
+        device=settings.device,
+    )
+    return facts
 
 
 def listed(root: Root) -> list[dict[str, Any]]:
@@ -82,10 +107,9 @@ def listed(root: Root) -> list[dict[str, Any]]:
     return [LabelSet(root, digest).status() for digest in label_sets(root)]
 
 
-def _relabelled_here(
-    root: Root, config: BuildConfig, sets: Sequence[LabelSet], settings: SlotSettings, *, out: str
-) -> dict[str, Any]:
+def _relabelled_here(ready: ReadyLabels, settings: SlotSettings, *, out: str) -> dict[str, Any]:
     """As the flow does, from stored features."""
+    root, sets = ready.root, ready.sets
     say_what_lacks(root)
     for labels in sets:
         if missing := labels.missing():
@@ -94,5 +118,179 @@ def _relabelled_here(
             label_features(labels, missing)
             refuse_gaps(labels)
     if out:
-        bake(root, sets, baked_root(root, config, sets, out))
+        bake(root, sets, baked_root(ready, out))
     return facts_of(root, sets, out=out)
+
+
+# The steps
+
+
+def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: str) -> ReadyLabels:
+    """Checked, and set.json of the last label set written where it is new.
+
+    Raises:
+        InputError: settings or places that cannot be used; nothing was written.
+    """
+    config = relabelled_config(root, overrides)
+    if out and Store(out).url == root.url:
+        raise InputError("out", out, "is the root itself; choose a new place")
+    if out and not (store := Store(out)).exists(PLAN):
+        # A bake that was killed at its beginning left these.
+        store.refuse_strangers(MIXED, own=PROTOTYPES)
+    if is_own(root, config):
+        return ReadyLabels(root, config, ())
+    if not root.done():
+        raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
+    source = set_record(root, config.annotation).features
+    if source == IMAGES:
+        _check_readable(root, config.annotation, slots)
+    elif source != ROOT and (other := LabelSet(root, source)).missing():
+        _check_readable(root, annotation_of(other), slots)
+    labels = plan_set(root, config)
+    from_other = labels.record.features not in (ROOT, IMAGES)
+    first = [LabelSet(root, labels.record.features)] if from_other else []
+    return ReadyLabels(root, config, [*first, labels])
+
+
+def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSettings) -> None:
+    check_slots(slots)
+    if not root.store.shared:
+        raise InputError("url", root.url, "worker processes cannot share memory; use a path")
+    check_clip(annotation)
+
+
+def reads_images(sets: Sequence[LabelSet]) -> bool:
+    """Whether an image has to pass through CLIP."""
+    return any(labels.record.features == IMAGES and labels.missing() for labels in sets)
+
+
+def is_done(ready: ReadyLabels, *, out: str) -> bool:
+    """Whether a run would find nothing to make; says so."""
+    root, sets = ready.root, ready.sets
+    if any(labels.missing() for labels in sets):
+        return False
+    if out and to_bake(root, sets, baked_root(ready, out)):
+        return False
+    for labels in sets[-1:]:
+        log.info("label set %s: complete, nothing to do", labels.digest[:12])
+    if not sets:
+        log.info("these are the root's own labels; nothing to do")
+    return True
+
+
+def say_what_lacks(root: Root) -> None:
+    missing = root.missing()
+    if missing:
+        log.warning(
+            "%d of %d shards have no images yet; run this again after `semix resume %s`",
+            len(missing),
+            root.plan.num_shards,
+            root.url,
+        )
+
+
+def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
+    what = "images" if labels.record.features == IMAGES else "stored features"
+    return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
+
+
+def label_features(
+    labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
+) -> None:
+    """Label these shards in this process, and show how far it is."""
+    with (
+        shown("label") as show,
+        now_and_then(labels.progress, (show, *listeners)) as look,
+    ):
+        label_stored(labels, missing, made=lambda shard: look())
+
+
+def kept(root: Root, sets: Sequence[LabelSet]) -> str:
+    """What is safe of a run that was lost, and the command that goes on."""
+    labelled = "; ".join(
+        f"{len(labels.done())} of {len(root.done())} shards are labelled" for labels in sets[-1:]
+    )
+    return f"{labelled or 'what was baked stays'}; the same command goes on"
+
+
+def refuse_gaps(labels: LabelSet, last_words: Sequence[str] = ()) -> None:
+    """Raises RelabelFailed if images have no labels, whatever the workers say."""
+    missing = labels.missing()
+    if not missing:
+        return
+    total = len(labels.root.done())
+    text = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
+    text += [*reasons(labels.failures(), missing), *last_words]
+    text.append("the rest is safe; go on with the same command; damaged shards: semix verify")
+    raise RelabelFailed("\n".join(text))
+
+
+def baked_root(ready: ReadyLabels, out: str) -> Root:
+    """The new root to bake into, begun where it is new.
+
+    The labels of the last set are baked; the root's own if there is none.
+
+    Raises:
+        InputError: the place cannot be used.
+    """
+    return open_baked(ready.root, ready.config, ready.sets[-1] if ready.sets else None, out)
+
+
+def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
+    """Labelled shards that the new root lacks."""
+    done = target.done()
+    return [shard for shard in (sets[-1] if sets else root).done() if shard not in done]
+
+
+def bake(
+    root: Root, sets: Sequence[LabelSet], target: Root, *listeners: Callable[[Progress], None]
+) -> None:
+    """Bake what the new root lacks, show how far it is, and pin what it then has.
+
+    Raises:
+        RelabelFailed: shards whose images are damaged; the others are baked.
+    """
+    labels = sets[-1] if sets else None
+    todo, plan = to_bake(root, sets, target), plan_of(root)
+
+    def work(shard: int) -> str:
+        return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
+
+    failed = {}
+    with (
+        shown("bake") as show,
+        now_and_then(target.progress, (show, *listeners)) as look,
+    ):
+        for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
+            if reason:
+                failed[shard] = reason
+            look()
+    if failed:
+        text = [f"{len(failed)} of {len(todo)} shards not baked: {few_ranges(failed)}"]
+        text += list(failed.values())[:3]
+        text.append(f"the rest is safe; go on after: semix resume {root.url}")
+        raise RelabelFailed("\n".join(text))
+    target.write_index()
+
+
+def _bake_one(
+    shard: int, *, root: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
+) -> str:
+    """Why it could not be baked; empty if it was."""
+    try:
+        bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
+    except ValueError as error:
+        target.record_failure(failure_of(shard, error))
+        return f"shard {shard}: {error}"
+    return ""
+
+
+def facts_of(root: Root, sets: Sequence[LabelSet], *, out: str = "") -> dict[str, Any]:
+    """What `semix relabel` shows, as plain values."""
+    facts: dict[str, Any] = {"url": root.url, "digest": None}
+    if sets:
+        facts |= sets[-1].status()
+    if out:
+        target = Root(out)
+        facts |= {"out": target.url, "baked": len(target.done())}
+    return facts

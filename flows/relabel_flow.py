@@ -15,7 +15,8 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, facts_table, progress_artifact
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
-from flows.relabel_steps import (
+from flows.relabel import (
+    ReadyLabels,
     bake,
     baked_root,
     facts_of,
@@ -25,10 +26,11 @@ from flows.relabel_steps import (
     say_what_lacks,
     what_comes,
 )
+from flows.run_server import handed
 from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
 from flows.slots.slot import RECORD
-from pipeline.relabel import IMAGES, ensure_set_prototypes, relabelled_config
+from pipeline.relabel import IMAGES, ensure_set_prototypes
 
 log = logging.getLogger("semix.relabel")
 
@@ -57,15 +59,14 @@ def relabel_flow(
     """
     settings = SlotSettings(slots, runner, cluster, device=device)
     with running("relabel"):
-        root = Root(url)
-        config = relabelled_config(root, overrides)
-        sets = planned(root, config, settings, out=out)
+        ready = handed(ReadyLabels) or planned(Root(url), overrides, settings, out=out)
+        root, sets = ready.root, ready.sets
         say_what_lacks(root)
         key = artifact_key("relabel", root.url, *(labels.digest for labels in sets[-1:]))
         for labels in sets:
             complete(labels, settings, key=key)
         if out:
-            bake_labels(root, sets, baked_root(root, config, sets, out), key=key)
+            bake_labels(root, sets, baked_root(ready, out), key=key)
         facts = facts_of(root, sets, out=out)
         facts_table(facts, key=key, description="labels of images that are there")
         return facts

@@ -1,7 +1,8 @@
 """Run a study: train and measure every cell that is not measured, then write the tables."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flows.configs import load_config
 from flows.errors import RunFailed
 from flows.gpus import visible_gpus
 from flows.places import check_writable, training_folder
-from flows.server.run_server import prefect_server
+from flows.run_server import run_flow
 from flows.slots import MOST_SLOTS
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
@@ -55,38 +56,54 @@ def study(
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    settings = load_config(StudyConfig, source, overrides)
-    cells, todo = prepared(settings, out, slots=slots or 0, only=only)
-    if not todo:
-        return tables(settings, cells, out)
+    ready = prepared(source, out, overrides, slots=slots or 0, only=only)
+    if not ready.todo:
+        log.info("%s: every chosen cell is measured already", out)
+        return write_study(ready.settings, ready.cells, out)
     if isinstance(config, StudyConfig):
         write_json(out / SETTINGS, source)
-    with prefect_server():
-        # Prefect costs seconds: not before there is something to run.
-        from flows.flow_runs import call_flow
-        from flows.study_flow import study_flow
-
-        call_flow(
-            study_flow,
-            lambda: kept(cells, out),
-            config=str(out / SETTINGS) if isinstance(config, StudyConfig) else whole_path(config),
-            out=str(out),
-            overrides=list(overrides),
-            slots=slots or 0,
-            only=list(only),
-        )
+        config, overrides = out / SETTINGS, ()
+    run_flow(
+        "flows.study_flow.study_flow",
+        lambda: kept(ready.cells, out),
+        ready=ready,
+        config=whole_path(config),
+        out=str(out),
+        overrides=list(overrides),
+        slots=slots or 0,
+        only=list(only),
+    )
     record: dict[str, Any] = read_json(out / STUDY)
     return record
 
 
+@dataclass(frozen=True)
+class ReadyStudy:
+    """A study that nothing speaks against.
+
+    Attributes:
+        todo: the chosen cells that are not measured; the settings of their runs are written.
+    """
+
+    settings: StudyConfig
+    cells: Sequence[Cell]
+    todo: Sequence[Cell]
+
+
 def prepared(
-    settings: StudyConfig, out: Path, *, slots: int, only: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
+    config: str | Path | Mapping[str, Any],
+    out: Path,
+    overrides: Sequence[str],
+    *,
+    slots: int,
+    only: Sequence[str],
+) -> ReadyStudy:
     """All cells, and those to run: checked, with the settings of every run written.
 
     Raises:
         InputError: settings or folder cannot be used; nothing is started.
     """
+    settings = load_config(StudyConfig, config, overrides)
     if not 0 <= slots <= MOST_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
     place = Store(str(out))
@@ -103,13 +120,7 @@ def prepared(
     place.check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
-    return cells, todo
-
-
-def tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, Any]:
-    """Write them although there is nothing to run."""
-    log.info("%s: every chosen cell is measured already", out)
-    return write_study(settings, cells, out)
+    return ReadyStudy(settings, cells, todo)
 
 
 def kept(cells: Sequence[Cell], out: Path) -> str:

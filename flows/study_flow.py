@@ -31,7 +31,6 @@ from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from flows.child import Outcome, supervise
-from flows.configs import load_config
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import CHOSEN, gpu_fault, visible_gpus
 from flows.launcher import (
@@ -47,9 +46,10 @@ from flows.launcher import (
     write_launcher,
 )
 from flows.places import training_folder
+from flows.run_server import handed
 from flows.slots import MOST_SLOTS, QUIET, own_gpu
 from flows.slots.slot import RECORD
-from flows.study import StudyFailed, failure_message, prepared
+from flows.study import ReadyStudy, StudyFailed, failure_message, prepared
 
 LOOK_EVERY_S = 1.0
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)
@@ -77,16 +77,15 @@ def study_flow(
     """
     with running("study"):
         place = training_folder(out)
-        settings = load_config(StudyConfig, config, overrides)
-        cells, todo = prepared(settings, place, slots=slots, only=only)
+        ready = handed(ReadyStudy) or prepared(config, place, overrides, slots=slots, only=only)
         gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
         count = slots or max(1, len(gpus))
         try:
-            with trainings(plan_jobs(todo, slots=count), place, slots=count, gpus=gpus):
+            with trainings(plan_jobs(ready.todo, slots=count), place, slots=count, gpus=gpus):
                 pass
         except StudyFailed as error:
             failed = error
-        record = write_tables(settings, cells, place)
+        record = write_tables(ready.settings, ready.cells, place)
         if failed is not None:
             raise failed
         return {"study": str(place / "study.json"), "missing": len(record["missing"])}

@@ -2,9 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from data.settings import whole_path
 from flows.configs import load_config
 from flows.launcher import MOST_RESTARTS, Machines, check_machines
 from flows.places import check_writable, training_folder
-from flows.server.run_server import prefect_server
+from flows.run_server import run_flow
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
 LOOK_S = 1.0
@@ -60,22 +58,19 @@ def train(
     claimed = claim(ready.settings, folder, machines)
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
-    with prefect_server(), _known(ready):
-        from flows.flow_runs import call_flow  # Prefect costs seconds: only when there is work
-        from flows.train_flow import train_flow
-
-        call_flow(
-            train_flow,
-            config=whole_path(config),
-            out=str(folder),
-            overrides=list(overrides),
-            processes=machines.processes,
-            machines=machines.count,
-            machine_rank=machines.rank,
-            main_process=machines.main_process,
-            restarts=restarts,
-            device=machines.device,
-        )
+    run_flow(
+        "flows.train_flow.train_flow",
+        ready=ready,
+        config=whole_path(config),
+        out=str(folder),
+        overrides=list(overrides),
+        processes=machines.processes,
+        machines=machines.count,
+        machine_rank=machines.rank,
+        main_process=machines.main_process,
+        restarts=restarts,
+        device=machines.device,
+    )
     return folder
 
 
@@ -92,19 +87,6 @@ class Ready:
     measured: bool
 
 
-# By `train`, for the flow that it calls, which would check all of it again.
-_READY: ContextVar[Ready | None] = ContextVar("ready", default=None)
-
-
-@contextmanager
-def _known(ready: Ready) -> Iterator[None]:
-    token = _READY.set(ready)
-    try:
-        yield
-    finally:
-        _READY.reset(token)
-
-
 def prepared(
     config: str | Path | Mapping[str, Any],
     run: str | Path,
@@ -118,8 +100,6 @@ def prepared(
     Raises:
         InputError: names the setting or argument that cannot be used.
     """
-    if (known := _READY.get()) is not None:
-        return known
     settings = load_config(TrainConfig, config, overrides)
     folder = checked(settings, run, machines, restarts=restarts)
     if is_measured(settings, folder):

@@ -32,8 +32,9 @@ from flows.launcher import (
     trainer_environment,
     write_launcher,
 )
+from flows.run_server import handed
 from flows.slots.slot import RECORD
-from flows.train import claim, prepared
+from flows.train import Ready, claim, prepared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -74,7 +75,7 @@ def train_flow(
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
     with running("train"):
-        ready = prepared(config, out, overrides, together, restarts=restarts)
+        ready = handed(Ready) or prepared(config, out, overrides, together, restarts=restarts)
         settings, run = ready.settings, ready.run
         key = artifact_key("train", str(run))
         if not ready.measured:

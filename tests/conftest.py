@@ -44,7 +44,7 @@ def prefect_api() -> Iterator[str]:
     """
     from prefect.settings import PREFECT_API_AUTH_STRING
 
-    from flows.server.run_server import prefect_server
+    from flows.run_server import prefect_server
 
     with prefect_server() as url, pytest.MonkeyPatch.context() as environment:
         environment.setenv("PREFECT_API_AUTH_STRING", PREFECT_API_AUTH_STRING.value())

@@ -440,7 +440,7 @@ def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, a
     process = start("resume", unfinished, "--slots", "2")
     until(lambda: len(living(Root(unfinished).store)) == 2)
     ours = psutil.Process(process.pid).children(recursive=True)
-    assert children(process, "flows.server.run_server")
+    assert children(process, "flows.run_server")
     assert len(children(process, "pipeline.worker")) == 2
     process.kill()
     process.communicate()

@@ -27,7 +27,7 @@ from flows.doctor import (
     memory_left,
     subject_of,
 )
-from flows.server.probe import ServerFacts
+from flows.server_probe import ServerFacts
 from tests import handmade
 from tests.s3 import s3_client
 

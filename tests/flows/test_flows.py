@@ -6,9 +6,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -26,8 +28,9 @@ from data.settings import load_settings
 from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
-from flows.build_steps import check_work, opened, work_checked
+from flows.build_steps import check_work, opened
 from flows.flow_runs import running
+from flows.run_server import handed, run_flow
 from flows.slots import SlotSettings
 from pipeline.config import BuildConfig
 from pipeline.root import create_root, plan_of
@@ -101,15 +104,11 @@ def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
         check_work(opened(str(tmp_path), "", []), SlotSettings())
 
 
-def test_a_flow_does_not_check_again_what_its_caller_did(built, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with work_checked(built, SlotSettings(device="cuda")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        check_work(built, SlotSettings(device="cuda"))
-        with pytest.raises(InputError, match="no GPU is visible"):
-            check_work(built, SlotSettings(2, device="cuda"))
-    with pytest.raises(InputError, match="no GPU is visible"):
-        check_work(built, SlotSettings(device="cuda"))
+def test_a_flow_takes_what_its_caller_made_ready_and_no_later_one_does(prefect_api, monkeypatch):
+    looking = flow(lambda: (handed(Path), handed(str)), name="looking", persist_result=False)
+    monkeypatch.setitem(sys.modules, "looking", SimpleNamespace(look=looking))
+    assert run_flow("looking.look", ready=CHECKOUT) == (CHECKOUT, None)
+    assert run_flow("looking.look") == (None, None)
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def test_each_run_has_another_key_told_by_the_name_of_its_users_file(key):
     code = (
         "import logging\nfrom pathlib import Path\n"
         "logging.basicConfig(level='INFO')\n"
-        "from flows.server.run_server import prefect_server\n"
+        "from flows.run_server import prefect_server\n"
         "from prefect.settings import get_current_settings\n"
         "with prefect_server() as url:\n"
         " settings = get_current_settings()\n"

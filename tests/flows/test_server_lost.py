@@ -23,8 +23,8 @@ from flows import child
 from flows.build import resume
 from flows.cli import explain
 from flows.errors import RunFailed, ServerLost
-from flows.server.probe import probe, require_server
-from flows.server.run_server import SETTINGS
+from flows.run_server import SETTINGS
+from flows.server_probe import probe, require_server
 from tests.family import below
 
 pytestmark = pytest.mark.process
@@ -50,7 +50,7 @@ class PrefectServer:
             listener.bind(("127.0.0.1", self.port))
             listener.listen()
             self.process = child.start(
-                child.python_module("flows.server.run_server", str(listener.fileno())),
+                child.python_module("flows.run_server", str(listener.fileno())),
                 environment=SETTINGS
                 | {
                     "PREFECT_API_URL": "",
@@ -198,10 +198,10 @@ def flow_on(server, monkeypatch):
     from prefect import flow
 
     from flows.flow_runs import call_flow
-    from flows.server.run_server import prefect_server
+    from flows.run_server import prefect_server
 
     # else the server of all tests is used
-    monkeypatch.setattr("flows.server.run_server._ours", None)
+    monkeypatch.setattr("flows.run_server._ours", None)
 
     def run(function, *, before=lambda: None, **settings):
         with client_of(server.url, **settings), prefect_server():
@@ -326,7 +326,7 @@ def test_a_build_makes_all_whatever_becomes_of_its_server(server, build_on, back
 @pytest.mark.timeout(900)
 def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
     process, out = build_on("")
-    (own,) = below(process.pid, "flows.server.run_server", direct=True)
+    (own,) = below(process.pid, "flows.run_server", direct=True)
     own.kill()
     refuse_end(process, out, "our own Prefect server ended (")
 
@@ -359,7 +359,7 @@ def test_a_locked_database_holds_nothing_up(server, build_on, until):
 
 @pytest.mark.slow
 def test_our_own_server_on_a_locked_database_says_so(tmp_path):
-    code = "from flows.cli import explain\nfrom flows.server.run_server import prefect_server\n"
+    code = "from flows.cli import explain\nfrom flows.run_server import prefect_server\n"
     code += "import sys\ntry:\n with prefect_server(): pass\n"
     code += "except Exception as error: sys.exit(explain(error))"
     home = {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": ""}

@@ -24,7 +24,7 @@ from data.formats import SeriesLabels
 from data.root import Root
 from data.settings import load_settings
 from data.tar import GroupSample, read_shard
-from flows.evaluate import measured
+from flows.evaluate import checked, measured
 from pipeline.annotate import Encoders
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
@@ -351,7 +351,8 @@ def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
     with emulated_cuda():
         found = train_on("cuda", *RUNS[settings])
         assert_same_run(found, expected)
-        again = measured(found, ["evaluation.bins=10"], device="cuda", fresh=True)
+        settings = checked(found, ["evaluation.bins=10"], device="cuda")
+        again = measured(settings, found, device="cuda", fresh=True)
     evaluate_run(expected, device="cpu", fresh=True)
     assert [row["plain"]["nll"] for row in again["rows"]] == [
         row["plain"]["nll"]

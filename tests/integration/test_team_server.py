@@ -91,7 +91,7 @@ def make_bucket(servers: Team, folder: Path) -> str:
     ("key", "told"), [(None, "asks for a key"), ("semix:another", "refuses the key")]
 )
 def test_only_the_key_opens_the_server(servers: Team, key, told):
-    from flows.server.probe import require_server
+    from flows.server_probe import require_server
 
     with as_client(servers, key), pytest.raises(InputError, match=told):
         require_server(servers.url)
