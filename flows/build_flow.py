@@ -49,7 +49,7 @@ def run_name(given: Mapping[str, Any]) -> str:
 @flow(**flow_options("build", run_name))
 def build_flow(
     out: p.Out,
-    config: p.BuildConfigFile = "",
+    config: p.OptionalConfig = "",
     overrides: p.BuildOverrides = [],  # noqa: B006 - Prefect copies it
     slots: p.Slots = 0,
     runner: p.Runner = "local",

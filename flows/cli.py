@@ -12,17 +12,7 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
-from flows.commands import (
-    auditing,
-    building,
-    doctoring,
-    exporting,
-    looking,
-    relabeling,
-    repairing,
-    studying,
-    training,
-)
+from flows.commands import looking, making, operating, training
 from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.errors import RunFailed
 from flows.server_probe import in_words
@@ -36,24 +26,24 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make": (
-        training.quickstart,
-        building.build,
-        building.resume,
-        building.extend,
-        relabeling.relabel,
-        exporting.export,
-        training.standins,
+        making.quickstart,
+        making.build,
+        making.resume,
+        making.extend,
+        making.relabel,
+        making.export,
+        making.standins,
     ),
     "Look": (
-        building.status,
-        repairing.failures,
-        repairing.verify,
+        looking.status,
+        looking.failures,
+        looking.verify,
         looking.browse,
         looking.show,
-        auditing.audit,
+        looking.audit,
     ),
-    "Train": (training.train, training.evaluate, studying.study, training.report),
-    "Operate": (doctoring.doctor, doctoring.config, repairing.gc),
+    "Train": (training.train, training.evaluate, training.study, training.report),
+    "Operate": (operating.doctor, operating.config, operating.gc),
 }
 for panel, commands in PANELS.items():
     for command in commands:

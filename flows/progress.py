@@ -20,8 +20,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from data.root import Progress
-from flows.terminal import console
+from data.label_sets import label_sets
+from data.root import Progress, Root
+from flows.terminal import console, emit_facts
 
 LINE_EVERY_S = 15.0
 LOOK_EVERY_S = 1.0
@@ -83,6 +84,20 @@ def standing(progress: Progress) -> dict[str, Any]:
         "tflop_per_second": work and float(f"{work:.3g}"),
         "worker_seconds_left": left and round(left, 1),
     }
+
+
+def show_root(root: Root, *, as_json: bool) -> None:
+    """How far a root is, and how fast it went, on standard output."""
+    found = root.progress()
+    facts = {**root.status(), **standing(found)}
+    if sets := label_sets(root):
+        facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
+    if not as_json:
+        facts["stages"] = by_stage(found.stages)
+        facts["left_out"] = f"{found.left_out} series"
+        if not found.left_out:
+            del facts["left_out"]
+    emit_facts(facts, as_json=as_json)
 
 
 def by_stage(stages: Mapping[str, float]) -> str:

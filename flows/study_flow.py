@@ -65,9 +65,9 @@ def run_name(given: Mapping[str, Any]) -> str:
 
 @flow(**flow_options("study", run_name), task_runner=RUNNER)
 def study_flow(
-    config: p.StudyConfigFile,
+    config: p.Config,
     out: p.StudyFolder,
-    overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
+    overrides: p.StudyOverrides = [],  # noqa: B006 - Prefect copies it
     slots: p.Trainers = 0,
     only: p.Cells = [],  # noqa: B006
 ) -> dict[str, Any]:

@@ -59,9 +59,9 @@ def run_name(given: Mapping[str, Any]) -> str:
 
 @flow(**flow_options("train", run_name))
 def train_flow(
-    config: p.TrainConfigFile,
+    config: p.Config,
     out: p.RunFolder,
-    overrides: p.Overrides = [],  # noqa: B006 - Prefect copies it
+    overrides: p.TrainOverrides = [],  # noqa: B006 - Prefect copies it
     processes: p.Processes = 1,
     machines: p.Machines = 1,
     machine_rank: p.MachineRank = 0,

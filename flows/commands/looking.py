@@ -1,4 +1,4 @@
-"""semix browse, show."""
+"""semix status, failures, verify, browse, show, audit."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,22 +6,107 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from data.errors import InputError
-from flows.commands.options import Device, Json, Url, chosen
+from data.formats import Failure
+from data.root import Root
+from flows import parameters as p
 from flows.errors import damage_named
 from flows.places import own_file
-from flows.terminal import emit, emit_json
+from flows.progress import show_root
+from flows.terminal import emit, emit_json, say_error
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from data.root import Root
     from data.tar import GroupSample
 
 PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
+TRACEBACK_LINES = 5
+
+
+def status(url: p.Root, json: p.Json = False) -> None:
+    """What is done, missing and failed, from the store alone.
+
+    Example:
+      semix status /data/birds-mixed
+    """
+    show_root(Root(url), as_json=json)
+
+
+def failures(url: p.Root, json: p.Json = False) -> None:
+    """Why shards that are still missing failed.
+
+    Example:
+      semix failures /data/birds-mixed
+    """
+    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
+    if json:
+        emit_json(found)
+        return
+    for shard, facts in found.items():
+        count, group = facts["attempts"], facts["group"]
+        where = "" if group is None else f"group {group}, "
+        times = "1 attempt" if count == 1 else f"{count} attempts"
+        emit(f"shard {shard}: {facts['error']}: {facts['message']} ({where}{times})")
+    emit(
+        f"{len(found)} shards; try them again with --retry-failed, or leave them out with "
+        "--skip-failed LIMIT"
+        if found
+        else "no failures"
+    )
+
+
+def _explained(attempts: list[Failure]) -> dict[str, Any]:
+    """The last attempt, and how many there were."""
+    last = attempts[-1]
+    return {
+        "attempts": len(attempts),
+        "error": last.error,
+        "message": last.message,
+        "group": last.group,
+        "time": last.time,
+        "traceback": last.traceback[-TRACEBACK_LINES:],
+    }
+
+
+def verify(
+    url: p.Root,
+    full: Annotated[bool, typer.Option("--full", help="also every hash, image and label")] = False,
+    json: p.Json = False,
+) -> None:
+    """Compare a mixed dataset with its records.
+
+    Exit status 1 if something is damaged.
+
+    Example:
+      semix verify /data/birds-mixed --full
+    """
+    from data.verify import verify as verified
+
+    root = Root(url)
+    found = []
+    for problem in verified(root, full=full):
+        found.append(problem)
+        if not json:
+            emit(f"{'' if problem.damage else 'orphan: '}{problem}")
+    damaged = sum(problem.damage for problem in found)
+    if json:
+        emit_json(
+            [
+                {"shard": p.shard, "kind": p.kind, "problem": p.text, "damage": p.damage}
+                for p in found
+            ]
+        )
+    elif damaged:
+        again = f"semix resume {root.url}{' --full' * full}"
+        emit(f"{damaged} problems; `{again}` makes what is damaged again")
+    else:
+        orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
+        emit(f"{len(root.done())} shards as recorded{orphans}")
+    raise typer.Exit(1 if damaged else 0)
 
 
 def browse(
-    url: Url,
+    url: p.Root,
     out: Annotated[Path, PICTURE] = Path("series.png"),
     groups: Annotated[
         str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of all pairs")
@@ -32,12 +117,11 @@ def browse(
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
     """
-    from data.root import Root
     from data.series import contact_sheet, read_series, some_of_all_pairs
 
     _check_picture(out)
     root = Root(url)
-    wanted = sorted(chosen(groups)) if groups else some_of_all_pairs(root)
+    wanted = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
     with damage_named(root.url):
         sheet = contact_sheet(read_series(root, wanted))
     _save(sheet, out)
@@ -45,19 +129,18 @@ def browse(
 
 
 def show(
-    url: Url,
+    url: p.Root,
     group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
     out: Annotated[Path | None, PICTURE] = None,
     regenerate: Annotated[bool, typer.Option("--regenerate", help="make it anew, compare")] = False,
-    device: Device = "auto",
-    json: Json = False,
+    device: p.Device = "auto",
+    json: p.Json = False,
 ) -> None:
     """One series by its number: what is recorded of it, its picture.
 
     Example:
       semix show /data/birds-mixed 40 --out series-40.png
     """
-    from data.root import Root
     from data.series import shard_of
 
     if out:
@@ -84,7 +167,7 @@ def show(
         emit("\n".join(_readable(facts, url=root.url)))
 
 
-def _stored(root: "Root", group: int) -> "GroupSample":
+def _stored(root: Root, group: int) -> "GroupSample":
     from data.series import read_series
 
     with damage_named(root.url):
@@ -104,7 +187,7 @@ def _save(sheet: "Image", out: Path) -> None:
 
 
 def _made_anew(
-    root: "Root", group: int, stored: "GroupSample | None", *, device: str
+    root: Root, group: int, stored: "GroupSample | None", *, device: str
 ) -> "tuple[GroupSample, bool | None]":
     """The series made now, and whether it looks as the stored one; None without one."""
     from pipeline.shard import regenerate, same_pixels
@@ -133,3 +216,40 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
     if "picture" in facts:
         lines.append(f"picture  {facts['picture']}")
     return lines
+
+
+def audit(
+    url: p.Root,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="of the page; default: audit-NAME of the root"),
+    ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="run folder; its classifiers judge the end points"),
+    ] = None,
+    labels: p.Labels = "",
+    index: p.Index = "",
+    json: p.Json = False,
+) -> None:
+    """Do the labels fit the images? Measures, flags, writes a page.
+
+    Exit status 1 only if shards cannot be read.
+
+    Example:
+      semix audit /data/birds-mixed --out audit
+    """
+    from flows.audit import audit as run
+    from flows.audit import print_checks
+
+    found = run(url, labels=labels or None, index=index or None, judge=judge, out=out)
+    if json:
+        emit_json(found)
+    else:
+        print_checks(found["checks"])
+        emit(f"page: {found['page']}")
+        emit(f"numbers: {found['json']}")
+        emit(f"flags: {found['flags_file'] or 'not stored'}")
+    for problem in found["unreadable"].values():
+        say_error(problem)
+    raise typer.Exit(1 if found["unreadable"] else 0)

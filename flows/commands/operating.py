@@ -1,4 +1,4 @@
-"""semix doctor, config."""
+"""semix doctor, config, gc."""
 
 import json as json_text
 import shutil
@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.commands.options import Json, Set
+from data.root import Root
+from flows import parameters as p
+from flows.configs import reference
 from flows.terminal import emit, emit_json, print_findings
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
@@ -18,8 +20,8 @@ def doctor(
         str, typer.Argument(metavar="CONFIG", help="of a build or a training run; or none")
     ] = "",
     out: Annotated[str, typer.Option(metavar="PLACE", help="to write to: a path or URL")] = "",
-    set_: Set = [],  # noqa: B006 - typer copies it
-    json: Json = False,
+    overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
+    json: p.Json = False,
 ) -> None:
     """What would stop a run: machine, models, images, store, Prefect.
 
@@ -30,7 +32,7 @@ def doctor(
     """
     from flows.doctor import FAILED, examine, subject_of
 
-    findings = list(examine(subject_of(config, set_, out)))
+    findings = list(examine(subject_of(config, overrides, out)))
     failed = sum(finding.state == FAILED for finding in findings)
     if json:
         rows = [vars(finding) for finding in findings]
@@ -50,15 +52,13 @@ def config(
     key: Annotated[
         str, typer.Argument(metavar="KEY", help="a section or a setting; default: all")
     ] = "",
-    json: Json = False,
+    json: p.Json = False,
 ) -> None:
     """What a config may hold: key, type, default, what it means.
 
     Example:
       semix config build mixing
     """
-    from flows.configs import reference
-
     rows = reference(command, key)
     if json:
         emit_json(rows)
@@ -78,3 +78,31 @@ def _told(row: dict[str, Any]) -> str:
     if row["default"] is None or row["type"] == "section":
         return text
     return f"{text}; default {json_text.dumps(row['default'], ensure_ascii=False)}"
+
+
+def gc(
+    url: p.Root,
+    remove: Annotated[bool, typer.Option("--remove", help="delete what is shown")] = False,
+    older_than: Annotated[
+        float, typer.Option(metavar="HOURS", min=0, help="younger files stay")
+    ] = 1.0,
+    json: p.Json = False,
+) -> None:
+    """Show files that nothing refers to any more, or remove them.
+
+    Example:
+      semix gc /data/birds-mixed --older-than 24
+    """
+    from data import garbage
+
+    root, seconds = Root(url), older_than * 3600
+    found = garbage.garbage(root, older_than_s=seconds)
+    if remove:
+        found = garbage.remove(root, found, older_than_s=seconds)
+    if json:
+        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in found])
+        return
+    for item in found:
+        emit(f"{item.name}  {item.bytes} bytes, {item.why}")
+    done = "removed" if remove else "could go, with --remove"
+    emit(f"{len(found)} files, {sum(item.bytes for item in found)} bytes {done}")

@@ -1,0 +1,282 @@
+"""semix quickstart, build, resume, extend, relabel, export, standins."""
+
+import shutil
+import textwrap
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data.errors import InputError
+from data.root import Root
+from flows import parameters as p
+from flows.configs import load_config
+from flows.costs import SHARE, readable
+from flows.errors import damage_named
+from flows.places import own_file
+from flows.progress import show_root
+from flows.slots import SlotSettings
+from flows.terminal import emit, emit_facts, emit_json
+
+
+def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
+    """The whole story on handwritten digits; ends with a report.
+
+    Example:
+      semix quickstart --seeds 5
+    """
+    from flows.quickstart import main as run
+
+    result = run(Path(out), seeds=seeds)
+    if json:
+        emit_json(result)
+        return
+    from calib.tables import overview, print_table
+
+    print_table(overview(result["methods"]))
+    times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
+    emit(textwrap.fill(f"time went to: {times}", shutil.get_terminal_size().columns))
+    emit(f"report: {result['report']}")
+    mixed, trained = Path(out, "mixed"), Path(out, "runs", "csm")
+    emit("next, for example:")
+    emit(f"  semix audit {mixed}    do the labels fit the images?")
+    emit(f"  semix show {mixed} 40 --out series-40.png    one series")
+    emit(f"  semix evaluate {trained} --set evaluation.bins=20    other bins, no training")
+
+
+def build(
+    config: p.Config,
+    out: p.Out,
+    overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
+    check: Annotated[
+        bool, typer.Option("--check", help="validate, decode pictures, estimate, and make nothing")
+    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
+    slots: p.Slots = 0,
+    skip_failed: p.SkipFailed = "",
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    range: p.Range = "",
+    shards: p.Shards = "",
+    retry_failed: p.RetryFailed = False,
+    full: p.Full = False,
+    device: p.Device = "auto",
+    share: Annotated[
+        float, typer.Option(metavar="FRACTION", help="of the device's rate, for the estimate")
+    ] = SHARE,
+    rate: Annotated[
+        float | None, typer.Option(metavar="TFLOPS", help="of the device; default: measured")
+    ] = None,
+    json: p.Json = False,
+) -> None:
+    """Start a mixed dataset, or continue it.
+
+    Example:
+      semix build birds.yaml --out /data/birds-mixed
+    """
+    from flows import build as building
+    from flows.build_steps import Selection
+    from pipeline.config import BuildConfig
+
+    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    if check or time:
+        settings = load_config(BuildConfig, config, overrides)
+        facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
+        emit_facts(facts if json else readable(facts), as_json=json)
+        return
+    where = SlotSettings(slots, runner, cluster, range, device)
+    made = building.build(
+        config, out, overrides=overrides, slots=where, selection=selection, full=full
+    )
+    show_root(made, as_json=json)
+
+
+def resume(
+    url: p.Root,
+    overrides: p.PlaceOverrides = [],  # noqa: B006
+    slots: p.Slots = 0,
+    skip_failed: p.SkipFailed = "",
+    retry_failed: p.RetryFailed = False,
+    shards: p.Shards = "",
+    full: p.Full = False,
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    range: p.Range = "",
+    device: p.Device = "auto",
+    json: p.Json = False,
+) -> None:
+    """Make what a mixed dataset lacks, and again what is damaged.
+
+    Of its settings only where things lie may change.
+
+    Example:
+      semix resume /data/birds-mixed
+    """
+    from flows import build as building
+    from flows.build_steps import Selection
+
+    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    where = SlotSettings(slots, runner, cluster, range, device)
+    made = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
+    show_root(made, as_json=json)
+
+
+def extend(
+    root: Annotated[
+        str,
+        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file"),
+    ],
+    groups_per_pair: Annotated[
+        int,
+        typer.Option(metavar="N", help="series of each pair from now on", show_default=False),
+    ] = 0,
+    out: Annotated[str, typer.Option(metavar="ROOT", help="where a YAML file says how many")] = "",
+    slots: p.Slots = 0,
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    range: p.Range = "",
+    device: p.Device = "auto",
+    json: p.Json = False,
+) -> None:
+    """Add series behind the last ones of a mixed dataset; make them.
+
+    Example:
+      semix extend /data/birds-mixed --groups-per-pair 8
+    """
+    from flows import build as building
+    from pipeline.config import BuildConfig
+
+    if bool(out) == bool(groups_per_pair):
+        remedy = "give a root and --groups-per-pair, or a config file and --out"
+        raise InputError("extend", root, remedy)
+    where = SlotSettings(slots, runner, cluster, range, device)
+    if out:
+        made = building.extend_to(load_config(BuildConfig, root), out, slots=where)
+    else:
+        made = building.extend(Root(root), groups_per_pair, slots=where)
+    show_root(made, as_json=json)
+
+
+def relabel(
+    url: p.Root,
+    overrides: p.AnnotationOverrides = [],  # noqa: B006
+    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
+        False
+    ),
+    out: p.BakedOut = "",
+    slots: p.Slots = 0,
+    runner: p.Runner = "local",
+    cluster: p.Cluster = "",
+    device: p.Device = "auto",
+    json: p.Json = False,
+) -> None:
+    """Further labels for the same images; or continue them.
+
+    Example:
+      semix relabel /data/birds-mixed --set annotation.scale=2
+    """
+    from flows import relabel as relabelling
+
+    root = Root(url)
+    if not list_:
+        where = SlotSettings(slots, runner, cluster, device=device)
+        found = relabelling.relabel(root, overrides, slots=where, out=out)
+        emit_facts(found, as_json=json)
+        return
+    sets = relabelling.listed(root)
+    if json:
+        emit_json(sets)
+        return
+    for facts in sets:
+        emit(
+            "{digest:.12}  {done} of {shards} shards  {rule}, scale {scale}, {encoder}".format(
+                **facts
+            )
+        )
+    if not sets:
+        emit("no label sets; make one with --set annotation.KEY=VALUE")
+
+
+class Format(StrEnum):
+    folder = "folder"
+    parquet = "parquet"
+    huggingface = "huggingface"
+
+
+class Images(StrEnum):
+    keep = "keep"
+    png = "png"
+
+
+def export(
+    url: p.Root,
+    to: Annotated[Path, typer.Option(metavar="PATH", help="the folder or file to make")],
+    format: Annotated[
+        Format,
+        typer.Option(
+            metavar="FORMAT",
+            help="folder: image files and a table; parquet: one file; huggingface: a `datasets` "
+            "folder",
+        ),
+    ] = Format.folder,
+    image_format: Annotated[
+        Images, typer.Option(help="keep the stored bytes, or make PNG of them")
+    ] = Images.keep,
+    labels: p.Labels = "",
+    scale: Annotated[
+        float | None, typer.Option(metavar="SCALE", help="sharpen the raw weights anew")
+    ] = None,
+    index: p.Index = "",
+    json: p.Json = False,
+) -> None:
+    """Write images and soft labels for other programs.
+
+    Example:
+      semix export /data/birds-mixed --to /data/birds-folder
+    """
+    from data.export import write_hugging_face, write_image_folder, write_parquet
+    from data.pinned import Pinned
+
+    own_file("--to", to)
+    source = Pinned(Root(url), index=index or None, labels=labels or None, scale=scale)
+    write = {
+        Format.folder: write_image_folder,
+        Format.parquet: write_parquet,
+        Format.huggingface: write_hugging_face,
+    }[format]
+    with damage_named(source.root.url):
+        images = write(source, to, image_format=image_format.value)
+    facts = {"written": str(to), "format": format.value, "images": images}
+    emit_facts(facts | {"index": source.index}, as_json=json)
+
+
+def standins(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE", help="folder of CLASS/ pictures, or a YAML file")
+    ],
+    out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
+    overrides: p.RealOverrides = [],  # noqa: B006
+    json: p.Json = False,
+) -> None:
+    """Small models of your own pictures, to try everything with.
+
+    Example:
+      semix standins /data/birds --out models
+    """
+    from flows.standins import standins as make
+
+    found = make(where, out, overrides=overrides)
+    if json:
+        emit_json(found)
+        return
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
+    emit(f"trained: {times}" if times else "the models were there")
+    emit(
+        f"of generated pictures {found['generated']:.0%} are read as intended, by a classifier of "
+        f"the real ones that reads {found['real']:.0%} of the real test pictures right"
+    )
+    emit(
+        "small stand-ins: neither Stable Diffusion nor OpenAI's CLIP; they know these classes alone"
+    )
+    emit(f"next: semix build {found['config']} --out ROOT")
