@@ -4,8 +4,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from calib.judge import Judge
 from data.files import write_atomically
 from data.flags import store_flags
 from data.pinned import Pinned
@@ -13,9 +16,10 @@ from data.root import Root
 from data.store import Store
 from flows.errors import RunFailed
 from flows.terminal import print_findings
-
-if TYPE_CHECKING:  # torch costs seconds, which a mistyped URL need not take
-    from pipeline.audit import Audit
+from pipeline.audit import Audit, as_json
+from pipeline.audit import audit as measure
+from pipeline.audit.page import write_page
+from pipeline.audit.read import Unreadable
 
 LINE_EVERY_S = 15.0
 
@@ -23,7 +27,7 @@ log = logging.getLogger("semix.audit")
 
 
 def audit(
-    url: str,
+    root: Root | str,
     *,
     index: str | None = None,
     labels: str | None = None,
@@ -38,12 +42,9 @@ def audit(
         InputError: no such root, index, label set or judge; a folder that cannot be written.
         RunFailed: not one shard can be read.
     """
-    root = Root(url)
+    root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
-    from pipeline.audit import as_json
-    from pipeline.audit.page import write_page
-
     found = _read(root, index=index, labels=labels, run=judge)
     page, numbers = folder / "audit.html", folder / "audit.json"
     write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
@@ -51,19 +52,12 @@ def audit(
     return {**found.values, "page": str(page), "json": str(numbers), "flags_file": _keep(found)}
 
 
-def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None) -> "Audit":
-    from pipeline.audit import audit as measure
-    from pipeline.audit.read import Unreadable
-
+def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None) -> Audit:
     source = Pinned(root, index=index, labels=labels)
     beat = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
             return measure(source, beat=beat)
-        import torch
-
-        from calib.judge import Judge
-
         judge = Judge(run)
         judge.refuse_other_classes(source.class_names)
         return measure(
@@ -76,7 +70,7 @@ def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None
         raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
 
 
-def _keep(found: "Audit") -> str | None:
+def _keep(found: Audit) -> str | None:
     """Store the flags where readers look for them; None where the root cannot be written."""
     try:
         return store_flags(found.source.root, found.flags)

@@ -25,9 +25,10 @@ from flows.build_steps import (
     say_notes,
     survey_images,
 )
+from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.run_server import prefect_server, run_flow
+from flows.run_server import prefect_server
 from flows.slots import SlotSettings, workers_ahead
 from pipeline.checks import check_models
 from pipeline.config import BuildConfig

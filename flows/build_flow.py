@@ -27,9 +27,9 @@ from flows.build_steps import (
     say_complete,
     say_notes,
 )
+from flows.calling import handed
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
-from flows.run_server import handed
 from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
 from flows.slots.slot import RECORD

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from calib.check import check as check_config
 from calib.check import check_launch
 from calib.config import TrainConfig
+from calib.features import check_memory as check_features
+from calib.real_data import open_data
+from data.device import multiply
 from data.errors import InputError
 from data.formats import PLAN
 from data.machine import MemoryLimit, memory_limit
@@ -28,7 +33,7 @@ from flows.build_steps import survey_images
 from flows.configs import NAMES, command_of, models
 from flows.costs import amount, free_bytes
 from flows.gpus import CHOSEN, ask_driver, visible_gpus
-from flows.server_probe import ServerFacts, probe
+from flows.server_probe import ServerFacts, probe, settings_here
 from pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from pipeline.config import BuildConfig, EncoderConfig
 from pipeline.model_paths import copy_here
@@ -126,8 +131,6 @@ def examine(subject: Subject) -> Iterator[Finding]:
 
 def check_device(subject: Subject) -> Iterator[Finding]:
     """GPUs as the driver and as torch see them, and whether they multiply."""
-    import torch
-
     driver, fault = ask_driver("name,memory.total,driver_version")
     chosen = os.environ.get(CHOSEN)
     hidden = chosen is not None and not visible_gpus()
@@ -147,10 +150,6 @@ def check_device(subject: Subject) -> Iterator[Finding]:
 
 
 def _cpu(dtype: str, *, hidden: bool) -> Finding:
-    import torch
-
-    from data.device import multiply
-
     multiply("cpu", dtype)
     found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
@@ -163,10 +162,6 @@ def _cpu(dtype: str, *, hidden: bool) -> Finding:
 
 
 def _gpu(index: int, dtype: str) -> Finding:
-    import torch
-
-    from data.device import multiply
-
     name = f"cuda:{index} {torch.cuda.get_device_name(index)}"
     try:
         with torch.cuda.device(index):
@@ -208,8 +203,6 @@ def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
 
 def _clip_file(config: EncoderConfig) -> Path | None:
     """The file that is named, or the weights of a tag in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
     assert config.pretrained is not None  # check_models has refused that
     repository = tag_repository(config)
     if repository is None:
@@ -254,8 +247,6 @@ def weights(place: Path) -> dict[Path, int]:
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
     """Memory of the machine and of each GPU against the weights, and what processes share."""
-    import torch
-
     needed = _needed(subject)
     free, where = memory_left(memory_limit())
     yield judged_memory("memory", free, needed, where=where)
@@ -324,9 +315,6 @@ def check_training(subject: Subject) -> Iterator[Finding]:
     """What a training finds before its first step."""
     if (config := subject.train) is None:
         return
-    from calib.features import check_memory as check_features
-    from calib.real_data import open_data
-
     check_config(config)
     check_launch(config, processes=1)
     if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
@@ -358,9 +346,8 @@ def check_store(subject: Subject) -> Iterator[Finding]:
 
 def check_prefect(subject: Subject) -> Iterator[Finding]:
     """Prefect's home, and the server that is configured, or the database of a run's own."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
-
-    home, url = Path(PREFECT_HOME.value()), PREFECT_API_URL.value()
+    settings = settings_here()
+    home, url = settings.home, settings.api.url
     there = next(place for place in (home, *home.parents) if place.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         yield Finding("Prefect home", OK, str(home))

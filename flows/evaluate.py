@@ -11,8 +11,8 @@ from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
 from data.settings import load_settings
+from flows.calling import run_flow
 from flows.gpus import settled_device
-from flows.run_server import run_flow
 
 
 def evaluate(

@@ -10,9 +10,9 @@ from calib.config import TrainConfig
 from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
+from flows.calling import handed
 from flows.evaluate import checked, measured
 from flows.flow_runs import flow_options, name_of, running
-from flows.run_server import handed
 from flows.slots.slot import RECORD
 
 

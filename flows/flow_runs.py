@@ -1,4 +1,4 @@
-"""What all flows share: version, names, tags, how they are called, logged and cancelled."""
+"""What all flows share: version, names, tags, how they are logged and cancelled."""
 
 import logging
 import signal
@@ -8,25 +8,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from importlib.metadata import version
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-from prefect import Flow, get_client, runtime
+from prefect import get_client, runtime
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
-from data.errors import InputError
 from flows.artifacts import only_shown
-from flows.errors import RunCancelled, RunFailed, ServerLost
+from flows.errors import RunCancelled
 from flows.places import check_places
-from flows.run_server import how_ours_ended, is_ours, send_rest
-from flows.server_probe import what_was_lost
-
-T = TypeVar("T")
+from flows.run_server import is_ours
 
 TAG = "semix"
 LOOK_EVERY_S = 5.0  # whether a run was cancelled
@@ -51,47 +46,10 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     }
 
 
-def call_flow(flow: Flow[..., T], kept: Callable[[], str], **parameters: Any) -> T:
-    """What the flow's function returns or raises.
-
-    Workers and tasks ask no server, and Prefect's client tries again for a while: a server that is
-    started again meanwhile costs nothing.
-
-    Args:
-        kept: says what is safe of a run that lost its server, and which command goes on.
-    Raises:
-        ServerLost: Prefect could not be told of the run, or of its end.
-    """
-    function: Any = flow
-    try:
-        result: T = function(**parameters)
-        return result
-    except RunCancelled as error:
-        _note_cancelled(error)
-        raise
-    except BaseException as error:  # Prefect's refusals are no exceptions
-        url = str(PREFECT_API_URL.value())
-        lost = what_was_lost(error, url, ours=how_ours_ended(url))
-        if not lost:
-            raise
-        send_rest(0.0)  # else a later run's states and lines would be sent there, too
-        if (own := _own_end(error)) is not None:
-            raise own from None
-        raise ServerLost(f"{lost}; {kept()}") from error
-
-
-def _note_cancelled(error: RunCancelled) -> None:
+def note_cancelled(error: RunCancelled) -> None:
     """Whatever the server noted before, as that the run failed."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.set_flow_run_state(error.run, Cancelled(message=str(error)), force=True)
-
-
-def _own_end(error: BaseException | None) -> BaseException | None:
-    """How the flow's function had ended when its server was found lost, if not well."""
-    ends = (RunFailed, InputError, KeyboardInterrupt, SystemExit)
-    while error is not None and not isinstance(error, ends):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def name_of(place: str) -> str:

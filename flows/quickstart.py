@@ -1,10 +1,10 @@
 """The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calib.config import TrainConfig
 from calib.run_folder import DATA, EVALUATION, is_measured
@@ -17,18 +17,15 @@ from data.index import open_index
 from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
-from data.splits import SPLITS, RealDataset
+from data.splits import RealDataset
 from data.store import Store
+from flows.calling import run_flow
 from flows.gpus import visible_gpus
 from flows.places import training_folder
-from flows.run_server import run_flow
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.standins import StandIns, find_standins, train_standins
 from pipeline.standins.recipe import Report
-
-if TYPE_CHECKING:  # torch costs seconds that a run with nothing to do need not spend
-    from data.dataset import MixedDataset
 
 SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
@@ -41,14 +38,6 @@ NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # Each with its mixed dataset; csm.yaml has a MaC-Cal head stage, which is a method of its own.
 METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": CHOSEN}
-LIMITS = [
-    "The generator and CLIP are small models, trained for a minute or two on the same training "
-    "digits; they are neither Stable Diffusion nor OpenAI's CLIP.",
-    "This is one split of one small dataset. On another, close methods can change places.",
-    "LeNet was chosen because plain cross-entropy is overconfident on it; a batch-normed ResNet-8 "
-    "is calibrated on these digits as it is, and mixing did not help it. Settings were compared "
-    "with the test figures of this split in view.",
-]
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
@@ -155,71 +144,9 @@ def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
     return {name: create_root(config, str(out / name)) for name, config in configs.items()}
 
 
-def first_picture(root: Root, path: Path) -> bool:
-    """Draw some series of what is committed, if anything is; whether there is a picture."""
-    from data.series import contact_sheet, read_series, some_of_all_pairs
-
-    if not root.done():
-        return False
-    contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)
-    return True
-
-
 def refuse_other_data(run: Path, root: Root) -> None:
     """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
     pinned = read_json(run / DATA)["mixed"]
     if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:
         remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
         raise InputError("out", run, remedy)
-
-
-def make_report(
-    path: Path,
-    *,
-    roots: Mapping[str, Root],
-    runs: Sequence[Path],
-    clock: Clock,
-) -> Path:
-    """Write the report and the table, unless they show these very runs already."""
-    shown = path.with_suffix(".json")
-    results = [file_digest(run / EVALUATION) for run in runs]
-    if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
-        return path
-    with clock.step("report"):
-        from calib.page import Compared, write_report
-        from calib.tables import summary_table
-        from data.dataset import MixedDataset
-
-        compared = []
-        for name, root in roots.items():
-            mixed = MixedDataset(root.url)
-            compared.append(Compared(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
-        agreement, real = compared[0].agreement, real_digits()
-        facts = {
-            "seconds": clock.seconds,
-            "splits": {split: len(getattr(real, split)) for split in SPLITS},
-            "limits": LIMITS,
-        }
-        write_report(
-            path,
-            runs=runs,
-            mixed=compared[0].dataset,
-            agreement=agreement,
-            facts=facts,
-            title="semix quickstart",
-            compared=compared,
-        )
-        table = summary_table(runs)
-        write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
-    return path
-
-
-def measure_agreement(mixed: "MixedDataset", run: Path) -> dict[str, Any]:
-    """How a classifier that saw real digits alone reads the unmixed images of the series."""
-    from calib.judge import Judge
-    from data.quality import end_points, endpoint_agreement
-
-    judge = Judge(run)
-    group, position, intended = end_points(mixed.mixtures, mixed.classes)
-    predicted = judge.classes(mixed.images[group, position])
-    return {**endpoint_agreement(predicted, intended), "classifier": judge.name}

@@ -13,6 +13,7 @@ from calib.run_folder import claim_run, is_measured
 from calib.study import Cell, plan_jobs
 from data.machine import usable_cores
 from data.root import Progress, Root
+from data.series import contact_sheet, read_series, some_of_all_pairs
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
 from flows.build_flow import index, making, plan
@@ -33,9 +34,7 @@ from flows.quickstart import (
     Clock,
     begun_roots,
     cells_of_story,
-    first_picture,
     make_models,
-    make_report,
     refuse_other_data,
 )
 from flows.slots import SlotSettings, workers_ahead
@@ -179,8 +178,18 @@ def trained(
 
 @task(task_run_name="report", **RECORD)
 def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: Clock) -> Path:
+    from flows.quickstart_report import make_report  # torch reads how many threads it may use once
+
     make_report(page, roots=roots, runs=runs, clock=clock)
     key = artifact_key("quickstart", str(page.parent))
     result_table(runs, key=key)
     link_to(page, key=key)
     return page
+
+
+def first_picture(root: Root, path: Path) -> bool:
+    """Draw some series of what is committed, if anything is; whether there is a picture."""
+    if not root.done():
+        return False
+    contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)
+    return True

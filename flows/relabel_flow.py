@@ -13,6 +13,7 @@ from data.label_sets import LabelSet
 from data.root import Root
 from flows import parameters as p
 from flows.artifacts import artifact_key, facts_table, progress_artifact
+from flows.calling import handed
 from flows.flow_runs import flow_options, name_of, running
 from flows.progress import shown
 from flows.relabel import (
@@ -26,7 +27,6 @@ from flows.relabel import (
     say_what_lacks,
     what_comes,
 )
-from flows.run_server import handed
 from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
 from flows.slots.slot import RECORD

@@ -1,7 +1,7 @@
-"""How a run reaches Prefect: its flow, called by name, and its server.
+"""The Prefect server of a run: the configured one, else one of our own on the loopback.
 
 Without a configured server every process that runs a flow would start one, all on the same
-SQLite file; ours is one a run, on the loopback. `python -m flows.child flows.run_server SOCKET` is
+SQLite file. `python -m flows.child flows.run_server SOCKET` is
 its process.
 """
 
@@ -14,21 +14,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from flows import child
 from flows.errors import RunFailed
 from flows.server_probe import require_server
-
-Kind = TypeVar("Kind")
 
 log = logging.getLogger("semix.server")
 
@@ -67,57 +63,6 @@ HOSTS = ("127.0.0.1", "localhost")
 # Of each request, where the user did not choose: a run that cannot tell its end is begun again in
 # seconds, but its process ends only when state, failure and last lines were tried so often.
 PATIENCE = {"client.max_retries": 3, "api.request_timeout": 30.0}
-
-
-# How a plain function runs its flow
-
-_handed: ContextVar[object] = ContextVar("handed", default=None)
-
-
-def all_that_was_made() -> str:
-    return "what was made stays, and the same command goes on"
-
-
-def run_flow(
-    entrypoint: str,
-    kept: Callable[[], str] = all_that_was_made,
-    *,
-    ready: object = None,
-    **parameters: Any,
-) -> Any:
-    """What a flow's function returns or raises, run here with a server.
-
-    Prefect is imported beside the server's start, and here alone: it costs seconds, which help,
-    refusals and runs with nothing to do need not spend.
-
-    Args:
-        entrypoint: as in prefect.yaml: `flows.train_flow.train_flow`.
-        kept: says what is safe of a run that lost its server, and which command goes on.
-        ready: what was opened and checked for the flow, which takes it by `handed`.
-    Raises:
-        InputError: the configured server cannot be used.
-        ServerLost: Prefect could not be told of the run, or of its end.
-    """
-    module, _, name = entrypoint.rpartition(".")
-    token = _handed.set(ready)
-    try:
-        with prefect_server(wait=False):
-            flow = getattr(import_module(module), name)
-            from flows.flow_runs import call_flow
-
-            with prefect_server():
-                return call_flow(flow, kept, **parameters)
-    finally:
-        _handed.reset(token)
-
-
-def handed(kind: type[Kind]) -> Kind | None:
-    """What the caller of this flow made ready; None for a deployment's run."""
-    found = _handed.get()
-    return found if isinstance(found, kind) else None
-
-
-# The server
 
 
 @dataclass

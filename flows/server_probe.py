@@ -49,6 +49,13 @@ class ServerFacts:
     warning: str = ""
 
 
+def settings_here() -> "Settings":
+    """What the environment and the active profile say, as Prefect's own client reads it."""
+    from prefect.settings import get_current_settings
+
+    return get_current_settings()
+
+
 def require_server(url: str) -> ServerFacts:
     """What `probe` finds. Raises InputError if flows cannot run with this server."""
     facts = probe(url)
@@ -64,9 +71,8 @@ def probe(url: str) -> ServerFacts:
         url: of the API, as in http://127.0.0.1:4200/api.
     """
     import httpx
-    from prefect.settings import get_current_settings
 
-    address, settings = shown(url), get_current_settings()
+    address, settings = shown(url), settings_here()
     if not url.startswith(("http://", "https://")):
         return ServerFacts(address, reason="is no address; write http://HOST:4200/api")
     key = authorization()
@@ -85,9 +91,7 @@ def probe(url: str) -> ServerFacts:
 
 def authorization() -> dict[str, str]:
     """Our header of that name; empty without a key. As Prefect, the string before the key."""
-    from prefect.settings import get_current_settings
-
-    api = get_current_settings().api
+    api = settings_here().api
     if api.auth_string:
         token = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
         return {"Authorization": f"Basic {token}"}

@@ -30,6 +30,7 @@ from calib.study_tables import write_study
 from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
+from flows.calling import handed
 from flows.child import Outcome, supervise
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import CHOSEN, gpu_fault, visible_gpus
@@ -46,7 +47,6 @@ from flows.launcher import (
     write_launcher,
 )
 from flows.places import training_folder
-from flows.run_server import handed
 from flows.slots import MOST_SLOTS, QUIET, own_gpu
 from flows.slots.slot import RECORD
 from flows.study import ReadyStudy, StudyFailed, failure_message, prepared

@@ -13,10 +13,10 @@ from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
 from data.errors import InputError
 from data.files import read_json
 from data.settings import whole_path
+from flows.calling import run_flow
 from flows.configs import load_config
 from flows.launcher import MOST_RESTARTS, Machines, check_machines
 from flows.places import check_writable, training_folder
-from flows.run_server import run_flow
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
 LOOK_S = 1.0

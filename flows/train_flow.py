@@ -16,6 +16,7 @@ from calib.config import TrainConfig
 from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
+from flows.calling import handed
 from flows.child import Outcome, supervise
 from flows.errors import RunFailed
 from flows.flow_runs import flow_options, name_of, running
@@ -32,7 +33,6 @@ from flows.launcher import (
     trainer_environment,
     write_launcher,
 )
-from flows.run_server import handed
 from flows.slots.slot import RECORD
 from flows.train import Ready, claim, prepared
 

@@ -1,23 +1,22 @@
 """semix status, failures, verify, browse, show, audit."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from PIL.Image import Image
 
 from data.errors import InputError
 from data.formats import Failure
 from data.root import Root
+from data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
+from data.tar import GroupSample
+from data.verify import verify as verified
 from flows import parameters as p
 from flows.errors import damage_named
 from flows.places import own_file
 from flows.progress import show_root
 from flows.terminal import emit, emit_json, say_error
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from data.tar import GroupSample
 
 PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
 TRACEBACK_LINES = 5
@@ -80,8 +79,6 @@ def verify(
     Example:
       semix verify /data/birds-mixed --full
     """
-    from data.verify import verify as verified
-
     root = Root(url)
     found = []
     for problem in verified(root, full=full):
@@ -117,8 +114,6 @@ def browse(
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
     """
-    from data.series import contact_sheet, read_series, some_of_all_pairs
-
     _check_picture(out)
     root = Root(url)
     wanted = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
@@ -141,8 +136,6 @@ def show(
     Example:
       semix show /data/birds-mixed 40 --out series-40.png
     """
-    from data.series import shard_of
-
     if out:
         _check_picture(out)
     root = Root(url)
@@ -155,8 +148,6 @@ def show(
     if sample is not None:
         facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
-            from data.series import contact_sheet
-
             with damage_named(root.url):
                 sheet = contact_sheet([sample])
             _save(sheet, out)
@@ -167,9 +158,7 @@ def show(
         emit("\n".join(_readable(facts, url=root.url)))
 
 
-def _stored(root: Root, group: int) -> "GroupSample":
-    from data.series import read_series
-
+def _stored(root: Root, group: int) -> GroupSample:
     with damage_named(root.url):
         return read_series(root, [group])[0]
 
@@ -181,14 +170,14 @@ def _check_picture(out: Path) -> None:
         raise InputError("--out", out, "name a file that ends in .png or .webp")
 
 
-def _save(sheet: "Image", out: Path) -> None:
+def _save(sheet: Image, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out)
 
 
 def _made_anew(
-    root: Root, group: int, stored: "GroupSample | None", *, device: str
-) -> "tuple[GroupSample, bool | None]":
+    root: Root, group: int, stored: GroupSample | None, *, device: str
+) -> tuple[GroupSample, bool | None]:
     """The series made now, and whether it looks as the stored one; None without one."""
     from pipeline.shard import regenerate, same_pixels
 
@@ -239,14 +228,14 @@ def audit(
     Example:
       semix audit /data/birds-mixed --out audit
     """
-    from flows.audit import audit as run
-    from flows.audit import print_checks
+    root = Root(url)  # or why not, before torch is loaded
+    from flows import audit as auditing
 
-    found = run(url, labels=labels or None, index=index or None, judge=judge, out=out)
+    found = auditing.audit(root, labels=labels or None, index=index or None, judge=judge, out=out)
     if json:
         emit_json(found)
     else:
-        print_checks(found["checks"])
+        auditing.print_checks(found["checks"])
         emit(f"page: {found['page']}")
         emit(f"numbers: {found['json']}")
         emit(f"flags: {found['flags_file'] or 'not stored'}")

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
+from data.export import write_hugging_face, write_image_folder, write_parquet
+from data.pinned import Pinned
 from data.root import Root
 from flows import parameters as p
 from flows.configs import load_config
@@ -18,6 +20,7 @@ from flows.places import own_file
 from flows.progress import show_root
 from flows.slots import SlotSettings
 from flows.terminal import emit, emit_facts, emit_json
+from pipeline.config import BuildConfig
 
 
 def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
@@ -77,7 +80,6 @@ def build(
     """
     from flows import build as building
     from flows.build_steps import Selection
-    from pipeline.config import BuildConfig
 
     selection = Selection(p.chosen(shards), retry_failed, skip_failed)
     if check or time:
@@ -145,7 +147,6 @@ def extend(
       semix extend /data/birds-mixed --groups-per-pair 8
     """
     from flows import build as building
-    from pipeline.config import BuildConfig
 
     if bool(out) == bool(groups_per_pair):
         remedy = "give a root and --groups-per-pair, or a config file and --out"
@@ -235,9 +236,6 @@ def export(
     Example:
       semix export /data/birds-mixed --to /data/birds-folder
     """
-    from data.export import write_hugging_face, write_image_folder, write_parquet
-    from data.pinned import Pinned
-
     own_file("--to", to)
     source = Pinned(Root(url), index=index or None, labels=labels or None, scale=scale)
     write = {

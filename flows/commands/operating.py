@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from data import garbage
 from data.root import Root
 from flows import parameters as p
 from flows.configs import reference
@@ -93,8 +94,6 @@ def gc(
     Example:
       semix gc /data/birds-mixed --older-than 24
     """
-    from data import garbage
-
     root, seconds = Root(url), older_than * 3600
     found = garbage.garbage(root, older_than_s=seconds)
     if remove:

@@ -20,6 +20,7 @@ from data.machine import usable_cores
 from data.ranges import parse_part
 from flows.child import started_ahead
 from flows.gpus import CHOSEN, settled_device, visible_gpus
+from flows.server_probe import settings_here
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
@@ -143,9 +144,7 @@ def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
     """Raises InputError if one of these is elsewhere, and the Prefect server on our loopback."""
     if all(is_here(machine) for machine in machines):
         return
-    from prefect.settings import PREFECT_API_URL  # costs seconds: only with a cluster elsewhere
-
-    server = PREFECT_API_URL.value() or ""
+    server = settings_here().api.url or ""
     host = _host(server.partition("://")[2].partition("/")[0])
     if host in ("", "localhost", "::1") or host.startswith("127."):
         remedy = (

@@ -29,8 +29,8 @@ from data.verify import damage
 from flows.artifacts import artifact_key
 from flows.build_flow import build_flow
 from flows.build_steps import check_work, opened
+from flows.calling import handed, run_flow
 from flows.flow_runs import running
-from flows.run_server import handed, run_flow
 from flows.slots import SlotSettings
 from pipeline.config import BuildConfig
 from pipeline.root import create_root, plan_of

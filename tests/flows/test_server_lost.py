@@ -197,16 +197,17 @@ def flow_on(server, monkeypatch):
     """flow_on(function): a flow's result, on the server that can be killed."""
     from prefect import flow
 
-    from flows.flow_runs import call_flow
+    from flows.calling import call_flow
     from flows.run_server import prefect_server
 
     # else the server of all tests is used
     monkeypatch.setattr("flows.run_server._ours", None)
 
     def run(function, *, before=lambda: None, **settings):
-        with client_of(server.url, **settings), prefect_server():
+        with client_of(server.url, **settings), prefect_server() as url:
             before()
-            return call_flow(flow(function, name="lost", persist_result=False), lambda: "2 of 3")
+            lost = flow(function, name="lost", persist_result=False)
+            return call_flow(lost, url, lambda: "2 of 3")
 
     return run
 
