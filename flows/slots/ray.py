@@ -26,7 +26,7 @@ from flows.slots import (
     refuse_unreachable_server,
     shared_threads,
 )
-from flows.slots.slot import Place, Record, SlotFuture, run_lease
+from flows.slots.slot import Ended, Place, SlotFuture, run_lease
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes
@@ -50,7 +50,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
         common = QUIET | ({} if settings.cluster else shared_threads(count))
         options: dict[str, Any] = {"num_gpus": 1} if gpus else {}
 
-        def submit(task: Task[..., Record], parameters: dict[str, Any]) -> SlotFuture:
+        def submit(task: Task[..., Ended], parameters: dict[str, Any]) -> SlotFuture:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 
@@ -58,7 +58,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
 
 
 @contextmanager
-def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Record]"]:
+def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Ended]"]:
     """Connected to the cluster; disconnected in the end, and our own one stopped."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if re.search(r":\d+$", settings.cluster):
@@ -108,7 +108,7 @@ def _no_cluster(cluster: str, reason: str) -> InputError:
     return InputError("cluster", cluster, remedy)
 
 
-def _runner(settings: SlotSettings) -> "RayTaskRunner[Record]":
+def _runner(settings: SlotSettings) -> "RayTaskRunner[Ended]":
     # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
     if settings.cluster == AUTO:
         return RayTaskRunner(init_kwargs={"address": AUTO, **SILENT})

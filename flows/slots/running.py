@@ -14,7 +14,7 @@ from data.errors import InputError
 from data.label_sets import LabelSet
 from data.root import Progress, Root
 from flows.slots import SlotSettings, environments_here
-from flows.slots.slot import Place, Record, SlotFuture, generate, worker_arguments
+from flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
 END_S = 30.0  # until slots elsewhere have noticed that they must end
@@ -84,7 +84,7 @@ def local_slots(settings: SlotSettings) -> Iterator[Place]:
     """Threads of this process; as many as were asked for, else one a visible GPU, or one."""
     environments = environments_here(settings)
     stop = threading.Event()
-    runner: ThreadPoolTaskRunner[Record] = ThreadPoolTaskRunner(max_workers=len(environments))
+    runner: ThreadPoolTaskRunner[Ended] = ThreadPoolTaskRunner(max_workers=len(environments))
     with runner:
         yield Place(runner.submit, environments, stop, stop.set)
 

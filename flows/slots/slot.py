@@ -59,8 +59,8 @@ RECORD: dict[str, Any] = {
     "result_serializer": "json",
     "cache_policy": NO_CACHE,
 }
-Record = dict[str, Any]
-SlotFuture = PrefectFuture[Record]
+Ended = dict[str, int]
+SlotFuture = PrefectFuture[Ended]
 
 log = logging.getLogger("semix.build")
 
@@ -76,7 +76,7 @@ class Place:
         end: sets `stop`.
     """
 
-    submit: Callable[[Task[..., Record], dict[str, Any]], SlotFuture]
+    submit: Callable[[Task[..., Ended], dict[str, Any]], SlotFuture]
     environments: Sequence[Mapping[str, str]]
     stop: Stop
     end: Callable[[], None]
@@ -119,7 +119,7 @@ def generate(
     shards: str = "",
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
-) -> Record:
+) -> Ended:
     """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
 
     A slot may work for weeks: only losses in a row count, those without a shard made between.
