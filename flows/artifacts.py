@@ -32,6 +32,14 @@ from data.series import contact_sheet, read_series, some_of_all_pairs
 from flows.progress import Rate, counted, describe, duration, standing, to_come
 
 ARTIFACT_EVERY_S = 5.0
+STAGES = {
+    "noise": "noise chosen",
+    "generate": "images generated",
+    "encode": "images encoded",
+    "annotate": "labels by CLIP",
+    "write": "shards written",
+    "stall": "waited for the store",
+}
 MOST_FAILURES = 20  # of rows; `semix failures` has them all
 ROWS = 4  # series on a contact sheet
 MOST_READ = 64_000_000  # bytes of shards that are read for it
@@ -187,15 +195,15 @@ def summary(found: Progress, *, began: Progress, seconds: float) -> dict[str, st
     made = found.images_done - began.images_done
     one = standing(found)["images_per_second"]
     facts = {
-        "shards": f"{found.done} of {found.shards}, {found.done - began.done} in this run",
-        "images": f"{found.images_done} of {found.images}, {made} in this run",
+        "shards": f"{found.done:,} of {found.shards:,}, {found.done - began.done:,} in this run",
+        "images": f"{found.images_done:,} of {found.images:,}, {made:,} in this run",
         "this run": f"{duration(seconds)}, {made / seconds:.3g} images/s",
         "one worker": f"{one:.3g} images/s" if one else "",
     }
     if found.left_out:
         facts["left out"] = f"{found.left_out} series"
     stages = sorted(found.stages.items(), key=lambda stage: -stage[1])
-    return facts | {f"stage {name}": f"{taken:.1f} s of workers" for name, taken in stages}
+    return facts | {STAGES[name]: f"{taken:.1f} s of all workers" for name, taken in stages}
 
 
 def _failures(root: Root) -> dict[str, str]:

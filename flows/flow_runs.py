@@ -75,9 +75,9 @@ def running(kind: str) -> Iterator[None]:
         # could not begin without one.
         with only_shown(), get_client(sync_client=True) as client:
             client.update_flow_run(run.id, tags=sorted({*run.tags, TAG, kind}))
-        if not is_ours():
-            log.info("this run in Prefect: %s", url_for(run))
         outermost = run.deployment_id is None and run.parent_task_run_id is None
+        if outermost and not is_ours():
+            log.info("this run in Prefect: %s", url_for(run))
         with _cancellable(run.id) if outermost else nullcontext():
             yield
 

@@ -50,7 +50,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
         common = QUIET | ({} if settings.cluster else shared_threads(count))
         options: dict[str, Any] = {"num_gpus": 1} if gpus else {}
 
-        def submit(task: Task[..., Ended], parameters: dict[str, Any]) -> SlotFuture:
+        def submit(task: Task[..., Any], parameters: dict[str, Any]) -> SlotFuture:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 

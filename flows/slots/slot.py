@@ -20,7 +20,9 @@ from uuid import uuid4
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
 from prefect.tasks import Task
 
 from data import leases
@@ -76,7 +78,7 @@ class Place:
         end: sets `stop`.
     """
 
-    submit: Callable[[Task[..., Ended], dict[str, Any]], SlotFuture]
+    submit: Callable[[Task[..., Any], dict[str, Any]], SlotFuture]
     environments: Sequence[Mapping[str, str]]
     stop: Stop
     end: Callable[[], None]
@@ -87,7 +89,7 @@ class WorkerLost(RuntimeError):
 
 
 class WorkerFailed(RuntimeError):
-    """A worker ended with an error that a new process would meet again, or was stopped."""
+    """A worker ended with an error that a new process would meet again."""
 
 
 def worker_arguments(
@@ -119,10 +121,11 @@ def generate(
     shards: str = "",
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
-) -> Ended:
+) -> Ended | State[Any]:
     """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
 
-    A slot may work for weeks: only losses in a row count, those without a shard made between.
+    A slot may work for weeks: only losses in a row count, those without a shard made between. One
+    that is stopped is shown as cancelled, as the run is that stops it.
 
     Args:
         environment: changes to that of the process this runs in.
@@ -145,9 +148,11 @@ def generate(
             outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)
             if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
                 return {"slot": slot, "status": outcome.returncode, "made": lines.made}
+            if stop.is_set():
+                return _stopped(slot)
             reason = f"slot {slot}: its worker ended: {outcome}"
             text = "\n".join([reason, *outcome.last_lines[-8:]])
-            if stop.is_set() or not _is_lost(outcome):
+            if not _is_lost(outcome):
                 raise WorkerFailed(text)
             if url:
                 _record_lost(url, outcome, labels)
@@ -159,7 +164,11 @@ def generate(
             log.warning("%s; %s", reason, then, extra={"told_prefect": True})
             _sleep(pause_after(losses, pause_s), stop)
             if stop.is_set():
-                raise WorkerFailed(text)
+                return _stopped(slot)
+
+
+def _stopped(slot: int) -> State[Any]:
+    return Cancelled(message=f"slot {slot} was stopped; what it committed stays")
 
 
 def _live(

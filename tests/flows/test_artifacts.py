@@ -70,8 +70,8 @@ def test_a_summary_in_numbers():
         "images": "16 of 32, 16 in this run",
         "this run": "32 s, 0.5 images/s",
         "one worker": "2 images/s",
-        "stage generate": "6.0 s of workers",
-        "stage encode": "1.0 s of workers",
+        "images generated": "6.0 s of all workers",
+        "images encoded": "1.0 s of all workers",
     }
 
 

@@ -205,7 +205,7 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
     rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
     assert rows["shards"] == "8 of 8, 8 in this run"
     assert rows["images"] == "180 of 180, 180 in this run"
-    assert {"this run", "one worker", "stage generate", "stage encode"} <= set(rows)
+    assert {"this run", "one worker", "images generated", "images encoded"} <= set(rows)
     sheet = found[f"{key}-series"]["data"]
     assert sheet.startswith("![series ") and "](data:image/webp;base64," in sheet
     assert len(sheet) < 150_000

@@ -332,6 +332,21 @@ def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
     refuse_end(process, out, "our own Prefect server ended (")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_build_that_is_asked_to_end_does_though_its_server_is_gone(server, build_on, alive):
+    process, out = build_on(server.url)
+    workers = [worker.pid for worker in below(process.pid, "pipeline.worker")]
+    server.kill()
+    process.send_signal(signal.SIGTERM)
+    status, text = ended(process)
+    assert workers and not any(map(alive, workers))
+    root = Root(str(out))
+    assert status in (1, 143) and "Traceback" not in text, text
+    assert f"go on with: semix resume {root.url}" in text or "the same command goes on" in text
+    assert damage(root, full=True) == [] and root.store.list("leases") == []
+
+
 def refuse_end(process, out: Path, what: str) -> None:
     """A build that was not told to Prefect: whole, one error that says so, nothing left to make."""
     status, text = ended(process)
