@@ -280,7 +280,7 @@ def markdown_file(page: Path, *, key: str) -> None:
     with only_shown():
         lines = [line for line in page.read_text().splitlines() if not line.startswith("![](")]
         text = "\n".join([*lines, "", _on_this_machine(f"With figures: {page}")])
-        create_markdown_artifact(text, key=f"{key}-results", description=page.stem)
+        create_markdown_artifact(text, key=f"{key}-results", description="tables")
 
 
 def link_to(page: Path, *, key: str) -> None:

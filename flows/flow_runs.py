@@ -12,10 +12,19 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_client, runtime
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
 
 from flows.artifacts import only_shown
@@ -75,11 +84,26 @@ def running(kind: str) -> Iterator[None]:
         # could not begin without one.
         with only_shown(), get_client(sync_client=True) as client:
             client.update_flow_run(run.id, tags=sorted({*run.tags, TAG, kind}))
+            if run.run_count > 1:
+                _end_lost_tasks(client, run.id)
         outermost = run.deployment_id is None and run.parent_task_run_id is None
         if outermost and not is_ours():
             log.info("this run in Prefect: %s", url_for(run))
         with _cancellable(run.id) if outermost else nullcontext():
             yield
+
+
+def _end_lost_tasks(client: SyncPrefectClient, run: UUID) -> None:
+    """Those of an attempt that died would be shown as running for ever."""
+    begun = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+    for lost in client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=begun)),
+    ):
+        state: State[Any] = Crashed(
+            message="its flow's process is gone; the run goes on in another one"
+        )
+        client.set_task_run_state(lost.id, state, force=True)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _config(more: str = "", **rules: Any) -> Argument:
     return Argument("YAML file: a path or URL", metavar="CONFIG", more=more, rules=rules)
 
 
-OF_FILE = "A path is one of the flow's machine."
+OF_FILE = "A path is a whole one, on the worker's machine."
 Config = Annotated[str, _config(OF_FILE, **NOT_EMPTY)]
 OptionalConfig = Annotated[
     str, _config(f"{OF_FILE} Empty: go on with what the root was begun with.")
@@ -79,7 +79,7 @@ BuildOverrides = Annotated[
     list[str],
     _overrides(
         "mixing.seed=7",
-        f"{OVER_FILE} Without a file only where things lie on the flow's machine: "
+        f"{OVER_FILE} Without a file only where things lie on the worker's machine: "
         "generator.model=PLACE.",
     ),
 ]
@@ -110,7 +110,7 @@ Out = Annotated[
     Option(
         "root of the mixed dataset: a path or URL",
         metavar="ROOT",
-        more="A path is one of the flow's machine; what is there already is kept.",
+        more="A path is a whole one, on the worker's machine; what is there already is kept.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -123,14 +123,14 @@ RunFolder = Annotated[
     Option(
         "folder of the run; machines that train together share it",
         metavar="RUN",
-        more="On the flow's machine; made if new.",
+        more="On the worker's machine; made if new.",
         rules=NOT_EMPTY,
     ),
 ]
 TrainedRun = Annotated[
     str,
     Argument(
-        "folder of a trained run", metavar="RUN", more="On the flow's machine.", rules=NOT_EMPTY
+        "folder of a trained run", metavar="RUN", more="On the worker's machine.", rules=NOT_EMPTY
     ),
 ]
 StudyFolder = Annotated[
@@ -138,7 +138,7 @@ StudyFolder = Annotated[
     Option(
         "folder of the study",
         metavar="FOLDER",
-        more="On the flow's machine; what is measured there is kept.",
+        more="On the worker's machine; what is measured there is kept.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -147,7 +147,7 @@ StoryFolder = Annotated[
     Option(
         "folder for everything",
         metavar="FOLDER",
-        more="On the flow's machine; what is there is kept.",
+        more="On the worker's machine; what is there is kept.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -166,8 +166,8 @@ Slots = Annotated[
 Runner = Annotated[
     Literal["local", "dask", "ray"],
     Option(
-        "where the slots are",
-        more="On the flow's machine, or on a Dask or Ray cluster.",
+        "where the worker processes are",
+        more="On the machine of the run, or on a Dask or Ray cluster.",
         rich_help_panel=MORE,
     ),
 ]

@@ -170,7 +170,7 @@ class SlotLost(RuntimeError):
     """A slot's GPU does not work any more; the same command trains what is left of its job."""
 
 
-@task(task_run_name="slot {slot}", **RECORD)
+@task(task_run_name="train slot {slot}", **RECORD)
 def work(
     slot: int,
     out: Path,

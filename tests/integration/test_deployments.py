@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
 
@@ -201,6 +202,13 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(
     assert client.read_flow_run(run).run_count == 2
     assert before, "a shard was committed before the machine died"
     assert contents(Root(str(root))) == contents(built)
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+    until(lambda: ended(client.read_task_runs(flow_run_filter=of_run)))
+
+
+def ended(tasks: list[TaskRun]) -> bool:
+    """Those of the lost attempt, too, which nobody else would end."""
+    return all(task.state is not None and task.state.is_final() for task in tasks)
 
 
 @pytest.mark.slow
