@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,18 +16,23 @@ import psutil
 import pytest
 import yaml
 from PIL import Image
+from typer.main import get_command
+from typer.testing import CliRunner, Result
 
+from data.errors import InputError
 from data.formats import LeftOut, record_name
 from data.leases import living
 from data.root import Root
 from data.settings import load_settings
+from flows.cli import PANELS, app
+from flows.commands.help_pages import MORE
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
 from tests.command import semix
 from tests.data.whole_roots import commit_record, failure, prototypes
 from tests.family import below
-from tests.handmade import make_plan
+from tests.handmade import make_plan, make_root
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelerate", "matplotlib"}
@@ -46,10 +52,10 @@ def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Pop
 @pytest.fixture
 def root(tmp_path):
     """A root of three shards whose first is committed and whose last has failed."""
-    return make_root(tmp_path / "mixed", shards=3, committed=[0], failed=[2])
+    return root_of(tmp_path / "mixed", shards=3, committed=[0], failed=[2])
 
 
-def make_root(folder: Path, *, shards: int, committed: list[int], failed: list[int]) -> Path:
+def root_of(folder: Path, *, shards: int, committed: list[int], failed: list[int]) -> Path:
     folder.mkdir()
     plan = make_plan(shards, 2 * shards, 3)
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -344,7 +350,7 @@ def test_only_what_goes_on_says_so(root, monkeypatch, command, told, end):
 
 @pytest.mark.process
 def test_a_complete_root_needs_no_prefect(tmp_path):
-    root = make_root(tmp_path / "mixed", shards=1, committed=[0], failed=[])
+    root = root_of(tmp_path / "mixed", shards=1, committed=[0], failed=[])
     code = (
         "import sys, flows.cli\n"
         "try: flows.cli.main()\n"
@@ -445,3 +451,101 @@ def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, a
     process.kill()
     process.communicate()
     until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)
+
+
+# Help and completion, as a person at a narrow terminal has them
+
+
+COMMANDS = [command.__name__ for commands in PANELS.values() for command in commands]
+
+
+def page_of(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="semix", env=environment)
+
+
+def help_of(*arguments: str, columns: int) -> list[str]:
+    found = page_of(*arguments, "--help", COLUMNS=str(columns))
+    assert found.exit_code == 0
+    return found.stdout.splitlines()
+
+
+def test_every_command_has_a_panel_and_one_line_of_80_columns():
+    page, _, options = "\n".join(help_of(columns=80)).partition("─ Options ")
+    assert "--install-completion" in options
+    assert re.findall(r"^╭─ (\w+) ", page, re.MULTILINE) == list(PANELS)
+    assert re.findall(r"^│ +(\S+)", page, re.MULTILINE) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_one_example_that_it_takes(name):
+    lines = help_of(name, columns=60)
+    (example,) = (line.strip() for line in lines if line.startswith("   semix "))
+    program, command, *arguments = shlex.split(example)
+    assert (program, command) == ("semix", name)
+    get_command(app).commands[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_page_fits_and_names_values_for_what_they_are(name, columns):
+    lines = help_of(*name.split(), columns=columns)
+    assert max(map(len, lines)) <= columns
+    page = "\n".join(lines)
+    assert not re.search(r"<(str|int|float|bool|path|list)|--no-|…", page)
+    assert not re.search(r"\[[^\]]*\n", page), "a bracket over two lines"
+    first, more, _ = page.partition(f"─ {MORE} ")
+    options = re.findall(r"^│ --", first.partition("─ Options ")[2], re.MULTILINE)
+    assert 0 < len(options) <= (6 if more else 8)  # with --json and --help
+
+
+def test_a_shell_completes_commands_options_and_choices(monkeypatch):
+    def completed(words: str) -> list[str]:
+        given = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        return page_of(_SEMIX_COMPLETE="complete_bash", **given).stdout.split()
+
+    assert completed("semix re") == ["resume", "relabel", "report"]
+    assert completed("semix resume --ret") == ["--retry-failed"]
+    assert completed("semix build x.yaml --device c") == ["cpu", "cuda"]
+    # Which shell a test runs under is anybody's guess.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert (
+        "complete -o default -F _semix_completion semix"
+        in page_of("--show-completion", "bash").stdout
+    )
+
+
+# Export command
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("format", ["folder", "parquet", "huggingface"])
+def test_export_writes_and_says_what(format, tmp_path):
+    root = make_root(tmp_path / "root")
+    target = tmp_path / "out"
+    done = run(root.url, "--to", target, "--format", format, "--image-format", "png", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {
+        "written": str(target),
+        "format": format,
+        "images": 12,
+        "index": "index/0.json",
+    }
+    assert target.is_file() == (format == "parquet")
+    again = run(root.url, "--to", target, "--format", format)
+    assert isinstance(again.exception, InputError)
+    assert "is there already" in str(again.exception)
+
+
+def test_bad_arguments_are_named(tmp_path):
+    root = make_root(tmp_path / "root")
+    for options, message in [
+        (["--labels", "abcdef"], "abcdef"),
+        (["--index", "index/9.json"], "index/9.json: is not in"),
+    ]:
+        done = run(root.url, "--to", tmp_path / "out", *options)
+        assert isinstance(done.exception, InputError)
+        assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
