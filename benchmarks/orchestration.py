@@ -17,7 +17,7 @@ SLOTS = 2
 TURNS = {0.0: {1: 3, 10: 3, 100: 2, 1000: 1}, 1.0: {1: 1, 10: 1, 100: 1}}
 SETTLE_S = 2.0  # the server has events left to write when a flow ends
 SHARD_S, MANY = 30.0, 100  # the run that the bar is about
-BAR = 0.02
+BAR = 0.01
 
 Sides = dict[str, list[float]]
 
