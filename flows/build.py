@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from data.formats import PLAN
 from data.layout import stretch_of
 from data.ranges import format_ranges
 from data.root import Root
-from data.settings import load_settings, whole_path
+from data.settings import whole_path
 from data.store import Store
 from flows.build_steps import (
     ALL,
@@ -28,11 +27,9 @@ from flows.build_steps import (
 from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.run_server import prefect_server
 from flows.slots import SlotSettings, workers_ahead
-from pipeline.checks import check_models
 from pipeline.config import BuildConfig
-from pipeline.root import MIXED, checked_plan, create_root, extend_root, open_root, plan_of
+from pipeline.root import checked_plan, create_root, extend_root, open_root, plan_of
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -63,19 +60,11 @@ def build(
         InputError: the config or the place cannot be used; nothing was started.
         BuildFailed: names the shards that failed and the command to go on.
     """
-    if isinstance(config, BuildConfig):
-        settings = load_settings(BuildConfig, config.model_dump(mode="json"), overrides)
-        root = create_root(settings, out)
-        return resume(root, slots=slots, selection=selection, full=full)  # plan.json has it
-    settings = load_config(BuildConfig, config, overrides)
-    with ExitStack() as stack:
-        store = Store(out)
-        if not store.exists(PLAN):  # there is work: the server starts beside what is checked
-            store.refuse_strangers(MIXED, own=PLAN)
-            check_models(settings)
-            stack.enter_context(prefect_server(wait=False))
-        root, whole = create_root(settings, out), whole_path(config)
-        return _made(root, whole, overrides, slots=slots, selection=selection, full=full)
+    source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
+    root = create_root(load_config(BuildConfig, source, overrides), out)
+    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # plan.json has it
+    given = overrides if file else root.overrides
+    return _made(root, file, given, slots=slots, selection=selection, full=full)
 
 
 def resume(
