@@ -1,6 +1,9 @@
-"""What tests of whole runs share: their history, comparisons, ways to be interrupted."""
+"""What tests of whole runs share: their history, comparisons, interruptions, two processes."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,3 +34,20 @@ def stop_after(epochs: int = 0, *, steps: int = 0) -> Callable[[], bool]:
     """Asked once a step, over both stages."""
     last, calls = epochs * STEPS + steps, iter(range(1, 1000))
     return lambda: next(calls) == last
+
+
+def run_two(script: str, folder: Path, *arguments: object) -> str:
+    """What a script prints that two processes run."""
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    found = subprocess.run(
+        [*command, str(folder / "script.py"), *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,  # processes that wait for each other never end
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout

@@ -11,7 +11,6 @@ from calib.config import ShiftConfig
 from calib.losses import MIXED_LOSSES, REAL_LOSSES
 from calib.methods import METHODS
 from calib.models import MODELS
-from calib.run_folder import claim_run, pin_data, pinned_index
 from data.errors import InputError
 from data.real import DIGITS
 from tests import handmade
@@ -38,12 +37,20 @@ def test_good_settings_pass(make_config):
         ("mixed.url=/nowhere", r"^mixed\.url = /nowhere: holds no plan\.json"),
         ("mixed.index=index/9.json", r"^mixed\.index = index/9\.json: is not in "),
         ("head.p_start=0.05", r"^head\.p_start = 0\.05: must lie in \[0\.1, 1\]"),
+        ("head.loss.name=foo", r"^head\.loss\.name = foo: choose one of ce"),
+        ("head.loss={name: fedlas_ls, beta: -1}", r"^head\.loss\.beta = -1: must be 0 or more$"),
+        ("head.inference=dense", r"^head\.inference = dense: reset weights are already sparse"),
         ("augment.flip=true", r"^augment\.flip = True: a mirrored digit is no digit"),
         ("augment.shift=16", r"^augment\.shift = 16: stay below real\.image_size"),
     ],
 )
 def test_what_cannot_be_trained_is_named(make_config, override, text):
     refused(make_config, text, override)
+
+
+def test_views_of_what_is_not_augmented_are_named(make_config):
+    text = r"^head\.views = 3: nothing is augmented, so that all"
+    refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
 
 
 def test_other_classes_are_named_on_both_sides(make_config, tmp_path):
@@ -69,6 +76,10 @@ def test_a_root_without_index_is_not_finished(make_config, tmp_path):
         ("seeds=[-1]", r"^seeds = \[-1\]: seeds are 0 or more"),
         ("optimiser.lr=1", r"^optimiser\.lr = as given: unknown setting"),
         ("epochs=0", r"^epochs = 0: "),
+        ("head.hiden=3", r"^head\.hiden = as given: unknown setting; did you mean head\.hidden\?$"),
+        ("head.method=foo", r"^head\.method = foo: choose one of mac_cal, tst, vtst$"),
+        ("head={method: vtst, latnt: 3}", r"^head\.latnt = as given: .* did you mean head\.latent"),
+        ("head={method: tst, gamma: 0.9}", r"^head\.gamma = as given: unknown setting; known here"),
     ],
 )
 def test_values_out_of_range_are_named(make_config, override, text):
@@ -92,30 +103,6 @@ def test_identity_leaves_out_what_decides_no_weight(make_config):
 def test_a_label_set_that_is_not_there_is_named(make_config):
     text = r"^mixed\.labels = abcdef: is no label set here"
     refused(make_config, text, "mixed.labels=abcdef")
-
-
-def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):
-    claim_run(make_config(), tmp_path)
-    claim_run(make_config("epochs=5"), tmp_path)  # no seed was begun
-    (tmp_path / "seed-0").mkdir()
-    claim_run(make_config("epochs=5", "seeds=[0,1]"), tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["seeds"] == [0, 1]
-    with pytest.raises(InputError, match=r"epochs: 5 there, 6 now; "):
-        claim_run(make_config("epochs=6", "head=null"), tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 5
-
-
-def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
-    def record(index):
-        return {"real": "r", "mixed": {"url": "u", "index": index, "digest": "d"}}
-
-    pin_data(record("index/0.json"), tmp_path)
-    assert pinned_index(tmp_path) is None
-    pin_data(record("index/1.json"), tmp_path)
-    (tmp_path / "seed-0").mkdir()
-    assert pinned_index(tmp_path) == "index/1.json"
-    with pytest.raises(InputError, match=r"data\.json mixed = .*choose a fresh run folder"):
-        pin_data(record("index/2.json"), tmp_path)
 
 
 def test_a_part_of_a_heads_optimiser_leaves_the_rest_as_it_is(make_config):

@@ -3,11 +3,7 @@
 import itertools
 import json
 import math
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +29,9 @@ from calib.train import train
 from data.errors import InputError
 from data.real import RealDataConfig, load_real
 from data.settings import load_settings
+from tests.calib.runs import run_two
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 TRAINED = ("seeds=[0,2]", "epochs=1", "head.epochs=1", "evaluation.bootstrap=100")
 
 
@@ -289,23 +285,11 @@ accelerator.end_training()
 
 
 @pytest.mark.process
-def test_two_processes_share_the_predictions_out(run, measured):
+def test_two_processes_share_the_predictions_out(run, measured, tmp_path):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     for path in run.glob("seed-0/logits-*"):
         path.unlink()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(run)],
-            cwd=ROOT,
-            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in "01"
-    ]
-    assert [worker.wait(timeout=200) for worker in workers] == [0, 0]
+    run_two(WORKER, tmp_path, run)
     for stage in ("base", "head"):
         stored, alone = (
             load_file(folder / "seed-0" / f"logits-{stage}.safetensors")
@@ -381,13 +365,6 @@ def test_chunks_come_back_in_order_without_gradients():
     found = in_chunks(lambda part: part * 2, rows)
     torch.testing.assert_close(found, torch.arange(1201.0) * 2)
     assert not found.requires_grad
-
-
-def test_predict_takes_images_of_any_number(measured):
-    images = torch.zeros(3, 16, 16, 3, dtype=torch.uint8)
-    logits = predict(load_classifier(measured, 0), images, device=CPU)
-    assert logits.shape == (3, 10)
-    assert calibration_metrics(logits, torch.zeros(3, dtype=torch.int64)).accuracy in (0.0, 1.0)
 
 
 def test_the_float32_of_measured_logits_is_never_tf32(measured, precisions):

@@ -19,7 +19,6 @@ from calib.heads import (
     divergence,
 )
 from calib.losses.base import CrossEntropy
-from calib.models import build_model
 from calib.stage_two import VariationalObjective
 from data.errors import InputError
 
@@ -316,34 +315,6 @@ def test_a_restored_run_equals_an_unbroken_one():
     assert rule_again.history == rule.history
     assert rule_again.p == rule.p
     assert torch.equal(rule_again.generator.get_state(), rule.generator.get_state())
-
-
-def test_state_includes_masks_and_share():
-    module = head()
-    module.start_epoch(0.4, torch.Generator().manual_seed(0))
-    again = MaskedBottleneckHead(24, 4)
-    again.load_state_dict(module.state_dict())
-    assert torch.equal(again.mask1, module.mask1)
-    assert torch.equal(again.mask2, module.mask2)
-    assert again.retention.item() == pytest.approx(0.4)
-
-
-def test_a_frozen_backbone_does_not_change():
-    model = build_model("resnet8", 4, width=4)
-    model.classifier = MaskedBottleneckHead(model.num_features, 4)
-    model.features.eval().requires_grad_(False)
-    before = copy.deepcopy(model.features.state_dict())
-    optimiser = optimiser_of(model.classifier)
-    start = model.classifier.layer1.weight.detach().clone()
-    model.classifier.start_epoch(0.5, torch.Generator().manual_seed(0))
-    for _ in range(3):
-        logits, _ = model(torch.rand(8, 3, 16, 16))
-        functional.cross_entropy(logits, torch.arange(8) % 4).backward()
-        model.classifier.after_backward()
-        optimiser.step()
-        model.classifier.after_step()
-    torch.testing.assert_close(dict(model.features.state_dict()), dict(before), rtol=0, atol=0)
-    assert (model.classifier.layer1.weight != start * model.classifier.mask1).any()
 
 
 def set_linear(layer: nn.Module, weight: list, bias: list) -> None:

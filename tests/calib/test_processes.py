@@ -1,18 +1,14 @@
 """Two processes: one model, the loss curve of one process, and an end together."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from calib.train import train
-from tests.calib.runs import assert_same_results, history
+from tests.calib.runs import assert_same_results, history, run_two
 
 EPOCHS = 3
 # Without batch norms: theirs see a process's own images alone, so that with them the curve of
@@ -143,23 +139,6 @@ def two_processes(make_config, tmp_path_factory):
     settings = {"curves": curves, "epochs": EPOCHS, "stopped": STOPPED}
     (folder / "settings.json").write_text(json.dumps(settings))
     return run, run_two(SCRIPT, folder, run, folder / "settings.json")
-
-
-def run_two(script, folder, *arguments):
-    """What a script prints that two processes run."""
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    found = subprocess.run(
-        [*command, str(folder / "script.py"), *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,  # processes that wait for each other never end
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
 
 
 def curve_config(make_config, name):

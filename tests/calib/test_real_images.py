@@ -21,8 +21,7 @@ from calib.train import train
 from data.errors import InputError
 from data.real import RealDataConfig, load_real
 from data.splits import ImageSplit
-from tests.calib.runs import assert_same_results
-from tests.calib.test_processes import run_two
+from tests.calib.runs import assert_same_results, run_two
 
 READ = "real_memory_gib=0"
 WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]

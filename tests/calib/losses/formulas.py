@@ -25,27 +25,47 @@ def batch(*, samples: int = 12, classes: int = 5, scale: float = 4.0, seed: int 
 
 def assert_agrees(loss: RealLoss, formula: Formula, logits: Tensor, targets: Tensor) -> None:
     """Compare the loss of a batch with the mean of the formula over its samples."""
-    value, gradient = _by_differences(formula, logits.double().numpy(), targets.tolist())
+    held = logits.double().numpy()
+
+    def mean(z: np.ndarray) -> float:
+        rows = zip(z, targets.tolist(), held, strict=True)
+        return sum(formula(*row) for row in rows) / len(z)
+
+    assert_whole_agrees(loss, mean, logits, targets)
+
+
+def assert_whole_agrees(
+    loss: RealLoss,
+    formula: Callable[[np.ndarray], float],
+    logits: Tensor,
+    targets: Tensor,
+    **inputs: Tensor,
+) -> None:
+    """Compare the loss with a formula of all logits [N, K], and its gradient with slopes of it."""
     logits = logits.clone().requires_grad_()
-    got = loss(logits, targets)
+    got = loss(logits, targets, **inputs)
     (found,) = torch.autograd.grad(got, logits)
-    torch.testing.assert_close(got.detach().double(), torch.tensor(value).double())
-    torch.testing.assert_close(found.double(), torch.tensor(gradient), rtol=1e-4, atol=1e-7)
+    z = logits.detach().double().numpy()
+    torch.testing.assert_close(got.detach().double(), torch.tensor(formula(z)).double())
+    slopes = np.zeros_like(z)
+    for place in np.ndindex(*z.shape):
+        nudge = np.zeros_like(z)
+        nudge[place] = STEP
+        slopes[place] = (formula(z + nudge) - formula(z - nudge)) / (2 * STEP)
+    torch.testing.assert_close(found.double(), torch.tensor(slopes), rtol=1e-4, atol=1e-7)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    powers = np.exp(z - z.max())
-    return powers / powers.sum()
+    """Of a sample [K], or of each row [N, K]."""
+    powers = np.exp(z - z.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
 
 
-def _by_differences(
-    formula: Formula, logits: np.ndarray, targets: list[int]
-) -> tuple[float, np.ndarray]:
-    total, gradient = 0.0, np.zeros_like(logits)
-    for n, (row, y) in enumerate(zip(logits, targets, strict=True)):
-        total += formula(row, y, row)
-        for k in range(len(row)):
-            nudge = STEP * (np.arange(len(row)) == k)
-            rise = formula(row + nudge, y, row) - formula(row - nudge, y, row)
-            gradient[n, k] = rise / (2 * STEP) / len(logits)
-    return total / len(logits), gradient
+def cross_entropy(z: np.ndarray, targets: Tensor) -> float:
+    return -np.log(softmax(z)[np.arange(len(z)), targets.numpy()]).mean()
+
+
+def confidences(z: np.ndarray, targets: Tensor) -> list[tuple[float, int]]:
+    """Largest probability of each row, and 1 where it is that of the class."""
+    p = softmax(z)
+    return list(zip(p.max(1), (p.argmax(1) == targets.numpy()).astype(int), strict=True))

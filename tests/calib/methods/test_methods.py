@@ -1,16 +1,13 @@
 """What all methods share: settings by name, one way to be called, training that works."""
 
-import re
-
 import pytest
 import torch
 from accelerate import Accelerator
 
-import calib.methods
 from calib.batches import Normalise
 from calib.check import check
 from calib.losses import build_loss
-from calib.methods import METHODS, build_method
+from calib.methods import build_method
 from calib.network import Network
 from calib.real_data import count_pixels, open_data
 from calib.stage_one import BaseStage
@@ -44,16 +41,6 @@ from data.errors import InputError
 def test_bad_settings_are_named(name: str, params: dict, text: str):
     with pytest.raises(InputError, match=text):
         build_method(name, 5, **params)
-
-
-def test_the_table_says_which_losses_each_takes():
-    rows = re.findall(r"^\| ([a-z, ]+) \| ([^|]+) \|", calib.methods.__doc__, flags=re.MULTILINE)
-    found = {name: losses for names, losses in rows for name in names.split(", ")}
-    found.pop("method")
-    assert found.keys() == METHODS.keys()
-    for name, losses in found.items():
-        assert losses.startswith("any") == (METHODS[name].losses is None)
-        assert (losses == "ce") == (METHODS[name].losses == ("ce",))
 
 
 def test_float_images_pass_as_their_uint8_selves():

@@ -1,16 +1,40 @@
-"""Two trainings never work on one seed; what dies lets go."""
+"""A run folder: one run's settings and data, and one training of a seed at a time."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from calib import run_folder
-from calib.run_folder import alone_with
+from calib.run_folder import alone_with, claim_run, pin_data, pinned_index
 from calib.stopping import Interrupted
 from data.errors import InputError
 
-pytestmark = pytest.mark.process
+
+def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):
+    claim_run(make_config(), tmp_path)
+    claim_run(make_config("epochs=5"), tmp_path)  # no seed was begun
+    (tmp_path / "seed-0").mkdir()
+    claim_run(make_config("epochs=5", "seeds=[0,1]"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["seeds"] == [0, 1]
+    with pytest.raises(InputError, match=r"epochs: 5 there, 6 now; "):
+        claim_run(make_config("epochs=6", "head=null"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 5
+
+
+def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
+    def record(index):
+        return {"real": "r", "mixed": {"url": "u", "index": index, "digest": "d"}}
+
+    pin_data(record("index/0.json"), tmp_path)
+    assert pinned_index(tmp_path) is None
+    pin_data(record("index/1.json"), tmp_path)
+    (tmp_path / "seed-0").mkdir()
+    assert pinned_index(tmp_path) == "index/1.json"
+    with pytest.raises(InputError, match=r"data\.json mixed = .*choose a fresh run folder"):
+        pin_data(record("index/2.json"), tmp_path)
+
 
 HOLDER = """
 import sys, time
@@ -32,6 +56,7 @@ def other(tmp_path):
         process.kill()
 
 
+@pytest.mark.process
 def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_folder, "PATIENCE_S", 0.3)
     said = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
@@ -46,6 +71,7 @@ def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, cap
         pass
 
 
+@pytest.mark.process
 def test_a_training_that_was_killed_lets_go(other, tmp_path):
     def stop() -> bool:  # asked while we wait
         other.kill()
@@ -55,6 +81,7 @@ def test_a_training_that_was_killed_lets_go(other, tmp_path):
         assert other.wait() < 0
 
 
+@pytest.mark.process
 def test_who_waits_can_be_stopped(other, tmp_path):
     with (
         pytest.raises(Interrupted, match=r"^second: stopped before it was begun"),

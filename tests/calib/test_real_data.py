@@ -1,4 +1,4 @@
-"""What a run pins of the mixed dataset that it is trained on."""
+"""What a run pins of the datasets that it is trained on, and what it refuses."""
 
 import json
 import shutil

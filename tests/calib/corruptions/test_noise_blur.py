@@ -1,4 +1,4 @@
-"""Blur of a single point, of lines and of even images, worked out by hand."""
+"""Noise as its constants say; blur of a point, of lines and of even images; saturation."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,40 @@ import pytest
 from calib.corruptions import corrupt
 from calib.corruptions.noise_blur import glass_blur
 from calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
+
+GREY = np.full((20, 32, 32, 3), 128, dtype=np.uint8)  # 61,440 values
+TRUNCATED = -0.5  # what truncation to whole levels takes on average
+
+
+def test_gaussian_noise_has_its_deviation_and_no_mean():
+    noise = corrupt(GREY, "gaussian_noise", 3, seed=0) - 128.0
+    assert abs(noise.std() - 0.08 * 255) < 0.2
+    assert abs(noise.mean() - TRUNCATED) < 0.3
+    channels = np.corrcoef(noise.reshape(-1, 3).T)
+    assert np.abs(channels - np.eye(3)).max() < 0.03
+
+
+def test_shot_noise_grows_with_the_root_of_the_light():
+    for value in (64, 144):
+        image = np.full_like(GREY, value)
+        noise = corrupt(image, "shot_noise", 5, seed=0) - float(value)
+        assert abs(noise.std() - 255 * np.sqrt(value / 255 / 50)) < 0.4
+        assert abs(noise.mean() - TRUNCATED) < 0.6
+
+
+def test_impulse_noise_leaves_the_rest_alone():
+    found = corrupt(GREY, "impulse_noise", 5, seed=0)
+    values, counts = np.unique(found, return_counts=True)
+    assert values.tolist() == [0, 128, 255]
+    share = counts / found.size
+    assert abs(share[0] - 0.035) < 0.003
+    assert abs(share[2] - 0.035) < 0.003
+
+
+def test_speckle_noise_is_in_proportion():
+    assert not corrupt(np.zeros_like(GREY), "speckle_noise", 5, seed=0).any()
+    noise = corrupt(GREY // 2, "speckle_noise", 5, seed=0) - 64.0
+    assert abs(noise.std() - 0.2 * 64) < 0.2
 
 
 def point(size: int = 32) -> np.ndarray:
@@ -91,3 +125,19 @@ def test_glass_moves_pixels_in_reading_order_from_the_last():
                     image[here] = image[there]
         expected = smooth(image[None].astype(np.float32) / 255, sigma)[0]
         np.testing.assert_allclose(found[number], expected, rtol=0, atol=1e-6)
+
+
+def saturated(severity: int, *colour: int) -> list[int]:
+    images = np.full((1, 32, 32, 3), colour, dtype=np.uint8)
+    found = corrupt(images, "saturate", severity, seed=0)
+    assert (found == found[:, :1, :1]).all()
+    return found[0, 0, 0].tolist()
+
+
+def test_saturation_moves_all_channels_but_the_highest():
+    assert saturated(2, 200, 100, 100) == [200, 190, 190]  # from 0.5 to 0.05
+    assert saturated(2, 100, 200, 100) == [190, 200, 190]
+    assert saturated(3, 200, 100, 100) == [200, 50, 50]  # to 0.75
+    assert saturated(4, 200, 100, 100) == [200, 0, 0]  # to 1.1, which is 1
+    assert saturated(4, 100, 100, 100) == [100, 90, 90]  # grey has the hue of red
+    assert saturated(5, 0, 0, 0) == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Classifiers: depth, width, parameters, outputs and names."""
+"""Convolutional classifiers: depth, width, parameters, outputs and names."""
 
 from functools import partial
 
@@ -160,22 +160,6 @@ def test_the_tiny_networks_see_four_places_of_the_last_map():
         places = tiny.features(images)
         torch.testing.assert_close(places.view(2, 16, 4).mean(2), plain.features(images))
     assert tiny.num_features == 4 * plain.num_features == 64
-
-
-def test_default_width_and_another_head():
-    model = build_model("resnet14", 10)
-    assert model.num_features == 64
-    model.classifier = nn.Linear(64, 3)
-    assert model(torch.rand(2, 3, 32, 32))[0].shape == (2, 3)
-
-
-def test_the_seed_decides_the_weights():
-    def state(seed: int) -> dict:
-        torch.manual_seed(seed)
-        return dict(build_model("resnet8", 10, width=4).state_dict())
-
-    torch.testing.assert_close(state(0), state(0), rtol=0, atol=0)
-    assert not torch.equal(state(0)["classifier.weight"], state(1)["classifier.weight"])
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet8", "resnet50_tiny", "wrn10_1"])

@@ -1,20 +1,29 @@
-"""Losses by name, and those without state."""
+"""All losses: by name, called alike, in any precision, across processes; those of mixed images."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from calib.losses import build_loss, build_mixed_loss
+from calib.losses import REAL_LOSSES, build_loss, build_mixed_loss, build_training_loss
+from calib.losses.base import Outputs, RealLoss, all_rows
 from data.errors import InputError
+from tests.calib.losses.small_training import LOSSES, trained
 
 POINTWISE = ("ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "ecp", "brier")
 SINGLE = (*POINTWISE, "fedlas_ls", "fedlas_mbls")
 
 
-def batch(seed: int = 0, samples: int = 16, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+def random_batch(
+    seed: int = 0, samples: int = 16, classes: int = 10
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, targets and features of one random batch."""
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(samples, classes, generator=rng)
@@ -28,26 +37,21 @@ def test_cross_entropy_by_hand():
     torch.testing.assert_close(got, torch.tensor(-(math.log(0.5) + math.log(0.7)) / 2))
 
 
-def test_label_smoothing_by_hand():
-    logits = torch.tensor([[0.8, 0.2]]).log()
-    got = build_loss("ls", 2, smoothing=0.1)(logits, torch.tensor([0]))
-    # The true class keeps 1 - 0.1 + 0.1/2.
-    torch.testing.assert_close(got, torch.tensor(-0.95 * math.log(0.8) - 0.05 * math.log(0.2)))
+def built(name: str) -> RealLoss:
+    """In eval mode, for 10 classes and 16 training images, with a history where it keeps one."""
+    loss = build_training_loss(name, 10, num_samples=16, params={}).eval()
+    if name == "crl":
+        loss.right.copy_(torch.arange(16) % 3)
+    if name == "ada_focal":
+        loss.gammas.copy_(torch.linspace(-2, 5, 15))
+    return loss
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.3, 1])
-def test_label_smoothing_equals_torch(smoothing: float):
-    logits, targets, _ = batch()
-    peer = nn.CrossEntropyLoss(label_smoothing=smoothing)
-    got = build_loss("ls", 10, smoothing=smoothing)(logits, targets)
-    torch.testing.assert_close(got, peer(logits, targets))
-
-
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", REAL_LOSSES)
 def test_every_loss_is_called_alike(name: str):
-    logits, targets, features = batch()
+    logits, targets, features = random_batch()
     logits.requires_grad_()
-    loss = build_loss(name, 10)(logits, targets, features=features, indices=torch.arange(16))
+    loss = built(name).train()(logits, targets, features=features, indices=torch.arange(16))
     loss.backward()
     assert loss.shape == ()
     assert loss.dtype == torch.float32
@@ -55,24 +59,52 @@ def test_every_loss_is_called_alike(name: str):
     assert logits.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", REAL_LOSSES)
 def test_autocast_does_not_round_the_loss(name: str):
-    logits, targets, features = batch()
-    loss = build_loss(name, 10).eval()
-    expected = loss(logits, targets, features=features)
+    logits, targets, features = random_batch()
+    loss, more = built(name), {"features": features, "indices": torch.arange(16)}
+    expected = loss(logits, targets, **more)
     with torch.autocast("cpu", torch.bfloat16):
-        got = loss(logits, targets, features=features)
+        got = loss(logits, targets, **more)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", REAL_LOSSES)
 def test_half_precision_logits_are_summed_in_float32(name: str):
-    logits, targets, features = batch()
-    loss = build_loss(name, 10).eval()
+    logits, targets, features = random_batch()
+    loss, indices = built(name), torch.arange(16)
     logits, features = logits.bfloat16(), features.bfloat16()
-    got = loss(logits, targets, features=features)
-    expected = loss(logits.float(), targets, features=features.float())
+    got = loss(logits, targets, features=features, indices=indices)
+    expected = loss(logits.float(), targets, features=features.float(), indices=indices)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", REAL_LOSSES)
+def test_settings_are_checked_without_memory(name: str):
+    with torch.device("meta"):
+        loss = build_training_loss(name, 10, num_samples=1, params={})
+    assert all(tensor.is_meta for tensor in loss.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls", "crl", "ada_focal"])
+def test_state_survives_save_and_load(name: str, tmp_path: Path):
+    """After an epoch of a step, which a fresh loss has not seen."""
+    logits, targets, features = random_batch()
+    targets[::2] = logits[::2].argmax(1)  # right, for what is learned from that
+    more = {"features": 5 * features, "indices": torch.arange(16)}
+
+    def fresh(seed: int) -> RealLoss:
+        torch.manual_seed(seed)
+        return build_training_loss(name, 10, num_samples=16, params={})
+
+    loss, again, other = fresh(0), fresh(1), fresh(1)
+    loss(logits, targets, **more)
+    loss.end_epoch(SimpleNamespace(outputs=lambda split: Outputs(logits, features, targets)))
+    torch.save(loss.state_dict(), tmp_path / "loss.pt")
+    again.load_state_dict(torch.load(tmp_path / "loss.pt"))
+    expected, got, unlike = (one(logits, targets, **more) for one in (loss, again, other))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert got != unlike
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -94,7 +126,7 @@ def test_extreme_logits_stay_finite(name: str, params: dict, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_the_batch_is_averaged(name: str):
-    logits, targets, features = batch()
+    logits, targets, features = random_batch()
     loss = build_loss(name, 10).eval()
     one = loss(logits, targets, features=features)
     two = loss(logits.repeat(2, 1), targets.repeat(2), features=features.repeat(2, 1))
@@ -169,6 +201,25 @@ def test_labels_that_would_be_broadcast_are_refused(name: str):
         ("fedlas_ls", {"momentum": 0}, r"loss\.momentum = 0: must lie in \(0, 1\]"),
         ("fedlas_ls", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
         ("fedlas_ls", {"norm_start": "x"}, r"loss\.norm_start = x: choose one of fixed, first_"),
+        ("ada_focal", {"bins": 0}, r"loss\.bins = 0: give a whole number of at least 1"),
+        ("ada_focal", {"rate": -1}, r"loss\.rate = -1: must be 0 or more"),
+        ("ada_focal", {"gamma": 21}, r"loss\.gamma = 21: must lie in \[-2\.0, 20\.0\]"),
+        ("ada_focal", {"switch": -0.1}, r"loss\.switch = -0\.1: must lie in \[0, 20\.0\]"),
+        ("ada_focal", {"gamma_min": 0.1}, r"loss\.gamma_min = 0\.1: must be 0 or less"),
+        ("ada_focal", {"gamma_max": -1}, r"loss\.gamma_max = -1: must be 0 or more"),
+        ("cpc", {"binary_weight": -1}, r"loss\.binary_weight = -1: must be 0 or more"),
+        ("cpc", {"exclusion_weight": -1}, r"loss\.exclusion_weight = -1: must be 0 or more"),
+        ("cpc", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
+        ("mdca", {"base": "ls"}, r"loss\.base = ls: choose one of ce, focal"),
+        ("mdca", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
+        ("mdca", {"gamma": -1}, r"loss\.gamma = -1: must be 0 or more"),
+        ("mmce", {"weight": -1}, r"loss\.weight = -1: must be 0 or more"),
+        ("mmce", {"bandwidth": 0}, r"loss\.bandwidth = 0: must be above 0"),
+        ("mmce_weighted", {"variant": "x"}, r"loss\.variant = x: choose one of code, paper"),
+        ("crl", {}, r"loss\.num_samples = 0: give the number of training images, at least 1"),
+        ("crl", {"num_samples": 4, "weight": -1}, r"loss\.weight = -1: must be 0 or more"),
+        ("crl", {"num_samples": 4, "confidence": "x"}, r"loss\.confidence = x: choose one of so"),
+        ("crl", {"num_samples": 4, "variant": "x"}, r"loss\.variant = x: choose one of code, pa"),
     ],
 )
 def test_bad_settings_are_named(name: str, params: dict, text: str):
@@ -184,3 +235,34 @@ def test_fewer_than_two_classes_are_refused():
 def test_unknown_mixed_loss_is_named():
     with pytest.raises(InputError, match=r"mixed\.loss = l1: choose one of l2, soft_ce$"):
         build_mixed_loss("l1")
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found, for every loss."""
+    place = tmp_path_factory.mktemp("two")
+    command = [sys.executable, "-m", "tests.calib.losses.small_training"]
+    workers = [
+        subprocess.Popen([*command, str(process), "2", str(place)], cwd=ROOT)
+        for process in range(2)
+    ]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    return [torch.load(place / f"{process}.pt") for process in range(2)]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_processes_train_as_one(name: str, two_processes: list[dict[str, Any]]):
+    alone = trained(name)
+    for found in two_processes:
+        torch.testing.assert_close(found[name], alone, rtol=1e-5, atol=1e-6)
+    # The state is the same to the bit, so that it cannot drift apart.
+    first, second = (found[name]["state"] for found in two_processes)
+    torch.testing.assert_close(dict(first), dict(second), rtol=0, atol=0)
+
+
+def test_a_process_alone_keeps_its_rows():
+    rows = torch.arange(6.0).view(3, 2).requires_grad_()
+    assert all_rows(rows, training=True) is rows

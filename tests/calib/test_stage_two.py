@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from calib import features
-from calib.check import check
 from calib.checkpoint import latest_checkpoint, save_checkpoint
 from calib.config import TrainConfig
 from calib.features import HeadFeedback
@@ -408,34 +407,3 @@ def test_a_diverged_head_is_refused(make_stage: Make):
     )
     with pytest.raises(Diverged, match=r"NaN or infinite; lower head\.optimiser\.learning_rate"):
         trained(stage)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("head.hiden=3", r"^head\.hiden = as given: unknown setting; did you mean head\.hidden\?$"),
-        ("head.method=foo", r"^head\.method = foo: choose one of mac_cal, tst, vtst$"),
-        (
-            "head={method: vtst, latnt: 3}",
-            r"^head\.latnt = as given: .* did you mean head\.latent\?$",
-        ),
-        (
-            "head={method: tst, gamma: 0.9}",
-            r"^head\.gamma = as given: unknown setting; known here: ",
-        ),
-        ("head.loss.name=foo", r"^head\.loss\.name = foo: choose one of ce"),
-        ("head.loss={name: fedlas_ls, beta: -1}", r"^head\.loss\.beta = -1: must be 0 or more$"),
-        ("head.p_start=0.05", r"^head\.p_start = 0\.05: must lie in \[0\.1, 1\]$"),
-        ("head={views: 3, method: tst}", r"^head\.views = 3: nothing is augmented, so that all"),
-        ("head.inference=dense", r"^head\.inference = dense: reset weights are already sparse"),
-        (
-            "head={mask_mode: preserve, inference: dense}",
-            r"^head\.inference = dense: .* or set head\.allow_unscaled",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_named_before_anything_is_read(
-    configured: Callable, override: str, message: str
-):
-    with pytest.raises(InputError, match=message):
-        check(configured("augment.shift=0", override))

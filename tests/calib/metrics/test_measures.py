@@ -1,6 +1,7 @@
-"""Calibration measures: values worked out by hand, an independent authority, properties."""
+"""Calibration measures by hand, against plain loops and other libraries, and their properties."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -9,19 +10,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchmetrics.classification import BinaryAUROC, MulticlassCalibrationError
+from torchmetrics.classification import MulticlassCalibrationError
 
 from calib.metrics import (
     calibration_metrics,
     max_probability,
-    negative_entropy,
     ood_metrics,
     overconfidence_error,
     reliability_bins,
     underconfidence_error,
 )
-from calib.metrics.measures import expected_error, maximum_error
-from calib.metrics.one_pass import equal_mass, equal_width
+from calib.metrics.measures import (
+    expected_error,
+    maximum_error,
+    risk_coverage_area,
+    smooth_error,
+    smoothed_error,
+    spectrum,
+)
+from calib.metrics.one_pass import equal_mass, equal_width, top_label
+from tests.calib.metrics.oracle import CASES, FILE, case, foreign
 
 
 def logits_of(rows: list[list[float]]) -> Tensor:
@@ -70,33 +78,6 @@ def test_mce_is_the_widest_bin_and_ece_the_weighted_mean():
     bins = equal_width(confidence, correct, 10)
     assert maximum_error(bins) == pytest.approx(0.55)
     assert expected_error(bins) == pytest.approx(0.75 * 0.05 + 0.25 * 0.55)
-
-
-@pytest.mark.parametrize("bins", [2, 5, 7, 10, 15, 25])
-def test_a_confidence_on_an_edge_belongs_to_the_bin_below(bins: int):
-    edges = torch.tensor([m / bins for m in range(1, bins + 1)], dtype=torch.float64)
-    got = equal_width(edges, torch.ones(bins).double(), bins)
-    assert got.count.tolist() == [1] * bins
-    torch.testing.assert_close(got.confidence, edges)
-
-
-def test_edges_reached_through_softmax():
-    half = reliability_bins(torch.zeros(1, 2), torch.tensor([0]), bins=10)
-    assert half.count.nonzero().tolist() == [[4]]  # 0.5 lies in (0.4, 0.5]
-    sure = reliability_bins(torch.tensor([[1000.0, 0.0]]), torch.tensor([1]), bins=10)
-    assert sure.count.nonzero().tolist() == [[9]]
-    assert sure.confidence[9] == 1
-    assert sure.accuracy[9] == 0
-    assert calibration_metrics(torch.tensor([[1000.0, 0.0]]), torch.tensor([1])).ece == 1
-
-
-def test_reliability_bins_by_hand():
-    logits = logits_of([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]])
-    got = reliability_bins(logits, torch.tensor([0, 1, 0]), bins=4)
-    assert got.count.tolist() == [0, 0, 1, 2]
-    expected = torch.tensor([0, 0, 0.6, 0.85], dtype=torch.float64)
-    torch.testing.assert_close(got.confidence, expected)
-    torch.testing.assert_close(got.accuracy, torch.tensor([0, 0, 1.0, 0.5], dtype=torch.float64))
 
 
 def test_adaptive_ece_equals_the_plain_loop():
@@ -213,38 +194,6 @@ def test_properties(seed: int, samples: int, classes: int, bins: int, levels: in
     assert shuffled.as_dict() == pytest.approx(got.as_dict(), abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_half_precision_logits_are_measured_in_single(kind: torch.dtype):
-    logits, targets = random_case(3)
-    got = calibration_metrics(logits.to(kind), targets)
-    assert got == calibration_metrics(logits.to(kind).float(), targets)
-
-
-def test_single_precision_logits_give_the_measures_of_double():
-    logits, targets = random_case(5, samples=3000, classes=200)  # in more than one part
-    got, exact = (calibration_metrics(z, targets).as_dict() for z in (logits, logits.double()))
-    assert got == pytest.approx(exact, abs=3e-7)
-
-
-def test_the_surest_predictions_are_told_apart_in_single_precision():
-    # The right one is the surer of the two by 1e-9 against 1e-13: errors come last.
-    logits = torch.tensor([[30.0, 0.0], [20.0, 0.0]])
-    assert calibration_metrics(logits, torch.tensor([0, 1])).aurc == pytest.approx(0.25)
-    assert calibration_metrics(logits, torch.tensor([0, 0])).nll == pytest.approx(
-        (math.exp(-30) + math.exp(-20)) / 2, rel=1e-6
-    )
-
-
-def test_a_single_precision_confidence_on_an_edge_belongs_to_the_bin_below():
-    logits = torch.tensor([[0.6, 0.4], [0.8, 0.2]]).log()
-    assert reliability_bins(logits, torch.tensor([0, 0]), bins=5).count.tolist() == [0, 0, 1, 1, 0]
-
-
-def test_of_equal_logits_the_first_class_is_predicted():
-    got = calibration_metrics(torch.zeros(3, 4), torch.tensor([0, 1, 3]))
-    assert got.accuracy == pytest.approx(1 / 3)
-
-
 def test_overconfidence_error_by_hand():
     # (0.75, 1]: 0.9 wrong, gap 0.9. (0.5, 0.75]: 0.7 and 0.6 right, gap -0.35 at 0.65.
     logits = logits_of([[0.9, 0.1], [0.7, 0.3], [0.6, 0.4]])
@@ -253,66 +202,132 @@ def test_overconfidence_error_by_hand():
     assert underconfidence_error(bins) == pytest.approx(0.65 * 0.7 / 3)
 
 
-@pytest.mark.parametrize(
-    ("logits", "targets", "text"),
-    [
-        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), r"logits have 0 rows"),
-        (torch.zeros(3), torch.zeros(3, dtype=torch.long), r"logits are torch\.float32 \(3,\)"),
-        (torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), r"\(3, 1\).*K >= 2"),
-        (torch.zeros(3, 2).long(), torch.zeros(3, dtype=torch.long), r"logits are torch\.int64"),
-        (torch.zeros(3, 2), torch.zeros(2, dtype=torch.long), r"shape \(2,\): give \[3\]"),
-        (torch.zeros(3, 2), torch.zeros(3), r"targets are torch\.float32: give class numbers"),
-        (torch.tensor([[0, 0], [0, math.nan]]), torch.tensor([0, 0]), r"logits\[1, 1\] = nan"),
-        (torch.tensor([[0, 0], [math.inf, 0]]), torch.tensor([0, 0]), r"logits\[1, 0\] = inf"),
-        (torch.zeros(2, 2), torch.tensor([0, 2]), r"targets\[1\] = 2: must lie in 0\.\.1"),
-        (torch.zeros(2, 2), torch.tensor([0, -1]), r"targets\[1\] = -1: must lie in 0\.\.1"),
-    ],
-)
-def test_bad_input_is_named(logits: Tensor, targets: Tensor, text: str):
-    with pytest.raises(ValueError, match=text):
-        calibration_metrics(logits, targets)
-    with pytest.raises(ValueError, match=text):
-        reliability_bins(logits, targets)
+def test_brier_parts_by_hand():
+    # Both classes: two samples at 0.9 and 0.1 for class 0, of which one is right each.
+    logits = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.1, 0.9]]).double().log()
+    got = calibration_metrics(logits, torch.tensor([0, 1, 1, 1]), bins=2)
+    # Class 0: bin of 0.9 has frequency 1/2, bin of 0.1 has 0; overall 1/4. Class 1 mirrors it.
+    assert got.brier_reliability == pytest.approx(2 * (0.4**2 + 0.1**2) / 2)
+    assert got.brier_resolution == pytest.approx(2 * 0.25**2)
+    assert got.brier_uncertainty == pytest.approx(2 * 0.25 * 0.75)
+    assert got.brier_within == pytest.approx(0, abs=1e-12)
+    assert got.brier == pytest.approx(2 * (3 * 0.1**2 + 0.9**2) / 4)
 
 
-def test_bins_must_be_positive():
-    with pytest.raises(ValueError, match=r"bins = 0: give a whole number of at least 1"):
-        calibration_metrics(torch.zeros(2, 2), torch.tensor([0, 1]), bins=0)
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_brier_parts_equal_the_loop(bins: int):
+    rng = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(400, 5, generator=rng, dtype=torch.float64)
+    targets = torch.randint(5, (400,), generator=rng)
+    p, y = logits.softmax(1).numpy(), np.eye(5)[targets]
+    place = np.ceil(p * bins).astype(int)
+    reliability = resolution = within = 0.0
+    for k in range(5):
+        for b in range(1, bins + 1):
+            inside = place[:, k] == b
+            if inside.any():
+                q, o = p[inside, k], y[inside, k]
+                share = inside.mean()
+                reliability += share * (q.mean() - o.mean()) ** 2
+                resolution += share * (o.mean() - y[:, k].mean()) ** 2
+                within += share * (q.var() - 2 * ((q - q.mean()) * (o - o.mean())).mean())
+    got = calibration_metrics(logits, targets, bins)
+    assert got.brier_reliability == pytest.approx(reliability)
+    assert got.brier_resolution == pytest.approx(resolution)
+    assert got.brier_uncertainty == pytest.approx(y.var(0).sum())
+    assert got.brier_within == pytest.approx(within)
+    assert got.brier == pytest.approx(((p - y) ** 2).sum(1).mean())
 
 
-def test_separable_scores():
-    got = ood_metrics(torch.linspace(0.6, 1, 40), torch.linspace(0, 0.5, 30))
-    assert got.as_dict() == {"auroc": 1.0, "fpr95": 0.0}
+def test_aurc_by_hand():
+    # From the surest on: right, wrong, right, wrong. Risks 0, 1/2, 1/3, 2/4.
+    confidence = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
+    correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):
+        got = risk_coverage_area(confidence[order], correct[order])
+        assert got == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
 
 
-def test_ood_by_hand():
-    # Of 100 known scores 1..100, 95 are at least 6; of the foreign ones 6 and 50 pass.
-    got = ood_metrics(torch.arange(1.0, 101.0), torch.tensor([5.5, 6.0, 50.0]))
-    assert got.fpr95 == pytest.approx(2 / 3)
-    # Known above 5.5: 95; above 6: 94 and a tie; above 50: 50 and a tie.
-    assert got.auroc == pytest.approx((95 + 94.5 + 50.5) / 300)
+def test_aurc_of_equal_confidences_is_the_error_rate():
+    correct = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    assert risk_coverage_area(torch.full((5,), 0.5).double(), correct) == pytest.approx(0.4)
 
 
-def test_auroc_equals_torchmetrics():
-    rng = torch.Generator().manual_seed(0)
-    known = torch.randint(0, 40, (300,), generator=rng) / 40
-    foreign = torch.randint(-10, 30, (200,), generator=rng) / 40
-    labels = torch.cat([torch.ones(300), torch.zeros(200)]).long()
-    scores = torch.cat([known, foreign])
-    peer = BinaryAUROC()((scores - scores.min()) / 2, labels).item()
-    assert ood_metrics(known, foreign).auroc == pytest.approx(peer, abs=1e-6)
+def wavy_case(seed: int, samples: int = 300) -> tuple[Tensor, Tensor]:
+    """Confidences up to 1 that are right too often below 0.7 and too seldom above."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.beta(3, 1.2, samples)
+    confidence[:9] = 1.0
+    chance = np.where(confidence < 0.7, confidence + 0.2, confidence - 0.25)
+    return torch.from_numpy(confidence), torch.from_numpy((rng.random(samples) < chance) + 0.0)
 
 
-def test_scores_of_logits():
-    logits = logits_of([[0.5, 0.5], [0.9, 0.1]]).float()
-    torch.testing.assert_close(max_probability(logits), torch.tensor([0.5, 0.9]).double())
-    entropy = 0.9 * math.log(0.9) + 0.1 * math.log(0.1)
-    expected = torch.tensor([-math.log(2), entropy], dtype=torch.float64)
-    torch.testing.assert_close(negative_entropy(logits), expected, atol=1e-6, rtol=0)
+def written_out(confidence: Tensor, correct: Tensor, width: float, points: int = 20_001) -> float:
+    """The definition: a Gaussian around each sample and its mirror images, integrated."""
+    t, c = np.linspace(0, 1, points)[:, None], confidence.numpy()
+    heights = sum(
+        np.exp(-(((t - (2 * turn + side * c)) / width) ** 2) / 2)
+        for turn in range(-3, 4)
+        for side in (-1, 1)
+    ) / (width * np.sqrt(2 * np.pi))
+    smoothed = heights @ (confidence - correct).numpy() / len(c)
+    return float(np.trapezoid(np.abs(smoothed), dx=1 / (points - 1)))
 
 
-def test_bad_scores_are_named():
-    with pytest.raises(ValueError, match=r"out_scores have shape \(0,\)"):
-        ood_metrics(torch.ones(3), torch.ones(0))
-    with pytest.raises(ValueError, match=r"in_scores\[1\] = nan: every score must be finite"):
-        ood_metrics(torch.tensor([0.0, math.nan]), torch.ones(2))
+@pytest.mark.parametrize("place", [0.3, 0.61803, 1.0])
+def test_smooth_ece_of_one_confidence_is_the_gap(place: float):
+    confidence = torch.full((8,), place, dtype=torch.float64)
+    correct = torch.arange(8).lt(2).double()
+    assert smooth_error(confidence, correct) == pytest.approx(abs(place - 0.25), abs=1e-8)
+
+
+@pytest.mark.parametrize("width", [0.01, 0.08, 0.7])
+def test_one_bandwidth_equals_the_kernel_written_out(width: float):
+    confidence, correct = wavy_case(0, samples=60)
+    got = smoothed_error(spectrum(confidence, correct), width)
+    assert got == pytest.approx(written_out(confidence, correct, width), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_smooth_ece_is_its_own_bandwidth(seed: int):
+    confidence, correct = wavy_case(seed, samples=60)
+    found = smooth_error(confidence, correct)
+    assert 0.02 < found < 0.3
+    assert written_out(confidence, correct, found) == pytest.approx(found, abs=1e-6)
+
+
+def test_gaps_of_both_signs_side_by_side_partly_cancel():
+    # 0.6 always right and 0.64 always wrong: bins would give 0.4 and 0.64; the kernel sees them
+    # together, and is at least as wide as what is left of them.
+    confidence = torch.tensor([0.6, 0.64]).double().repeat(50)
+    correct = torch.tensor([1.0, 0.0]).double().repeat(50)
+    found = smooth_error(confidence, correct)
+    assert 0.12 < found < 0.2
+    assert found == pytest.approx(written_out(confidence, correct, found), abs=1e-6)
+
+
+def test_smooth_ece_of_perfect_confidence_is_none():
+    ones = torch.ones(5, dtype=torch.float64)
+    assert smooth_error(ones, ones) == pytest.approx(0, abs=1e-9)
+
+
+FOUND = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_measures_equal_those_of_other_libraries(name: str):
+    seed, _, classes, _ = CASES[name]
+    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    got = calibration_metrics(logits, targets, FOUND["bins"]).as_dict()
+    known, unknown = (
+        max_probability(z) for z in (logits, torch.from_numpy(foreign(seed, classes)))
+    )
+    got |= ood_metrics(known, unknown).as_dict()
+    confidence, correct = top_label(logits, targets)
+    got["smoothed at 0.05"] = smoothed_error(spectrum(confidence, correct), 0.05)
+    # They take the trapezoid over k/N from 1/N on: the first and the last risk count by half.
+    ends = (1 - correct[confidence.argmax()].item()) + (1 - got["accuracy"])
+    got["trapezoid_aurc"] = (got["aurc"] * len(targets) - ends / 2) / (len(targets) - 1)
+    assert len(FOUND["cases"][name]) >= 8
+    for measure, value in FOUND["cases"][name].items():
+        assert got[measure.split(" ", 1)[1]] == pytest.approx(value, abs=1e-6), measure

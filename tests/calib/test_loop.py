@@ -1,4 +1,4 @@
-"""A training step never makes the host wait for the device.
+"""The loop over steps: its figures, its compiler, and a host that never waits for the device.
 
 The modules are on torch's meta device, which has no values: what asks for one fails there, and so
 does what has a shape that depends on values. Copies between the host and it are noted.
@@ -12,12 +12,75 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calib.batches import Batch, Batches
 from calib.config import AugmentConfig
-from calib.loop import TrainingStep, build_optimiser
+from calib.loop import (
+    CHECK_EVERY,
+    Diverged,
+    EpochRecord,
+    TrainingStep,
+    build_optimiser,
+    check_compiler,
+)
 from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
 from calib.methods import METHODS, build_method
 from calib.network import Network, WeightAverage
 from calib.real_images import HeldImages
 from data.dataset import MixedDataset
+from data.errors import InputError
+
+
+def test_means_are_over_the_steps(accelerator):
+    record = EpochRecord(2, accelerator)
+    record.note(0, torch.tensor([1.0, 0.5, 0.25]))
+    record.note(1, torch.tensor([3.0, 0.0, 0.75]))
+    record.check()
+    assert record.means() == {"loss": 2.0, "mixed_loss": 0.25, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({(4, 0): float("nan")}, r"^step 5 of 60: the real loss is NaN or infinite"),
+        ({(4, 1): float("inf"), (5, 0): float("nan")}, r"^step 5 of 60: the mixed loss is NaN"),
+        ({(7, 0): float("-inf"), (7, 1): float("inf")}, r"^step 8 of 60: the real loss is NaN"),
+    ],
+)
+def test_the_first_loss_that_is_no_number_is_named(accelerator, bad, text):
+    record = EpochRecord(60, accelerator)
+    for (step, part), value in bad.items():
+        record.figures[step, part] = value
+    with pytest.raises(Diverged, match=text):
+        record.check()
+
+
+def test_an_epoch_does_not_go_on_for_long(accelerator):
+    record = EpochRecord(10 * CHECK_EVERY, accelerator)
+    record.note(0, torch.tensor([float("nan"), 0.0, 0.0]))
+    with pytest.raises(Diverged, match=r"^step 1 of 500"):
+        for step in range(1, CHECK_EVERY):
+            record.note(step, torch.zeros(3))
+    assert step == CHECK_EVERY - 1
+
+
+def test_without_a_compiler_it_is_refused_by_name(make_stage, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    text = r"^compile = True: needs the compiler no-such-compiler, which is not there; .* CXX,"
+    with pytest.raises(InputError, match=text):
+        make_stage("compile=true")
+    monkeypatch.setenv("CC", "no-such-one")
+    with pytest.raises(InputError, match=r"no-such-one, .* CC, or leave compile off$"):
+        check_compiler(torch.device("cuda"))
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_as_the_plain_one(make_stage):
+    settings = ("loss={name: ce}", "model={name: lenet}", "ema=0.8", "select=nll")
+    plain, compiled = make_stage(*settings), make_stage(*settings, "compile=true")
+    for epoch in range(2):
+        expected, found = plain.train_epoch(epoch), compiled.train_epoch(epoch)
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert list(compiled.network.state_dict()) == list(plain.network.state_dict())
+    assert list(compiled.kept.state_dict()) == list(plain.kept.state_dict())
+
 
 META = torch.device("meta")
 CLASSES = 10
