@@ -110,12 +110,8 @@ def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return count, mean, variance.clamp(min=0).sqrt()
 
 
-class PointwiseLoss(RealLoss):
-    """The mean over the batch of `per_sample`, in float32 whatever the precision of the logits.
-
-    Official code of several of these losses sums over the batch instead; a mean leaves the
-    learning rate alone when the batch size changes.
-    """
+class BatchLoss(RealLoss):
+    """Of logits and targets alone, in float32 whatever the precision of the logits."""
 
     def forward(
         self,
@@ -125,10 +121,10 @@ class PointwiseLoss(RealLoss):
         features: Tensor | None = None,
         indices: Tensor | None = None,
     ) -> Tensor:
-        return self.per_sample(logits.float(), targets).mean()
+        return self.of_batch(logits.float(), targets)
 
-    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each sample, [N] float32.
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """A float32 scalar.
 
         Args:
             logits: [N, K] float32.
@@ -137,26 +133,34 @@ class PointwiseLoss(RealLoss):
         raise NotImplementedError
 
 
+class PointwiseLoss(BatchLoss):
+    """The mean over the batch of `per_sample`.
+
+    Official code of several of these losses sums over the batch instead; a mean leaves the
+    learning rate alone when the batch size changes.
+    """
+
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.per_sample(logits, targets).mean()
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample, [N] float32; takes what `of_batch` takes."""
+        raise NotImplementedError
+
+
 def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
     """log p_y of each sample, [N], from logits [N, K] and targets [N]."""
     return logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
 
 
-class CrossEntropy(RealLoss):
+class CrossEntropy(BatchLoss):
     """The mean over the batch of -log p_y."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
-    ) -> Tensor:
-        return functional.cross_entropy(logits.float(), targets)
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, targets)
 
 
 class Brier(PointwiseLoss):

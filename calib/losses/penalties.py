@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from calib.losses.base import (
+    BatchLoss,
     CrossEntropy,
     Feedback,
     PointwiseLoss,
@@ -51,7 +52,7 @@ class EntropyConfidencePenalty(PointwiseLoss):
         return -log_probability(logits, targets) - self.weight * entropy
 
 
-class MDCA(RealLoss):
+class MDCA(BatchLoss):
     """Base loss + weight mean_k |mean_n p_nk - mean_n 1[y_n = k]|, n over all processes' samples.
 
     Args:
@@ -79,15 +80,7 @@ class MDCA(RealLoss):
         self.base = focal if base == "focal" else CrossEntropy(num_classes)
         self.weight = weight
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
-    ) -> Tensor:
-        logits = logits.float()
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         gaps = logits.softmax(1) - functional.one_hot(targets, logits.shape[1])  # [N, K]
         means = all_rows(gaps.mean(0, keepdim=True), training=self.training)  # [P, K]
         return self.base(logits, targets) + self.weight * means.mean(0).abs().mean()
@@ -257,7 +250,7 @@ EPS = 1e-10  # under the root, as in the official code: its gradient stays finit
 EPS_PAIRS = 1e-5  # added to numbers of pairs, likewise
 
 
-class MMCE(RealLoss):
+class MMCE(BatchLoss):
     """-log p_y, averaged, + weight M, M = sum_ij (a_i - c_i)(a_j - c_j) k(c_i, c_j) / B^2.
 
     c is the confidence max_k p_k, a is 1 where the prediction is right, and
@@ -285,15 +278,7 @@ class MMCE(RealLoss):
         _check(weight, bandwidth, variant)
         self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
-    ) -> Tensor:
-        logits = logits.float()
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         confidence, right = _confidence(logits, targets, training=self.training)
         gap = right - confidence  # [B]
         error = (gap[:, None] * gap * _kernel(confidence, self.bandwidth)).mean()
@@ -302,7 +287,7 @@ class MMCE(RealLoss):
         return functional.cross_entropy(logits, targets) + self.weight * error
 
 
-class WeightedMMCE(RealLoss):
+class WeightedMMCE(BatchLoss):
     """-log p_y, averaged, + weight sqrt(M + 1e-10), right and wrong samples weighed apart.
 
     With m right and n wrong samples, M = R / m^2 + W / n^2 - 2 X / (m n): R sums
@@ -334,15 +319,7 @@ class WeightedMMCE(RealLoss):
         _check(weight, bandwidth, variant)
         self.weight, self.bandwidth, self.variant = weight, bandwidth, variant
 
-    def forward(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        *,
-        features: Tensor | None = None,
-        indices: Tensor | None = None,
-    ) -> Tensor:
-        logits = logits.float()
+    def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
         confidence, right = _confidence(logits, targets, training=self.training)
         if self.training and len(right) < 2:
             text = "logits have 1 row: weighted MMCE compares right with wrong samples; give 2"
