@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -137,16 +137,6 @@ class VectorScaling:
             raise ValueError(f"{found}: fitted on [N, {len(self.weight)}]")
         return logits.detach().cpu().double() * self.weight + self.bias
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain lists, for JSON."""
-        return {"weight": self.weight.tolist(), "bias": self.bias.tolist()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "VectorScaling":
-        """What `as_dict` gave."""
-        rows = (values["weight"], values["bias"])
-        return cls(*(torch.tensor(row, dtype=torch.float64) for row in rows))
-
 
 def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
     """The w and b that minimise the NLL of softmax(w z + b), to convergence.
@@ -237,17 +227,6 @@ class Isotonic:
         raised = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)
         return (raised / raised.sum(1, keepdim=True)).log()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain lists, for JSON."""
-        knots = [{"x": x.tolist(), "y": y.tolist()} for x, y in self.knots]
-        return {"knots": knots, "floor": self.floor}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Isotonic":
-        """What `as_dict` gave."""
-        knots = ((np.array(knot["x"]), np.array(knot["y"])) for knot in values["knots"])
-        return cls(tuple(knots), values["floor"])
-
 
 def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
     """For each class the rising map of p_k that is least squares from 1[y = k].
@@ -265,7 +244,7 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
 
     Source: Zadrozny and Elkan 2002, one against the rest, normalised.
     """
-    from sklearn.isotonic import IsotonicRegression
+    from sklearn.isotonic import IsotonicRegression  # a second, for this method alone
 
     logits, targets = checked(logits, targets)
     samples, classes = logits.shape

@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from scipy.fft import dct
+from scipy.optimize import brentq
 from torch import Tensor
 
 from calib.metrics.one_pass import (
@@ -75,16 +77,12 @@ def smooth_error(confidence: Tensor, correct: Tensor) -> float:
 
     Source: Blasiok and Nakkiran 2024, definition 2 and section 4.
     """
-    from scipy.optimize import brentq
-
     found = spectrum(confidence, correct)
     return float(brentq(lambda width: smoothed_error(found, width) - width, 0.0, 1.0, xtol=1e-10))
 
 
 def spectrum(confidence: Tensor, correct: Tensor) -> np.ndarray:
     """Cosine coefficients of the residuals, each shared between its two nearest grid points."""
-    from scipy.fft import dct
-
     place = confidence.numpy() * POINTS
     left = np.minimum(place.astype(np.int64), POINTS - 1)
     part, residual = place - left, (confidence - correct).numpy() / len(place)
@@ -100,8 +98,6 @@ def smoothed_error(coefficients: np.ndarray, bandwidth: float) -> float:
     Reflecting a Gaussian at 0 and 1 without end is the same as damping cosines, so the kernel is
     exact; cos(pi k t) becomes exp(-(pi k s)^2 / 2) cos(pi k t).
     """
-    from scipy.fft import dct
-
     frequency = np.pi * np.arange(len(coefficients))
     damped = coefficients * np.exp(-((frequency * bandwidth) ** 2) / 2)
     damped[-1] *= 2  # as the points above

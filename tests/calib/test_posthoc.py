@@ -1,6 +1,5 @@
 """Temperature, vector and isotonic scaling: by hand, against scipy, and finite everywhere."""
 
-import json
 import logging
 import math
 
@@ -252,13 +251,6 @@ def test_nothing_is_logged_where_the_data_decide(caplog: pytest.LogCaptureFixtur
     assert caplog.text == ""
 
 
-def test_vector_scaling_survives_json():
-    logits, targets = skewed_case(5, samples=50)
-    fitted = fit_vector(logits, targets)
-    again = VectorScaling.from_dict(json.loads(json.dumps(fitted.as_dict())))
-    torch.testing.assert_close(again.apply(logits), fitted.apply(logits), rtol=0, atol=0)
-
-
 def test_bad_input_of_vector_scaling_is_named():
     fitted = VectorScaling(weight=torch.ones(3).double(), bias=torch.zeros(3).double())
     with pytest.raises(ValueError, match=r"logits have shape \(2, 4\): fitted on \[N, 3\]"):
@@ -331,13 +323,6 @@ def test_a_row_of_zeros_becomes_uniform():
     step = (np.array([0.5, 0.9]), np.array([0.0, 1.0]))
     got = Isotonic((step, step, step), floor=1e-4).apply(torch.tensor([[0.0, 0.1, 0.2]]))
     torch.testing.assert_close(got, torch.full((1, 3), -math.log(3)).double())
-
-
-def test_isotonic_survives_json():
-    logits, targets = bold_case(5)
-    fitted = fit_isotonic(logits, targets)
-    again = Isotonic.from_dict(json.loads(json.dumps(fitted.as_dict())))
-    torch.testing.assert_close(again.apply(logits), fitted.apply(logits), rtol=0, atol=0)
 
 
 def test_bad_input_of_isotonic_is_named():
