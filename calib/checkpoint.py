@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -21,6 +21,21 @@ from data.files import sync_folder, write_atomically
 PARTIAL = ".partial"
 OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
 
+StateDict = Mapping[str, Any]  # tensors and plain values, as torch's `state_dict` gives them
+
+
+class State(TypedDict):
+    """state.json: whose a checkpoint is, and where."""
+
+    config: dict[str, object]  # the run's identity
+    digest: str  # of settings and data
+    stage: str
+    epoch: int  # epochs done of the stage
+    step: int  # of the epoch that was begun then
+    position: int  # epochs done over all stages
+    seconds: float  # spent on them
+    begun_s: float  # spent on the epoch that was begun then
+
 
 class Checkpoint:
     """A complete checkpoint on disk.
@@ -31,7 +46,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: dict[str, Any] = json.loads((path / "state.json").read_bytes())
+        self.state: State = json.loads((path / "state.json").read_bytes())
 
     def load_module(self, name: str, module: nn.Module) -> None:
         """Fill a module in place. Raises InputError as `load_exactly`."""
@@ -42,7 +57,7 @@ class Checkpoint:
         found = load_tensors(self.path / f"{name}.safetensors")
         return {name: tensor.clone() for name, tensor in found.items()}
 
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> StateDict:
         """Optimiser state and the like, on the CPU, as `save_checkpoint` took it.
 
         Raises:
@@ -64,8 +79,8 @@ def save_checkpoint(
     *,
     step: int = 0,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    objects: Mapping[str, Any],
-    state: Mapping[str, Any],
+    objects: StateDict,
+    state: Mapping[str, object],
 ) -> Path:
     """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones.
 
@@ -79,7 +94,7 @@ def save_checkpoint(
         step: steps done of the epoch that was begun then.
         tensors: state of modules; each becomes NAME.safetensors.
         objects: state dictionaries of tensors and plain values; see `to_json`.
-        state: JSON values.
+        state: a `State`.
     """
     target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
     if not target.exists():  # else a run that went on from here came back to it
@@ -221,23 +236,30 @@ def _is_channels_last(tensor: Tensor) -> bool:
     )
 
 
+class OfProcess(TypedDict):
+    """What a process alone has in the middle of an epoch."""
+
+    random: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    kept: StateDict  # by the stage
+
+
 @dataclass(frozen=True)
 class Middle:
     """Where an epoch was stopped, and what each process has of its own there.
 
     Attributes:
         step: steps done of the epoch.
-        processes: random state, buffers, and what the stage keeps besides, by process.
     """
 
     step: int
-    processes: list[dict[str, Any]]
+    processes: list[OfProcess]
 
     @classmethod
     def here(
         cls,
         step: int,
-        kept: Mapping[str, Any],
+        kept: StateDict,
         *,
         modules: Mapping[str, nn.Module],
         accelerator: Accelerator,
@@ -248,7 +270,7 @@ class Middle:
             kept: tensors on the CPU and plain values.
             modules: of the stage, by name.
         """
-        own = {
+        own: OfProcess = {
             "random": random_state(accelerator.device),
             "buffers": {name: b.detach().cpu().clone() for name, b in _own(modules).items()},
             "kept": dict(kept),
@@ -256,7 +278,7 @@ class Middle:
         return cls(step, gather_object([own]))
 
     @classmethod
-    def of(cls, state: Mapping[str, Any] | None, accelerator: Accelerator) -> "Middle | None":
+    def of(cls, state: StateDict | None, accelerator: Accelerator) -> "Middle | None":
         """From a checkpoint; None if it was written between two epochs.
 
         Raises:
@@ -270,17 +292,16 @@ class Middle:
             raise InputError("processes", accelerator.num_processes, remedy)
         return cls(**state)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"step": self.step, "processes": self.processes}
 
-    def restore(self, modules: Mapping[str, nn.Module], accelerator: Accelerator) -> dict[str, Any]:
+    def restore(self, modules: Mapping[str, nn.Module], accelerator: Accelerator) -> StateDict:
         """Put back random state and buffers of this process; returns `kept`."""
         own = self.processes[accelerator.process_index]
         for name, buffer in _own(modules).items():
             buffer.copy_(own["buffers"][name])
         set_random_state(own["random"])
-        kept: dict[str, Any] = own["kept"]
-        return kept
+        return own["kept"]
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+)
 
 from calib.parameters import choose, refuse_unknown
 from data.errors import InputError
@@ -60,7 +68,7 @@ MODELS: Parameters = {
 }
 
 
-def told(parts: Parameters) -> dict[str, Any]:
+def told(parts: Parameters) -> dict[str, JsonValue]:
     """What a schema says of a field that names one of them."""
     return {"parts": {name: list(params) for name, params in parts.items()}}
 
@@ -77,7 +85,7 @@ class PartConfig(Settings):
         refuse_unknown(self.params, choose(known, self.name, field=f"{field}.name"), field=field)
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Mapping[str, Any]:
         return dict(self.model_extra or {})
 
 
@@ -279,7 +287,8 @@ Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "
 
 # They decide which seeds are trained, what they are called, what is shown and measured and where
 # images are kept, not what a seed becomes.
-OUTSIDE_IDENTITY: dict[str, Any] = {
+Outside = Mapping[str, bool | Mapping[str, bool]]
+OUTSIDE_IDENTITY: Outside = {
     "name": True,
     "seeds": True,
     "checkpoint_every": True,
@@ -363,7 +372,7 @@ class TrainConfig(Settings):
     )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="what is measured")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the result of a seed, as plain values."""
         return self.model_dump(mode="json", exclude=OUTSIDE_IDENTITY)
 

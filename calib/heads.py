@@ -1,7 +1,7 @@
 """Second-stage heads: bottleneck, TST, VTST, MaC-Cal's sparsity."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -145,6 +145,15 @@ def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> Non
 GUARD = 0.05  # accuracy below stage one's at which more masking would cost too much
 
 
+class ControllerState(TypedDict):
+    """All of a `SparsityController` that changes with the epochs."""
+
+    p: float
+    epoch: int
+    history: list[dict[str, float]]
+    generator: Tensor
+
+
 class SparsityController:
     """Sets the share p of kept weights for each epoch of the head's training.
 
@@ -232,8 +241,8 @@ class SparsityController:
         self.epoch += 1
         return self.p
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that changes with the epochs; the masks are buffers of the head."""
+    def state_dict(self) -> ControllerState:
+        """For a checkpoint; the masks are buffers of the head."""
         return {
             "p": self.p,
             "epoch": self.epoch,
@@ -241,7 +250,7 @@ class SparsityController:
             "generator": self.generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: ControllerState) -> None:
         self.p, self.epoch = state["p"], state["epoch"]
         self.history = [dict(line) for line in state["history"]]
         self.generator.set_state(state["generator"])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from calib.config import TrainConfig
 from calib.network import load_classifier, predict
-from calib.run_folder import CONFIG, DATA, EVALUATION
+from calib.run_folder import CONFIG, EVALUATION, read_data
 from data.errors import InputError
 from data.files import read_json
 from data.images import scaled
@@ -42,7 +42,7 @@ class Judge:
 
     def refuse_other_classes(self, class_names: tuple[str, ...]) -> None:
         """Raises InputError if the run tells other classes apart."""
-        known = tuple(read_json(self.run / DATA)["class_names"])
+        known = tuple(read_data(self.run)["class_names"])
         if known != tuple(class_names):
             remedy = f"tells {', '.join(known[:5])}, ... apart, which are not the dataset's classes"
             raise InputError("judge", self.run, remedy)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -16,7 +16,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
 from calib.batches import Batch, Part, micro_batches
-from calib.checkpoint import Checkpoint, Middle, save_checkpoint
+from calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
 from calib.config import OptimiserConfig, TrainConfig
 from calib.losses import MixedLoss, build_mixed_loss
 from calib.losses.base import RealLoss
@@ -51,7 +51,7 @@ class Stage(Protocol):
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
-    def objects(self) -> Mapping[str, Any]: ...
+    def objects(self) -> StateDict: ...
 
     def load(self, checkpoint: Checkpoint) -> None: ...
 
@@ -65,7 +65,7 @@ class Walk:
     Attributes:
         folder: of the seed.
         label: begins each line of progress.
-        state: JSON values for every checkpoint, which say whose it is.
+        config, digest: of the run; every checkpoint says whose it is.
         every: epochs between checkpoints.
         stop: asked after every step, in every process.
         tracking: gets the figures of every epoch, in the main process.
@@ -76,7 +76,8 @@ class Walk:
 
     folder: Path
     label: str
-    state: Mapping[str, Any]
+    config: dict[str, object]
+    digest: str
     every: int
     accelerator: Accelerator
     stop: Stop
@@ -95,8 +96,9 @@ class Walk:
         The history loses the epochs that no checkpoint holds; they are trained again.
         """
         if checkpoint is not None:
-            self.position, self.seconds = (checkpoint.state[k] for k in ("position", "seconds"))
-            self.begun_s = checkpoint.state.get("begun_s", 0.0)
+            self.position = checkpoint.state["position"]
+            self.seconds = checkpoint.state["seconds"]
+            self.begun_s = checkpoint.state["begun_s"]
         if self.accelerator.is_main_process:
             path = self.folder / HISTORY
             lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
@@ -164,14 +166,23 @@ class Walk:
         """
         if self.accelerator.is_main_process:
             step = stage.middle.step if stage.middle else 0
-            place = {"stage": stage.name, "epoch": epoch, "step": step, "position": self.position}
+            state: State = {
+                "config": self.config,
+                "digest": self.digest,
+                "stage": stage.name,
+                "epoch": epoch,
+                "step": step,
+                "position": self.position,
+                "seconds": self.seconds,
+                "begun_s": self.begun_s,
+            }
             save_checkpoint(
                 self.folder / CHECKPOINT,
                 self.position,
                 step=step,
                 tensors=stage.tensors(),
                 objects=stage.objects(),
-                state={**self.state, **place, "seconds": self.seconds, "begun_s": self.begun_s},
+                state=state,
             )
         wait_for_all(self.accelerator)
 

@@ -22,14 +22,13 @@ from calib.losses.base import Outputs
 from calib.methods import Method, build_method
 from calib.models import build_model
 from calib.real_data import Split, TrainingData
-from calib.run_folder import CONFIG, DATA, HEAD, MODEL, seed_folder
+from calib.run_folder import CONFIG, DATA, HEAD, MODEL, Stage, read_data, seed_folder
 from data.device import float32_precision
 from data.errors import InputError
 from data.files import read_json
 from data.settings import load_settings
 
 CHUNK = 500  # images in one forward pass
-Stage = Literal["base", "head"]
 
 
 class Network(nn.Module):
@@ -88,7 +87,7 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
     config = load_settings(TrainConfig, read_json(_existing(run / CONFIG)))
-    num_classes = len(read_json(_existing(run / DATA))["class_names"])
+    num_classes = len(read_data(_existing(run / DATA).parent)["class_names"])
     network = Network(_without_weights(config), num_classes)
     load_exactly(network, _existing(seed_folder(run, seed) / MODEL))
     head = None

@@ -14,6 +14,7 @@ from calib.results import (
     ACCURACY,
     ECE,
     NLL,
+    Evaluation,
     Measure,
     Method,
     Summary,
@@ -24,18 +25,21 @@ from calib.results import (
     merged_versions,
     shown_in,
 )
-from calib.run_folder import CONFIG, DATA
+from calib.run_folder import CONFIG, read_data
 from calib.tables import DASH, MAIN_KINDS, Line, comparison, details, differences
 from data.dataset import MixedDataset
 from data.files import read_json, write_atomically
 from data.pages import Series, fixed, page_environment, series_figure
-from data.quality import Agreement, SeriesQuality, series_quality, spearman, weight_curve
+from data.quality import SeriesQuality, series_quality, spearman, weight_curve
 from data.series import spread_over_sets
 
 JUDGED = (ECE, NLL, ACCURACY)
 OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
+
+Agreed = Mapping[str, Any]  # an `Agreement`, with what else is known of it
+Facts = Mapping[str, Any]  # whatever a caller wants to show; the known keys are `write_report`'s
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Compared:
 
     label: str
     dataset: MixedDataset
-    agreement: Agreement | Mapping[str, Any]
+    agreement: Agreed
 
 
 def write_report(
@@ -52,8 +56,8 @@ def write_report(
     *,
     runs: Sequence[Path],
     mixed: MixedDataset | str | None,
-    agreement: Agreement | Mapping[str, Any] | None,
-    facts: Mapping[str, Any],
+    agreement: Agreed | None,
+    facts: Facts,
     title: str,
     compared: Sequence[Compared] = (),
 ) -> None:
@@ -318,7 +322,7 @@ def _scores(scores: Sequence[float]) -> str:
     return f"{found.mean:.3f}" + ("" if found.sd is None else f" ± {found.sd:.3f}")
 
 
-def _share(agreement: Agreement | Mapping[str, Any]) -> str:
+def _share(agreement: Agreed) -> str:
     """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
 
     Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
@@ -352,12 +356,12 @@ class Provenance:
     settings: list[tuple[str, list[str]]]  # only those in which the runs differ
     versions: dict[str, str]
     seconds: dict[str, float]
-    splits: dict[str, Any]
+    splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
 
 
-def provenance(runs: Sequence[Path], facts: Mapping[str, Any]) -> Provenance:
+def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
     """Collect what the run folders and the caller's facts say.
 
     Args:
@@ -412,8 +416,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _record(run: Path, evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> RunRecord:
-    data = read_json(run / DATA)
+def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> RunRecord:
+    data = read_data(run)
     mixed = data["mixed"]
     return RunRecord(
         name=evaluation["name"],
@@ -434,7 +438,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str
     return [(name, values) for name, values in rows if name != "name" and len(set(values)) > 1]
 
 
-def _sections(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def _sections(facts: Facts) -> dict[str, dict[str, str]]:
     loose = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     sections = {key: flatten(value) for key, value in facts.items() if key not in loose}
     return ({"further facts": flatten(loose)} if loose else {}) | sections

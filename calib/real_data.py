@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from calib.config import MixedConfig, TrainConfig
 from calib.processes import decided
 from calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
+from calib.run_folder import DataRecord
 from data.dataset import MixedDataset
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
@@ -85,22 +86,27 @@ class TrainingData:
             return count_pixels(parts)
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> DataRecord:
         """What `data.json` holds: names and digests of all that was read."""
         digests = {split: getattr(self.real, split).digest for split in SPLITS}
         names = list(self.real.class_names)
-        exclude = self.mixed.exclude if self.mixed else None
-        mixed = self.mixed and {
-            "url": self.mixed.url,
-            "index": self.mixed.index_name,
-            "digest": self.mixed.digest,
-            "labels": self.mixed.label_digest,
-            "exclude": exclude and exclude.model_dump(mode="json", exclude_defaults=True),
-            "series": self.mixed.series_digest,
-        }
         real = fingerprint({"class_names": names, **digests})
-        record = {"real": real, "class_names": names, "mixed": mixed}
-        return record if self.weights is None else {**record, "weights": self.weights}
+        record: DataRecord = {"real": real, "class_names": names, "mixed": None}
+        if self.mixed is not None:
+            exclude = self.mixed.exclude
+            record["mixed"] = {
+                "url": self.mixed.url,
+                "index": self.mixed.index_name,
+                "digest": self.mixed.digest,
+                "labels": self.mixed.label_digest,
+                "exclude": (
+                    exclude.model_dump(mode="json", exclude_defaults=True) if exclude else None
+                ),
+                "series": self.mixed.series_digest,
+            }
+        if self.weights is not None:
+            record["weights"] = self.weights
+        return record
 
 
 def open_data(

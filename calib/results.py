@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_args
 
 from calib.config import TrainConfig
 from calib.run_folder import (
     CONFIG,
-    DATA,
     EVALUATION,
     SCHEMA,
+    Stage,
     measured_as,
+    read_data,
     refuse_differing,
     seed_evaluation,
     trained_run,
@@ -119,6 +120,13 @@ def shown_in(place: Place) -> tuple[Measure, ...]:
     return tuple(measure for measure in EVERY_MEASURE if place in measure.tables)
 
 
+class Spread(TypedDict):
+    """A `Summary` as JSON."""
+
+    mean: float
+    sd: float | None
+
+
 @dataclass(frozen=True)
 class Summary:
     """Mean and sample standard deviation (n - 1); None where one value leaves it undefined."""
@@ -130,6 +138,74 @@ class Summary:
     def of(cls, values: Iterable[float]) -> "Summary":
         known = list(values)
         return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+    def record(self) -> Spread:
+        return {"mean": self.mean, "sd": self.sd}
+
+
+# What evaluation.json holds
+
+# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
+Kind = Literal["plain", "scaled", "vector", "isotonic"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Intervals = dict[str, list[float]]  # by measure, both limits
+
+
+class Shift(TypedDict):
+    """Corrupted test images; measures after temperature scaling begin with `scaled_`."""
+
+    bins: int
+    images: int
+    mean: dict[str, float]
+    corruptions: dict[str, dict[str, dict[str, float]]]  # by name; by severity, and their mean
+
+
+class Measures(TypedDict):
+    """Of the test images, by kind."""
+
+    bins: int
+    temperature: float
+    plain: dict[str, float]
+    scaled: dict[str, float]
+    vector: dict[str, float]
+    isotonic: dict[str, float]
+    intervals: NotRequired[Intervals]  # of the plain ones
+    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
+
+
+class Row(Measures):
+    """One stage of one seed."""
+
+    stage: Stage
+    seed: int
+    logits: str  # a path below the run
+    source: str  # digest of what they come from
+    shift: NotRequired[Shift]
+    ood: NotRequired[dict[str, dict[str, float]]]  # by dataset, and their mean
+
+
+class SeedEvaluation(TypedDict):
+    """Of a seed: what it was trained and measured under, and its stages."""
+
+    schema: int
+    config: dict[str, object]
+    evaluation: dict[str, object]
+    digest: str
+    training_seconds: float
+    seconds: float  # of training and of this measuring
+    rows: list[Row]
+
+
+class Evaluation(TypedDict):
+    """Of a run: the rows of all seeds."""
+
+    schema: int
+    name: str
+    digest: str
+    evaluation: dict[str, object]
+    seconds: float
+    versions: dict[str, str]
+    rows: list[Row]
 
 
 # Reading run folders
@@ -144,28 +220,31 @@ class Measured:
         logits: the file of its logits.
         kinds: measures on test images, by those of KINDS.
         intervals: 95 % bootstrap intervals, by kind and measure; empty where not measured.
-        shift, foreign: figures of corrupted test images and of other datasets; empty likewise.
+        shift, foreign: figures of corrupted test images and of other datasets; none likewise.
     """
 
-    stage: str
+    stage: Stage
     seed: int
     bins: int
     temperature: float
     logits: Path
     kinds: Mapping[str, Values]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
-    shift: Mapping[str, Any]
+    shift: Shift | None
     foreign: Mapping[str, Values]
 
     @classmethod
-    def read(cls, row: Mapping[str, Any], run: Path) -> "Measured":
+    def read(cls, row: Row, run: Path) -> "Measured":
         plain = {"plain": row["intervals"]} if row.get("intervals") else {}
         return cls(
-            **{key: row[key] for key in ("stage", "seed", "bins", "temperature")},
+            stage=row["stage"],
+            seed=row["seed"],
+            bins=row["bins"],
+            temperature=row["temperature"],
             logits=run / row["logits"],
             kinds={kind: row[kind] for kind in KINDS if kind in row},
             intervals=plain | row.get("posthoc_intervals", {}),
-            shift=row.get("shift", {}),
+            shift=row.get("shift"),
             foreign=row.get("ood", {}),
         )
 
@@ -190,8 +269,6 @@ class Measured:
         return calibration_metrics(*self.predictions("validation"), bins=self.bins).as_dict()
 
 
-# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
-KINDS = ("plain", "scaled", "vector", "isotonic")
 HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
 
 
@@ -278,7 +355,7 @@ def by_data(methods: Sequence[Method]) -> list[list[Method]]:
     return list(groups.values())
 
 
-def load_evaluation(run: Path) -> dict[str, Any]:
+def load_evaluation(run: Path) -> Evaluation:
     """The evaluation.json of a finished run.
 
     Raises:
@@ -289,7 +366,7 @@ def load_evaluation(run: Path) -> dict[str, Any]:
     if not path.is_file():
         trained_run(run)
         raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
-    evaluation: dict[str, Any] = read_json(path)
+    evaluation: Evaluation = read_json(path)
     if evaluation.get("schema") != SCHEMA:
         found = f"schema {evaluation.get('schema')} where {SCHEMA} is read"
         raise InputError("evaluation", path, f"{found}; run `semix evaluate {run}` again")
@@ -315,7 +392,7 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, M
     for seed in config.seeds:
         path = seed_evaluation(run, seed)
         if path.is_file():
-            evaluation = read_json(path)
+            evaluation: SeedEvaluation = read_json(path)
             refuse_differing(evaluation["config"], config.identity(), run)
             if measured_as(config, evaluation):
                 rows = (Measured.read(row, run) for row in evaluation["rows"])
@@ -329,7 +406,7 @@ def _methods_of(run: Path) -> list[Method]:
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
         raise InputError("evaluation", run / EVALUATION, remedy)
-    data, real = read_json(run / DATA)["real"], config["real"]
+    data, real = read_data(run)["real"], config["real"]
     about = Path(real["path"]).name if real["path"] else real["name"]
     return [
         Method(label, stage, run, found, data=data, dataset=about)
@@ -353,7 +430,7 @@ def _with_datasets(methods: Sequence[Method]) -> list[Method]:
     ]
 
 
-def _labels(name: str, head: Mapping[str, Any] | None) -> dict[str, str]:
+def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
     """What the stages of a run are called; a name may say already that there is a head."""
     if head is None:
         return {"base": name}

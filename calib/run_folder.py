@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Literal, NotRequired, TypedDict
 
-from calib.config import OUTSIDE_IDENTITY, TrainConfig
+from calib.config import OUTSIDE_IDENTITY, Outside, TrainConfig
 from calib.stopping import Interrupted, Stop, never
 from data.errors import InputError
 from data.files import read_json, write_json
@@ -21,8 +21,29 @@ EVALUATION = "evaluation.json"
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 2  # of evaluation.json
+Stage = Literal["base", "head"]  # as files and rows are named after it
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
+
+
+class MixedRecord(TypedDict):
+    """Of data.json: the mixed dataset as it was opened."""
+
+    url: str
+    index: str
+    digest: str
+    labels: str | None
+    exclude: dict[str, object] | None
+    series: str
+
+
+class DataRecord(TypedDict):
+    """data.json: names and digests of all that a run reads."""
+
+    real: str
+    class_names: list[str]
+    mixed: MixedRecord | None
+    weights: NotRequired[str]  # where the network begins with pretrained ones
 
 
 def seed_folder(run: Path, seed: int) -> Path:
@@ -87,7 +108,13 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def pin_data(data: Mapping[str, Any], run: Path) -> None:
+def read_data(run: Path) -> DataRecord:
+    """What `pin_data` wrote."""
+    found: DataRecord = read_json(run / DATA)
+    return found
+
+
+def pin_data(data: DataRecord, run: Path) -> None:
     """Write or compare `data.json`: digests of the real data and of the pinned mixed index.
 
     Raises:
@@ -97,7 +124,7 @@ def pin_data(data: Mapping[str, Any], run: Path) -> None:
     if path.is_file() and _begun(run):
         found = read_json(path)
         if found != data:
-            field = next(key for key in data if found.get(key) != data[key])
+            field = next(key for key, value in data.items() if found.get(key) != value)
             raise InputError(f"{path} {field}", found.get(field), SECOND_RUN)
     else:
         write_json(path, data)
@@ -105,8 +132,7 @@ def pin_data(data: Mapping[str, Any], run: Path) -> None:
 
 def pinned_index(run: Path) -> str | None:
     """The mixed index that this run began with, so that going on ignores newer ones."""
-    path = run / DATA
-    mixed = read_json(path)["mixed"] if path.is_file() and _begun(run) else None
+    mixed = read_data(run)["mixed"] if (run / DATA).is_file() and _begun(run) else None
     return None if mixed is None else mixed["index"]
 
 
@@ -121,7 +147,7 @@ def is_measured(config: TrainConfig, run: Path) -> bool:
     return as_trained and measured_as(config, found)
 
 
-def measured_as(config: TrainConfig, found: Mapping[str, Any]) -> bool:
+def measured_as(config: TrainConfig, found: Mapping[str, object]) -> bool:
     """Whether an evaluation.json, of a run or a seed, was measured under these settings.
 
     They are outside the identity of a run: others measure it anew without training.
@@ -138,14 +164,16 @@ def measured_otherwise(config: TrainConfig, run: Path) -> list[int]:
     return [s for s, path in paths.items() if not measured_as(config, read_json(path))]
 
 
-def run_digest(config: TrainConfig, data: Mapping[str, Any]) -> str:
+def run_digest(config: TrainConfig, data: DataRecord) -> str:
     """Digest of settings and data: equal digests and seeds train equal models."""
     return fingerprint({"config": config.identity(), "data": dict(data)})
 
 
-def refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], place: Path) -> None:
+def refuse_differing(
+    found: Mapping[str, object], wanted: Mapping[str, object], place: Path
+) -> None:
     """Raises InputError for the settings that differ, of those that training depends on."""
-    old, new = _flat(_identity(found)), _flat(_identity(wanted))
+    old, new = flat(_identity(found)), flat(_identity(wanted))
     differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if differing:
         shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]
@@ -160,22 +188,24 @@ def _begun(run: Path) -> bool:
 
 
 def _identity(
-    settings: Mapping[str, Any], outside: Mapping[str, Any] = OUTSIDE_IDENTITY
-) -> dict[str, Any]:
+    settings: Mapping[str, object], outside: Outside = OUTSIDE_IDENTITY
+) -> dict[str, object]:
     """As `TrainConfig.identity`, of settings that another version may have written."""
     found = {name: value for name, value in settings.items() if outside.get(name) is not True}
     for name, within in outside.items():
-        if within is not True and isinstance(found.get(name), Mapping):
-            found[name] = _identity(found[name], within)
+        below = found.get(name)
+        if isinstance(within, Mapping) and isinstance(below, Mapping):
+            found[name] = _identity(below, within)
     return found
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
+def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings by dotted names."""
+    found: dict[str, object] = {}
+    for key, item in settings.items():
         name = f"{prefix}{key}"
-        flat |= _flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
-    return flat
+        found |= flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
+    return found
 
 
 LOCK = ".lock"

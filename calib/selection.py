@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import TypedDict, get_args
 
 from torch import Tensor, nn
 
@@ -13,6 +13,15 @@ from calib.network import Outputs
 
 CRITERIA: tuple[str, ...] = get_args(Criterion)
 HIGHER_IS_BETTER = ("accuracy",)
+
+
+class SelectionState(TypedDict):
+    """Of a checkpoint; None before the first epoch, or where nothing asks."""
+
+    best_epoch: int | None
+    best_value: float | None
+    stop_value: float | None
+    waited: int
 
 
 class Selection:
@@ -52,7 +61,7 @@ class Selection:
             if is_better(self.early_stop.measure, measures, self._stop_value):
                 self._stop_value, self._waited = measures[self.early_stop.measure], 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> SelectionState:
         return {
             "best_epoch": self._best_epoch,
             "best_value": self._best_value,
@@ -60,7 +69,7 @@ class Selection:
             "waited": self._waited,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], best: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: SelectionState, best: dict[str, Tensor]) -> None:
         self._best_epoch, self._best_value = state["best_epoch"], state["best_value"]
         self._stop_value, self._waited = state["stop_value"], state["waited"]
         self.best = best

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from calib.batches import Batch, base_batches
-from calib.checkpoint import Checkpoint, Middle, save_tensors
+from calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
 from calib.config import TrainConfig, check_accumulation
 from calib.loop import (
     Diverged,
@@ -106,7 +105,7 @@ class BaseStage:
         named = {name: module.state_dict() for name, module in self._modules().items()}
         return {**named, "best": self.selection.best} if self.selection.best else named
 
-    def objects(self) -> Mapping[str, Any]:
+    def objects(self) -> StateDict:
         scaler = self.accelerator.scaler
         return {
             "optimiser": self.optimiser.state_dict(),
@@ -125,7 +124,7 @@ class BaseStage:
         chosen = objects["selection"]["best_epoch"] is not None
         best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
-        self.middle = Middle.of(objects.get("middle"), self.accelerator)
+        self.middle = Middle.of(objects["middle"], self.accelerator)
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen weights, which say what settings and data they come from."""

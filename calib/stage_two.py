@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from calib.checkpoint import Checkpoint, Middle, save_tensors
+from calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
 from calib.config import HeadConfig, TrainConfig
 from calib.features import (
     FeatureViews,
@@ -88,14 +87,14 @@ class Objective(nn.Module):
     def end_epoch(self, *, accuracy: float, confidence: float) -> None:
         """Called after every epoch with means over the training images, in [0, 1]."""
 
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> StateDict:
         """State besides that of head and loss, as plain values and tensors."""
         return {}
 
-    def load_objects(self, objects: Mapping[str, Any]) -> None:
+    def load_objects(self, objects: StateDict) -> None:
         """Take what `objects` gave."""
 
-    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, Any]:
+    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, object]:
         """What is worth telling of a head with this state, as JSON values."""
         return {}
 
@@ -143,13 +142,13 @@ class MaskedObjective(Objective):
         # Rounding may lift a mean of float32 confidences above 1 by a last digit.
         self.controller.end_epoch(accuracy=accuracy, confidence=min(confidence, 1.0))
 
-    def objects(self) -> dict[str, Any]:
+    def objects(self) -> StateDict:
         return {"controller": self.controller.state_dict()}
 
-    def load_objects(self, objects: Mapping[str, Any]) -> None:
+    def load_objects(self, objects: StateDict) -> None:
         self.controller.load_state_dict(objects["controller"])
 
-    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, Any]:
+    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, object]:
         """The p of the masks, and the share of weights that each mask really keeps."""
         shares = {name: kept[name].float().mean().item() for name in ("mask1", "mask2")}
         return {"p": kept["retention"].item(), "kept_weights": shares}
@@ -246,7 +245,7 @@ class HeadStage:
         ).to(accelerator.device)
         self.head, self.loss = self.objective.head, self.objective.loss
         self.selection = Selection(config.head.select, None)
-        self.history: list[dict[str, Any]] = []
+        self.history: list[Figures] = []
         self.middle: Middle | None = None
         # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
         self.parameters = list(self.objective.parameters())
@@ -283,7 +282,7 @@ class HeadStage:
         named = {"head": self.head.state_dict(), "loss": self.loss.state_dict()}
         return {**named, "best": self.selection.best} if self.selection.best else named
 
-    def objects(self) -> Mapping[str, Any]:
+    def objects(self) -> StateDict:
         return {
             "optimiser": self.optimiser.state_dict(),
             "objective": self.objective.objects(),
@@ -302,7 +301,7 @@ class HeadStage:
         best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
         self.history = objects["history"]
-        self.middle = Middle.of(objects.get("middle"), self.accelerator)
+        self.middle = Middle.of(objects["middle"], self.accelerator)
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""

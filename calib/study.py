@@ -6,29 +6,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
 from calib.check import check_launch, check_parts, check_settings
 from calib.config import Seeds, TrainConfig
-from calib.run_folder import CONFIG, DATA, MODEL, pin_data, run_digest, seed_folder
+from calib.run_folder import (
+    CONFIG,
+    DATA,
+    MODEL,
+    DataRecord,
+    pin_data,
+    read_data,
+    run_digest,
+    seed_folder,
+)
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
 from data.settings import Settings, load_settings
 
+T = TypeVar("T")
 PostHoc = Literal["scaled", "vector", "isotonic"]
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, so that --set reaches inside
 NAMED = ("loss", "method", "model")  # their other keys are parameters of the part of that name
 TRAINED_IN = "trained_in"  # in the metadata of a model that was taken over
 FAILURE = "failure.json"
 
+Overrides = dict[str, Any]  # settings of a training run, nested or by dotted names
+
 
 class DatasetConfig(Settings):
     """One dataset: what differs from `base` for every method."""
 
-    overrides: dict[str, Any] = Field({}, description="settings of a training run, as in `base`")
+    overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
 class MethodConfig(Settings):
@@ -38,10 +50,8 @@ class MethodConfig(Settings):
     mixed: bool = Field(
         False, description="trains on the dataset's mixed images beside the real ones"
     )
-    overrides: dict[str, Any] = Field({}, description="settings of a training run, as in `base`")
-    on: dict[str, dict[str, Any]] = Field(
-        {}, description="further settings on one dataset, by its key"
-    )
+    overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
+    on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
     post_hoc: dict[str, PostHoc] = Field(
         {},
         description="further rows of the same runs, by name: scaled (by a temperature), vector"
@@ -59,7 +69,7 @@ class StudyConfig(Settings):
 
     name: str = Field(min_length=1, description="title of the tables")
     description: str = Field("", description="printed above the tables")
-    base: dict[str, Any] = Field(
+    base: Overrides = Field(
         description="a training run without name and seeds: `semix config train`"
     )
     datasets: dict[str, DatasetConfig] = Field(
@@ -73,7 +83,7 @@ class StudyConfig(Settings):
 
     @field_validator("datasets", "methods")
     @classmethod
-    def _are_folders(cls, keyed: dict[str, Any]) -> dict[str, Any]:
+    def _are_folders(cls, keyed: dict[str, T]) -> dict[str, T]:
         for key in keyed:
             if not FOLDER.fullmatch(key):
                 raise ValueError(f"{key!r} is a folder: letters, digits, _, - and + alone")
@@ -204,7 +214,7 @@ def _settings(
         return load_settings(TrainConfig, {**values, **named})
 
 
-def _refuse_misplaced(values: Mapping[str, Any], dataset: str, *, mixed: bool) -> None:
+def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
     for key in ("name", "seeds"):
         if key in values:
             raise InputError(key, values[key], "leave it out; a study gives each run its own")
@@ -217,7 +227,7 @@ def _refuse_misplaced(values: Mapping[str, Any], dataset: str, *, mixed: bool) -
         raise InputError("mixed", "nothing", remedy)
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Overrides:
     """`base` with every value of `over` in its place; neither is changed.
 
     Mappings are merged, anything else is replaced; keys of `over` may be dotted names.
@@ -236,9 +246,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(values: Mapping[str, Any]) -> Overrides:
     """Dotted names as nested mappings."""
-    result: dict[str, Any] = {}
+    result: Overrides = {}
     for key, value in values.items():
         if not isinstance(key, str) or not all(key.split(".")):
             raise InputError("overrides", repr(key), "write settings as section.key or nested")
@@ -319,12 +329,12 @@ def take_over(run: Path, *, seed: int) -> Path | None:
     return None
 
 
-def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> dict[str, Any] | None:
+def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> DataRecord | None:
     """The data of a sibling whose model has this digest, if its first stage is that of `config`."""
     if digest is None or not ((sibling / CONFIG).is_file() and (sibling / DATA).is_file()):
         return None
     other = load_settings(TrainConfig, sibling / CONFIG)
-    data: dict[str, Any] = read_json(sibling / DATA)
+    data = read_data(sibling)
     same = first_stage(other) == first_stage(config) and digest == run_digest(other, data)
     return data if same else None
 

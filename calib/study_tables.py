@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
 from calib.results import (
     RANKED,
     TESTED,
     Comparison,
+    Evaluation,
     Measure,
     Method,
     Split,
+    Spread,
     Summary,
     compare_all,
     measured_seeds,
@@ -49,7 +51,7 @@ LATEX = r"""\documentclass{article}
 \begin{document}"""
 
 
-def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, Any]:
+def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, object]:
     """Write study.md, study-validation.md, study.csv, study.tex, study.json and figures.
 
     Args:
@@ -74,14 +76,14 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
-    record = {
+    record: dict[str, object] = {
         "schema": SCHEMA,
         "name": study.name,
         "seeds": list(study.seeds),
         "missing": missing,
         **records,
         "runs": {
-            name: {key: found[key] for key in ("digest", "seconds")}
+            name: {"digest": found["digest"], "seconds": found["seconds"]}
             for name, found in finished.items()
         },
         "versions": versions,
@@ -109,7 +111,7 @@ def read_results(cells: Sequence[Cell], out: Path) -> dict[str, Method]:
     }
 
 
-def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], dict[str, str]]:
     """Evaluations of the cells that are measured; of the others, why not as far as is known."""
     finished, missing = {}, {}
     for cell in cells:
@@ -400,7 +402,31 @@ def _floating(table: Table, caption: str) -> str:
 # Records
 
 
-def as_csv(records: Mapping[str, Any]) -> str:
+class RowRecord(TypedDict):
+    """A row of study.json."""
+
+    method: str
+    run: str
+    kind: str
+    complete: bool
+    summary: dict[str, Spread | None]  # by column
+    seeds: dict[str, dict[str, float]]  # every measure by seed
+    scaled: dict[str, dict[str, float]]  # likewise after temperature scaling, of plain rows
+    rank: float | None
+    mean_rank: float | None
+    tests: dict[str, dict[str, float | None]]  # a `Comparison` by measure
+
+
+class TableRecord(TypedDict):
+    """One dataset of study.json."""
+
+    bins: int | None
+    images: int | None
+    baseline: str
+    rows: list[RowRecord]
+
+
+def as_csv(records: Mapping[str, TableRecord]) -> str:
     """What `table_records` gave, a line a dataset and row; what was not measured is empty."""
     from pandas import DataFrame
 
@@ -413,12 +439,12 @@ def as_csv(records: Mapping[str, Any]) -> str:
     return text
 
 
-def _line(row: Mapping[str, Any], bins: int | None) -> dict[str, Any]:
-    line = {key: row[key] for key in ("method", "run", "kind")}
+def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
+    line: dict[str, object] = {"method": row["method"], "run": row["run"], "kind": row["kind"]}
     line |= {"seeds": len(row["seeds"]), "bins": bins}
     for key, found in row["summary"].items():
         line |= {key: found and found["mean"], f"{key}_sd": found and found["sd"]}
-    line |= {key: row[key] for key in ("rank", "mean_rank")}
+    line |= {"rank": row["rank"], "mean_rank": row["mean_rank"]}
     for measure in TESTED:
         test = row["tests"].get(measure.key, {})
         for key in ("change", "better", "shared", "p", "p_holm"):
@@ -426,8 +452,8 @@ def _line(row: Mapping[str, Any], bins: int | None) -> dict[str, Any]:
     return line
 
 
-def table_records(tables: Sequence[DatasetTable]) -> dict[str, Any]:
-    """By dataset: bins, baseline and rows, each with its summaries and every seed's values."""
+def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
+    """By dataset: each row with its summaries and every seed's values."""
     return {
         table.dataset: {
             "bins": table.bins,
@@ -439,7 +465,7 @@ def table_records(tables: Sequence[DatasetTable]) -> dict[str, Any]:
     }
 
 
-def _record(table: DatasetTable, row: Row) -> dict[str, Any]:
+def _record(table: DatasetTable, row: Row) -> RowRecord:
     def seeds(kind: str) -> dict[str, dict[str, float]]:
         found = row.method.figures(kind, table.split)
         return {str(seed): dict(values) for seed, values in found.items()}
@@ -450,7 +476,7 @@ def _record(table: DatasetTable, row: Row) -> dict[str, Any]:
         "run": f"{table.dataset}/{row.key}",
         "kind": row.method.kind,
         "complete": row.complete,
-        "summary": {key: found and asdict(found) for key, found in summaries.items()},
+        "summary": {key: found.record() if found else None for key, found in summaries.items()},
         "seeds": seeds(row.method.kind),
         "scaled": seeds("scaled") if row.method.kind == "plain" else {},
         "rank": row.rank,
@@ -459,7 +485,7 @@ def _record(table: DatasetTable, row: Row) -> dict[str, Any]:
     }
 
 
-def _sentence(finished: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> str:
+def _sentence(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:
     if not finished:
         return ""
     minutes = sum(found["seconds"] for found in finished.values()) / 60

@@ -1,9 +1,9 @@
 """Tables of what was measured: for the page, for terminals, as Markdown, LaTeX and records."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +17,9 @@ from calib.results import (
     NLL,
     Measure,
     Method,
+    Place,
+    Shift,
+    Spread,
     Summary,
     Values,
     compare,
@@ -176,13 +179,23 @@ def _frame(
 # Runs side by side
 
 
-def summary_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """One record a method, ready for JSON; fractions, not percent.
+class MethodRecord(TypedDict):
+    """A method as JSON, in fractions, not percent; those of other `data` do not compare."""
 
-    Returns:
-        [{"method", "stage", "run", "data", "seeds", "bins", "temperature": {"mean", "sd"}, and
-        under "plain" and "scaled" every measure as {"mean", "sd"}}]; sd is None where there is
-        one seed. Methods of other "data" do not compare.
+    method: str
+    stage: str
+    run: str
+    data: str
+    seeds: int
+    bins: int
+    temperature: Spread
+    plain: dict[str, Spread]  # by measure
+    scaled: dict[str, Spread]
+
+
+def summary_table(runs: Sequence[Path]) -> list[MethodRecord]:
+    """One record a method.
+
     Raises:
         InputError: a run that `load_methods` refuses.
     """
@@ -194,33 +207,31 @@ def summary_table(runs: Sequence[Path]) -> list[dict[str, Any]]:
             "data": method.data,
             "seeds": len(method.seeds),
             "bins": method.bins,
-            "temperature": asdict(method.temperature()),
-            **{
-                kind: {m.key: asdict(method.summary(m, kind)) for m in shown_in("page")}
-                for kind in MAIN_KINDS
-            },
+            "temperature": method.temperature().record(),
+            "plain": {m.key: method.summary(m, "plain").record() for m in shown_in("page")},
+            "scaled": {m.key: method.summary(m, "scaled").record() for m in shown_in("page")},
         }
         for method in load_methods(runs)
     ]
 
 
-def overview(records: Sequence[Mapping[str, Any]]) -> Table:
+def overview(records: Sequence[MethodRecord]) -> Table:
     """What `summary_table` returned: accuracy, ECE and NLL, plain and scaled."""
     rows = [(row["method"], [_recorded(row, column) for column in OVERVIEW]) for row in records]
-    note = f"mean ± standard deviation over seeds ({_each(records, 'seeds')}); TS: after"
-    note += f" temperature scaling; ECE: {_each(records, 'bins')} bins"
+    note = f"mean ± standard deviation over seeds ({_each(row['seeds'] for row in records)}); TS:"
+    note += f" after temperature scaling; ECE: {_each(row['bins'] for row in records)} bins"
     if len({row["data"] for row in records}) > 1:
         note += "; of different images, which do not compare"
     return Table("", note, [column.title for column in OVERVIEW], rows)
 
 
-def _recorded(row: Mapping[str, Any], column: Column) -> Cell:
-    found = row["scaled" if column.scaled else "plain"][column.measure.key]
+def _recorded(row: MethodRecord, column: Column) -> Cell:
+    found = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
     return Cell.of(column.measure, Summary(**found))
 
 
-def _each(records: Sequence[Mapping[str, Any]], key: str) -> str:
-    return " / ".join(sorted({str(row[key]) for row in records}))
+def _each(values: Iterable[int]) -> str:
+    return " / ".join(sorted({str(value) for value in values}))
 
 
 @dataclass(frozen=True)
@@ -297,7 +308,7 @@ def _kinds(methods: Sequence[Method]) -> Table:
         for kind, label in KIND_LABELS.items()
         if method.each("kinds", kind)
     ]
-    seeds = " / ".join(sorted({str(len(method.seeds)) for method in methods}))
+    seeds = _each(len(method.seeds) for method in methods)
     note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
     note += "; AECE: bins of equal count, cwECE: mean over classes"
     note += "; what calibrates after training is fitted on validation images"
@@ -341,7 +352,7 @@ def _foreign(methods: Sequence[Method]) -> Table:
 
 
 def _spreads(
-    title: str, note: str, place: Any, rows: Iterable[tuple[str, Sequence[Values]]]
+    title: str, note: str, place: Place, rows: Iterable[tuple[str, Sequence[Values]]]
 ) -> Table:
     """Means and deviations over seeds of the measures that this table shows."""
     measures = shown_in(place)
@@ -356,7 +367,7 @@ def _titles(measures: Sequence[Measure]) -> list[str]:
     return [measure.short + measure.unit for measure in measures]
 
 
-def _shift_words(shift: Mapping[str, Any]) -> str:
+def _shift_words(shift: Shift) -> str:
     severities = next(iter(shift["corruptions"].values())).keys() - {"mean"}
     return (
         f"{len(shift['corruptions'])} corruptions x {len(severities)} severities of "

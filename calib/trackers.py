@@ -6,11 +6,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
+from calib.run_folder import flat
 from data.files import read_json, write_json
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
@@ -18,7 +19,15 @@ SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs tha
 SERVICES = ("mlflow", "wandb")
 PROJECT = "semix"
 
-Line = Mapping[str, Any]  # of history.jsonl
+Line = Mapping[str, str | float | None]  # of history.jsonl
+
+
+class Sent(TypedDict, total=False):
+    """trackers.json."""
+
+    sent: dict[str, int]  # the last position, by tracker
+    mlflow: str  # ids of the runs
+    wandb: str
 
 
 class Tracking:
@@ -37,12 +46,15 @@ class Tracking:
     """
 
     def __init__(
-        self, accelerator: Accelerator, folder: Path, *, label: str, settings: Mapping[str, Any]
+        self, accelerator: Accelerator, folder: Path, *, label: str, settings: Mapping[str, object]
     ) -> None:
-        self.accelerator, self.folder = accelerator, folder
-        self.label, self.settings = label, _flat(settings)
+        self.accelerator, self.folder, self.label = accelerator, folder, label
+        self.settings = {
+            name: value if isinstance(value, bool | int | float) else str(value)
+            for name, value in flat(settings).items()
+        }
         self._open: dict[str, GeneralTracker] = {}
-        self._state: dict[str, Any] = {}
+        self._state: Sent = {}
 
     def start(self, history: Sequence[Line]) -> None:
         """Open the trackers and bring them up to the history."""
@@ -98,17 +110,17 @@ class Tracking:
         finally:
             owner.log_with, owner.trackers = named, list(self._open.values())
 
-    def _options(self, name: str) -> dict[str, Any]:
+    def _options(self, name: str) -> dict[str, object]:
         """With which a service goes on in the run that it has."""
         if name == "mlflow":
-            return {"run_id": self._state.get(name), "run_name": self.label}
+            return {"run_id": self._state.get("mlflow"), "run_name": self.label}
         if name == "wandb":
-            own = self._state.setdefault(name, uuid.uuid4().hex)
+            own = self._state.setdefault("wandb", uuid.uuid4().hex)
             return {"id": own, "resume": "allow", "name": self.label, "dir": str(self.folder)}
         return {}
 
-    def _send(self, name: str, figures: Mapping[str, float], position: int) -> None:
-        sent: dict[str, int] = self._state["sent"]
+    def _send(self, name: str, figures: Mapping[str, object], position: int) -> None:
+        sent = self._state["sent"]
         if position > sent.get(name, 0):
             self._open[name].log(dict(figures), step=position)
             sent[name] = position
@@ -124,17 +136,7 @@ class Tracking:
             print(f"{text}; training goes on, history.jsonl has all", file=sys.stderr, flush=True)
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = item if isinstance(item, bool | int | float) else str(item)
-    return flat
-
-
-def _table(settings: Mapping[str, Any]) -> str:
+def _table(settings: Mapping[str, object]) -> str:
     """Markdown, as TensorBoard shows text."""
     rows = [f"| {name} | {value} |" for name, value in settings.items()]
     return "\n".join(["| setting | value |", "|---|---|", *rows])

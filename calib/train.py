@@ -15,7 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from calib.check import check, check_shares, require_trackers
 from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from calib.config import TrainConfig
-from calib.evaluate import evaluate_seed, measure_again, write_evaluation
+from calib.evaluate import evaluate_seed, write_evaluation
 from calib.features import check_memory
 from calib.loop import CHECKPOINT, Diverged, Stage, Walk
 from calib.network import load_classifier
@@ -111,7 +111,7 @@ def measure_otherwise(
     """Measure again the seeds that were measured under other settings, once all are trained."""
     for seed in decided(lambda: measured_otherwise(config, run), accelerator):
         with ends_at_once(f"{config.name} seed {seed}"):
-            measure_again(
+            evaluate_seed(
                 config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
             )
         wait_for_all(accelerator)
@@ -133,7 +133,8 @@ def train_seed(
     walk = Walk(
         folder=folder,
         label=label,
-        state={"config": config.identity(), "digest": digest},
+        config=config.identity(),
+        digest=digest,
         every=config.checkpoint_every,
         accelerator=accelerator,
         stop=stop,
@@ -158,7 +159,7 @@ def train_seed(
 
 def train_stages(walk: Walk, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
     """Train the stages of a seed that are not exported yet."""
-    folder, digest, accelerator = walk.folder, walk.state["digest"], walk.accelerator
+    folder, digest, accelerator = walk.folder, walk.digest, walk.accelerator
     with closing(walk.tracking):
         latest = decided(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
         checkpoint = walk.go_on_from(latest)
@@ -177,7 +178,7 @@ def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) 
     own = checkpoint is not None and checkpoint.state["stage"] == stage.name
     walk.run(stage, checkpoint if own else None)
     if walk.accelerator.is_main_process:
-        stage.export(path, digest=walk.state["digest"])
+        stage.export(path, digest=walk.digest)
     wait_for_all(walk.accelerator)
     walk.accelerator.free_memory()
 

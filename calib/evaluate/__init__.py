@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,17 +17,17 @@ from calib.evaluate.shift_ood import measure_ood, measure_shift
 from calib.metrics.bootstrap import intervals_of
 from calib.metrics.measures import summarise
 from calib.metrics.one_pass import as_given, read_predictions
-from calib.network import Stage
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from calib.processes import decided
 from calib.real_data import TrainingData, open_data
-from calib.results import KINDS
+from calib.results import KINDS, Evaluation, Intervals, Kind, Measures, Row, SeedEvaluation
 from calib.run_folder import (
     CONFIG,
-    DATA,
     EVALUATION,
     SCHEMA,
+    Stage,
     pinned_index,
+    read_data,
     run_digest,
     seed_evaluation,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
-def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict[str, Any]:
+def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict[str, object]:
     """Measure every seed of a trained run anew and write its `evaluation.json`.
 
     Stored logits are taken where they came from the weights at hand, and so are figures under
@@ -54,12 +54,12 @@ def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict
             settings under `evaluation` cannot be measured.
     """
     config = load_settings(TrainConfig, read_json(run / CONFIG))
-    weights = read_json(run / DATA).get("weights")
+    weights = read_data(run).get("weights")
     data = open_data(config, pinned=pinned_index(run), weights=weights, compare_splits=False)
     place = torch.device(device)
     for seed in config.seeds:
-        measure_again(config, data, run, seed=seed, device=place, fresh=fresh)
-    return write_evaluation(config, data, run)
+        evaluate_seed(config, data, run, seed=seed, device=place, fresh=fresh)
+    return dict(write_evaluation(config, data, run))
 
 
 def evaluate_seed(
@@ -68,28 +68,30 @@ def evaluate_seed(
     run: Path,
     *,
     seed: int,
-    seconds: float,
     device: torch.device,
+    seconds: float | None = None,
     accelerator: "Accelerator | None" = None,
     fresh: bool = False,
 ) -> None:
     """Measure the stages of one seed; writes their logits, then the seed's `evaluation.json`.
 
     Args:
-        seconds: spent on training.
+        seconds: spent on training; None: as many as an earlier evaluation says, if there is one.
         accelerator: shares the predictions out among its processes, which must all call; the
             main one measures and writes. Without it, the one process that calls does all.
         fresh: as for `evaluate_run`.
     Raises:
         InputError: settings that cannot be measured, or a classifier that gives NaN.
     """
-    started = time.perf_counter()
+    started, path = time.perf_counter(), seed_evaluation(run, seed)
+    if seconds is None:
+        seconds = read_json(path).get("training_seconds", 0.0) if path.is_file() else 0.0
     names, size = data.real.class_names, config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
     rows = rows_of(trained, fresh=fresh)
     if trained.is_main:
-        found = {
+        found: SeedEvaluation = {
             "schema": SCHEMA,
             "config": config.identity(),
             "evaluation": config.evaluation.model_dump(mode="json"),
@@ -98,16 +100,17 @@ def evaluate_seed(
             "seconds": seconds + time.perf_counter() - started,  # and of this measuring alone
             "rows": rows,
         }
-        write_json(seed_evaluation(run, seed), found)
+        write_json(path, found)
 
 
-def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> dict[str, Any]:
+def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
     """Gather the seeds' evaluations in the run's `evaluation.json`, which is written last.
 
     Its seconds are those of training and of the last measuring, over all seeds.
     """
+    seeds: list[SeedEvaluation]
     seeds = [read_json(seed_evaluation(run, seed)) for seed in config.seeds]
-    evaluation = {
+    evaluation: Evaluation = {
         "schema": SCHEMA,
         "name": config.name,
         "digest": run_digest(config, data.record),
@@ -124,34 +127,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
-def measure_again(
-    config: TrainConfig,
-    data: TrainingData,
-    run: Path,
-    *,
-    seed: int,
-    device: torch.device,
-    accelerator: "Accelerator | None" = None,
-    fresh: bool = False,
-) -> None:
-    """As `evaluate_seed`, of a seed that may have been measured: what training took is kept."""
-    path = seed_evaluation(run, seed)
-    seconds = read_json(path).get("training_seconds", 0.0) if path.is_file() else 0.0
-    evaluate_seed(
-        config,
-        data,
-        run,
-        seed=seed,
-        seconds=seconds,
-        device=device,
-        accelerator=accelerator,
-        fresh=fresh,
-    )
-
-
-Row = dict[str, Any]
-
-
 def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
     """Measure the stages, base before head; no rows in a process that only helps.
 
@@ -159,73 +134,87 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
         fresh: run the networks whatever is stored.
     """
     config = trained.config.evaluation
-    previous = {} if fresh else decided(lambda: _previous(trained), trained.accelerator)
+    previous = None if fresh else decided(lambda: _previous(trained), trained.accelerator)
     found = trained.logits(fresh=fresh)
     rows: dict[Stage, Row] = {}
     if trained.is_main:
-        rows = {stage: _row(trained, stage) | measure(found[stage], config) for stage in found}
-    parts: dict[str, dict[Stage, Any]] = {}
+        rows = {stage: _row(trained, stage, measure(found[stage], config)) for stage in found}
     if config.shift is not None:
-        parts["shift"] = _kept(previous, "shift", trained) or measure_shift(
+        shift = _kept(previous, "shift", trained) or measure_shift(
             trained, config.shift, {stage: row["temperature"] for stage, row in rows.items()}
         )
+        for stage, row in rows.items():
+            row["shift"] = shift[stage]
     if config.ood:
         test = {stage: tensors["test_logits"] for stage, tensors in found.items()}
-        parts["ood"] = _kept(previous, "ood", trained) or measure_ood(trained, config.ood, test)
-    for name, by_stage in parts.items():
+        ood = _kept(previous, "ood", trained) or measure_ood(trained, config.ood, test)
         for stage, row in rows.items():
-            row[name] = by_stage[stage]
+            row["ood"] = ood[stage]
     return list(rows.values())
 
 
-def _row(trained: TrainedSeed, stage: Stage) -> Row:
-    logits = trained.logits_file(stage).relative_to(trained.run).as_posix()
-    source = trained.sources[stage]
-    return {"stage": stage, "seed": trained.seed, "logits": logits, "source": source}
+def _row(trained: TrainedSeed, stage: Stage, figures: Measures) -> Row:
+    return {
+        "stage": stage,
+        "seed": trained.seed,
+        "logits": trained.logits_file(stage).relative_to(trained.run).as_posix(),
+        "source": trained.sources[stage],
+        **figures,
+    }
 
 
-def _previous(trained: TrainedSeed) -> dict[str, Any]:
-    """What was measured of these weights before; empty if nothing was."""
+def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
+    """What was measured of these weights before, if anything was."""
     path = seed_evaluation(trained.run, trained.seed)
-    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return None
+    found: SeedEvaluation = read_json(path)
     sources = {row["stage"]: row.get("source") for row in found.get("rows", [])}
-    return found if found.get("schema") == SCHEMA and sources == trained.sources else {}
+    return found if found.get("schema") == SCHEMA and sources == trained.sources else None
 
 
-def _kept(previous: dict[str, Any], part: str, trained: TrainedSeed) -> dict[Stage, Any] | None:
+def _kept(
+    previous: SeedEvaluation | None, part: Literal["shift", "ood"], trained: TrainedSeed
+) -> dict[Stage, Any] | None:
     """Figures of an earlier evaluation under the same settings of this part."""
     settings = trained.config.evaluation.model_dump(mode="json")
-    if not previous or previous["evaluation"][part] != settings[part]:
+    if previous is None or previous["evaluation"][part] != settings[part]:
         return None
     return {row["stage"]: row[part] for row in previous["rows"]}
 
 
-def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None) -> dict[str, Any]:
+def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None) -> Measures:
     """Fit what is fitted on validation, and measure the test logits without and with it.
 
     Args:
         found: validation_logits, validation_targets, test_logits, test_targets.
         config: how many bins and resamples; by default those of `EvaluationConfig`.
     Returns:
-        "bins", "temperature", the measures under each of KINDS, and, where there are resamples,
-        "intervals" {measure: [low, high]} of the plain ones and "posthoc_intervals" of the
-        others by kind.
+        Intervals [low, high] only where there are resamples.
     """
     config = config or EvaluationConfig()
     held_out = found["validation_logits"], found["validation_targets"]
     temperature = fit_temperature(*held_out)
-    row: dict[str, Any] = {"bins": config.bins, "temperature": temperature}
-    intervals = {}
+    figures: dict[Kind, dict[str, float]] = {}
+    intervals: dict[str, Intervals] = {}
     for kind in KINDS:
         logits = _after(found, kind, temperature)
-        row[kind], intervals[kind] = _measured(logits, found["test_targets"], config)
+        figures[kind], intervals[kind] = _measured(logits, found["test_targets"], config)
+    row: Measures = {
+        "bins": config.bins,
+        "temperature": temperature,
+        "plain": figures["plain"],
+        "scaled": figures["scaled"],
+        "vector": figures["vector"],
+        "isotonic": figures["isotonic"],
+    }
     if config.bootstrap:
         row["intervals"] = intervals.pop("plain")
         row["posthoc_intervals"] = intervals
     return row
 
 
-def _after(found: Mapping[str, Tensor], kind: str, temperature: float) -> Tensor:
+def _after(found: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tensor:
     """The test logits of one of KINDS. What is fitted sees validation images alone."""
     held_out = found["validation_logits"], found["validation_targets"]
     logits = found["test_logits"]
@@ -238,7 +227,7 @@ def _after(found: Mapping[str, Tensor], kind: str, temperature: float) -> Tensor
 
 def _measured(
     logits: Tensor, targets: Tensor, config: EvaluationConfig
-) -> tuple[dict[str, float], dict[str, list[float]]]:
+) -> tuple[dict[str, float], Intervals]:
     predictions = read_predictions(*as_given(logits, targets), config.bins)
     measures = summarise(predictions, config.bins).as_dict()
     if not config.bootstrap:

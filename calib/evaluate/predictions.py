@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from calib.checkpoint import read_metadata, save_tensors
 from calib.config import TrainConfig
-from calib.network import CHUNK, Stage, load_classifier
+from calib.network import CHUNK, load_classifier
 from calib.processes import decided, wait_for_all
 from calib.real_data import TrainingData
 from calib.real_images import ranges
-from calib.run_folder import HEAD, MODEL, run_digest, seed_folder
+from calib.run_folder import HEAD, MODEL, Stage, run_digest, seed_folder
 from data.device import float32_precision
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint

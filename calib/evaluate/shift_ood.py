@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,9 @@ from calib.config import ShiftConfig
 from calib.corruptions import corrupt
 from calib.evaluate.predictions import TrainedSeed
 from calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
-from calib.network import Stage
 from calib.real_images import Images, open_images
+from calib.results import Shift
+from calib.run_folder import Stage
 from data.fingerprint import derived_seed
 from data.real import load_real
 from data.splits import RealDataConfig
@@ -23,22 +23,19 @@ from data.splits import RealDataConfig
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
 AFTER_SCALING = ("ece", "nll")  # once more with the temperature of the clean validation images
-Cells = dict[str, Any]
+Cell = dict[str, float]  # by measure
 
 
 def measure_shift(
     trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[Stage, float]
-) -> dict[Stage, Cells]:
+) -> dict[Stage, Shift]:
     """The measures of each stage under every corruption and severity.
 
     Args:
         temperatures: of each stage; in the main process, the others have none to measure.
-    Returns:
-        For each stage {"bins", "images", "mean": {measure: value}, "corruptions": {name: {"mean":
-        {...}, "1": {...}, ...}}}; measures after temperature scaling begin with `scaled_`.
     """
     images, targets = chosen_images(trained, config)
-    cells: dict[Stage, dict[str, Cells]] = {stage: {} for stage in trained.stages}
+    cells: dict[Stage, dict[str, dict[str, Cell]]] = {stage: {} for stage in trained.stages}
     for name in corruption_names(config):
         for severity in config.severities:
             load = partial(_corrupted, images, name, severity)
@@ -46,8 +43,15 @@ def measure_shift(
             for stage, temperature in temperatures.items():
                 cell = _cell(found[stage], targets, temperature, config.bins)
                 cells[stage].setdefault(name, {})[str(severity)] = cell
+    for by_severity in (each for stage in temperatures for each in cells[stage].values()):
+        by_severity[MEAN] = _mean(list(by_severity.values()))
     return {
-        stage: {"bins": config.bins, "images": len(images), **_with_means(cells[stage])}
+        stage: {
+            "bins": config.bins,
+            "images": len(images),
+            "mean": _mean([by_severity[MEAN] for by_severity in cells[stage].values()]),
+            "corruptions": cells[stage],
+        }
         for stage in temperatures
     }
 
@@ -72,27 +76,19 @@ def chosen_images(trained: TrainedSeed, config: ShiftConfig) -> tuple[Images, Te
     return images, torch.from_numpy(split.targets[chosen])
 
 
-def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> dict[str, float]:
+def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> Cell:
     plain = calibration_metrics(logits, targets, bins).as_dict()
     scaled = calibration_metrics(logits / temperature, targets, bins).as_dict()
     after = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
     return {name: plain[name] for name in MEASURES} | after
 
 
-def _with_means(corruptions: dict[str, Cells]) -> dict[str, Any]:
-    """With the mean over severities for each corruption, and over both."""
-    for cells in corruptions.values():
-        cells[MEAN] = _mean(list(cells.values()))
-    overall = _mean([cells[MEAN] for cells in corruptions.values()])
-    return {MEAN: overall, "corruptions": corruptions}
-
-
-def _mean(cells: list[dict[str, float]]) -> dict[str, float]:
+def _mean(cells: list[Cell]) -> Cell:
     names = [name for name in cells[0] if name != "images"]
     return {name: statistics.fmean(cell[name] for cell in cells) for name in names}
 
 
-Ood = dict[str, dict[str, float]]
+Ood = dict[str, Cell]
 
 
 def measure_ood(
@@ -117,7 +113,7 @@ def measure_ood(
     return {stage: {**row, MEAN: _mean(list(row.values()))} for stage, row in rows.items()}
 
 
-def _compared(known: Tensor, foreign: Tensor) -> dict[str, float]:
+def _compared(known: Tensor, foreign: Tensor) -> Cell:
     probability = ood_metrics(max_probability(known), max_probability(foreign)).as_dict()
     entropy = ood_metrics(negative_entropy(known), negative_entropy(foreign)).as_dict()
     return probability | {f"entropy_{name}": value for name, value in entropy.items()}

@@ -1,7 +1,7 @@
 """Losses by name: on real images with class targets, on mixed images with soft labels."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -60,7 +60,7 @@ def build_loss(name: str, num_classes: int, **params: Any) -> RealLoss:
 
 
 def build_training_loss(
-    name: str, num_classes: int, *, num_samples: int, params: dict[str, Any]
+    name: str, num_classes: int, *, num_samples: int, params: Mapping[str, Any]
 ) -> RealLoss:
     """As `build_loss`; a loss that keeps a history of each sample is told how many there are.
 

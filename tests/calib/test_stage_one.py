@@ -214,15 +214,6 @@ def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(make_stage, 
     assert_same_state(unbroken, resumed)
 
 
-def test_a_checkpoint_without_a_middle_is_between_two_epochs(make_stage, tmp_path):
-    stage = make_stage()
-    objects = dict(stage.objects())
-    del objects["middle"]  # as older checkpoints are
-    save_checkpoint(tmp_path, 1, tensors=stage.tensors(), objects=objects, state={})
-    stage.load(latest_checkpoint(tmp_path))
-    assert stage.middle is None
-
-
 def test_the_middle_of_an_epoch_is_for_as_many_processes_as_began_it(make_stage):
     stage = make_stage()
     with pytest.raises(Stopped):
