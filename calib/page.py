@@ -14,7 +14,6 @@ from calib.results import (
     ACCURACY,
     ECE,
     NLL,
-    Evaluation,
     Measure,
     Method,
     Summary,
@@ -25,7 +24,7 @@ from calib.results import (
     merged_versions,
     shown_in,
 )
-from calib.run_folder import CONFIG, read_data
+from calib.run_folder import CONFIG, Evaluation, read_data
 from calib.tables import DASH, MAIN_KINDS, Line, comparison, details, differences
 from data.dataset import MixedDataset
 from data.files import read_json, write_atomically

@@ -3,17 +3,15 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import distributed, nn
 
 from calib.stopping import Stop
 from data.errors import InputError
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 T = TypeVar("T")
 LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less
@@ -30,7 +28,7 @@ def leave_group() -> None:
         distributed.destroy_process_group()
 
 
-def wait_for_all(accelerator: "Accelerator") -> None:
+def wait_for_all(accelerator: Accelerator) -> None:
     """Wait until every process has come here, however long one of them works alone.
 
     A collective kills who waits in it for longer than the group's time limit, 10 minutes with
@@ -48,7 +46,7 @@ def wait_for_all(accelerator: "Accelerator") -> None:
     accelerator.wait_for_everyone()  # the process that serves the store may end after this
 
 
-def decided(ask: Callable[[], T], accelerator: "Accelerator | None") -> T:
+def decided(ask: Callable[[], T], accelerator: Accelerator | None) -> T:
     """What the main process finds, in every process: files come later to other machines.
 
     All must call; who went by its own disk would wait where nobody comes.
@@ -68,7 +66,7 @@ def decided(ask: Callable[[], T], accelerator: "Accelerator | None") -> T:
     return told
 
 
-def share_gradients(parameters: Iterable[nn.Parameter], accelerator: "Accelerator") -> None:
+def share_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
     """Average the gradients of parameters that no wrapper of accelerate looks after."""
     if accelerator.num_processes > 1:
         for parameter in parameters:
@@ -76,7 +74,7 @@ def share_gradients(parameters: Iterable[nn.Parameter], accelerator: "Accelerato
                 parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
 
 
-def share_buffers(module: nn.Module, accelerator: "Accelerator") -> None:
+def share_buffers(module: nn.Module, accelerator: Accelerator) -> None:
     """Average the batch norms' statistics, of which each process has its own."""
     if accelerator.num_processes > 1:
         for buffer in module.buffers():
@@ -94,7 +92,7 @@ class Vote:
         asked: whether this process was asked.
     """
 
-    def __init__(self, asked: Stop, accelerator: "Accelerator") -> None:
+    def __init__(self, asked: Stop, accelerator: Accelerator) -> None:
         self.asked, self.accelerator = asked, accelerator
         self.every = 1  # steps between two looks
         self._steps, self._since = 0, time.monotonic()

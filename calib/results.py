@@ -6,18 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from calib.config import TrainConfig
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
+    KINDS,
     SCHEMA,
+    Evaluation,
+    Row,
+    Shift,
     Stage,
     measured_as,
+    measured_seed,
     read_data,
     refuse_differing,
-    seed_evaluation,
     trained_run,
 )
 from data.errors import InputError
@@ -141,71 +145,6 @@ class Summary:
 
     def record(self) -> Spread:
         return {"mean": self.mean, "sd": self.sd}
-
-
-# What evaluation.json holds
-
-# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
-Kind = Literal["plain", "scaled", "vector", "isotonic"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-Intervals = dict[str, list[float]]  # by measure, both limits
-
-
-class Shift(TypedDict):
-    """Corrupted test images; measures after temperature scaling begin with `scaled_`."""
-
-    bins: int
-    images: int
-    mean: dict[str, float]
-    corruptions: dict[str, dict[str, dict[str, float]]]  # by name; by severity, and their mean
-
-
-class Measures(TypedDict):
-    """Of the test images, by kind."""
-
-    bins: int
-    temperature: float
-    plain: dict[str, float]
-    scaled: dict[str, float]
-    vector: dict[str, float]
-    isotonic: dict[str, float]
-    intervals: NotRequired[Intervals]  # of the plain ones
-    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
-
-
-class Row(Measures):
-    """One stage of one seed."""
-
-    stage: Stage
-    seed: int
-    logits: str  # a path below the run
-    source: str  # digest of what they come from
-    shift: NotRequired[Shift]
-    ood: NotRequired[dict[str, dict[str, float]]]  # by dataset, and their mean
-
-
-class SeedEvaluation(TypedDict):
-    """Of a seed: what it was trained and measured under, and its stages."""
-
-    schema: int
-    config: dict[str, object]
-    evaluation: dict[str, object]
-    digest: str
-    training_seconds: float
-    seconds: float  # of training and of this measuring
-    rows: list[Row]
-
-
-class Evaluation(TypedDict):
-    """Of a run: the rows of all seeds."""
-
-    schema: int
-    name: str
-    digest: str
-    evaluation: dict[str, object]
-    seconds: float
-    versions: dict[str, str]
-    rows: list[Row]
 
 
 # Reading run folders
@@ -390,9 +329,8 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, M
     """
     found = {}
     for seed in config.seeds:
-        path = seed_evaluation(run, seed)
-        if path.is_file():
-            evaluation: SeedEvaluation = read_json(path)
+        evaluation = measured_seed(run, seed)
+        if evaluation is not None:
             refuse_differing(evaluation["config"], config.identity(), run)
             if measured_as(config, evaluation):
                 rows = (Measured.read(row, run) for row in evaluation["rows"])

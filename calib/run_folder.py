@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, NotRequired, TypedDict
+from typing import IO, Literal, NotRequired, TypedDict, get_args
 
 from calib.config import OUTSIDE_IDENTITY, Outside, TrainConfig
 from calib.stopping import Interrupted, Stop, never
@@ -46,6 +46,71 @@ class DataRecord(TypedDict):
     weights: NotRequired[str]  # where the network begins with pretrained ones
 
 
+# evaluation.json, of a run and of each seed
+
+# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
+Kind = Literal["plain", "scaled", "vector", "isotonic"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Intervals = dict[str, list[float]]  # by measure, both limits
+
+
+class Shift(TypedDict):
+    """Corrupted test images; measures after temperature scaling begin with `scaled_`."""
+
+    bins: int
+    images: int
+    mean: dict[str, float]
+    corruptions: dict[str, dict[str, dict[str, float]]]  # by name; by severity, and their mean
+
+
+class Measures(TypedDict):
+    """Of the test images, by kind."""
+
+    bins: int
+    temperature: float
+    plain: dict[str, float]
+    scaled: dict[str, float]
+    vector: dict[str, float]
+    isotonic: dict[str, float]
+    intervals: NotRequired[Intervals]  # of the plain ones
+    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
+
+
+class Row(Measures):
+    """One stage of one seed."""
+
+    stage: Stage
+    seed: int
+    logits: str  # a path below the run
+    source: str  # digest of what they come from
+    shift: NotRequired[Shift]
+    ood: NotRequired[dict[str, dict[str, float]]]  # by dataset, and their mean
+
+
+class SeedEvaluation(TypedDict):
+    """Of a seed: what it was trained and measured under, and its stages."""
+
+    schema: int
+    config: dict[str, object]
+    evaluation: dict[str, object]
+    digest: str
+    training_seconds: float
+    seconds: float  # of training and of this measuring
+    rows: list[Row]
+
+
+class Evaluation(TypedDict):
+    """Of a run: the rows of all seeds."""
+
+    schema: int
+    name: str
+    digest: str
+    evaluation: dict[str, object]
+    seconds: float
+    versions: dict[str, str]
+    rows: list[Row]
+
+
 def seed_folder(run: Path, seed: int) -> Path:
     return run / f"seed-{seed}"
 
@@ -53,6 +118,13 @@ def seed_folder(run: Path, seed: int) -> Path:
 def seed_evaluation(run: Path, seed: int) -> Path:
     """Written last for a seed: where it is, the seed is done."""
     return seed_folder(run, seed) / EVALUATION
+
+
+def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
+    """What was measured of a seed; None if it is not done."""
+    path = seed_evaluation(run, seed)
+    found: SeedEvaluation | None = read_json(path) if path.is_file() else None
+    return found
 
 
 def claim_run(config: TrainConfig, run: Path) -> Path:
@@ -158,10 +230,11 @@ def measured_as(config: TrainConfig, found: Mapping[str, object]) -> bool:
 
 def measured_otherwise(config: TrainConfig, run: Path) -> list[int]:
     """Seeds of a run of which all are measured, but these under other settings."""
-    paths = {seed: seed_evaluation(run, seed) for seed in config.seeds}
-    if not all(path.is_file() for path in paths.values()):
+    found = {seed: measured_seed(run, seed) for seed in config.seeds}
+    done = {seed: evaluation for seed, evaluation in found.items() if evaluation is not None}
+    if len(done) < len(found):
         return []
-    return [s for s, path in paths.items() if not measured_as(config, read_json(path))]
+    return [seed for seed, evaluation in done.items() if not measured_as(config, evaluation)]
 
 
 def run_digest(config: TrainConfig, data: DataRecord) -> str:

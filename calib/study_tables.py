@@ -10,7 +10,6 @@ from calib.results import (
     RANKED,
     TESTED,
     Comparison,
-    Evaluation,
     Measure,
     Method,
     Split,
@@ -22,7 +21,7 @@ from calib.results import (
     ranks,
     shown_in,
 )
-from calib.run_folder import EVALUATION, is_measured
+from calib.run_folder import EVALUATION, Evaluation, is_measured
 from calib.study import Cell, StudyConfig, failure_of, row_names
 from calib.tables import (
     DASH,

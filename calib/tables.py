@@ -18,7 +18,6 @@ from calib.results import (
     Measure,
     Method,
     Place,
-    Shift,
     Spread,
     Summary,
     Values,
@@ -26,6 +25,7 @@ from calib.results import (
     load_methods,
     shown_in,
 )
+from calib.run_folder import Shift
 from data.printable import markdown_text
 
 if TYPE_CHECKING:

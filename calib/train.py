@@ -29,6 +29,7 @@ from calib.run_folder import (
     MODEL,
     alone_with,
     measured_otherwise,
+    measured_seed,
     pin_data,
     pinned_index,
     refuse_differing,
@@ -42,7 +43,6 @@ from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_ter
 from calib.trackers import Tracking
 from data.device import resolve_device
 from data.errors import InputError
-from data.files import read_json
 from data.root import Root
 from data.settings import load_settings
 
@@ -195,12 +195,12 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
     """
     todo = set()
     for seed in config.seeds:
-        checkpoint = latest_checkpoint(seed_folder(run, seed) / CHECKPOINT)
-        done = seed_evaluation(run, seed)
-        if done.is_file():
-            refuse_differing(read_json(done)["config"], config.identity(), run)
+        done = measured_seed(run, seed)
+        if done is not None:
+            refuse_differing(done["config"], config.identity(), run)
             continue
         todo.add(seed)
+        checkpoint = latest_checkpoint(seed_folder(run, seed) / CHECKPOINT)
         if checkpoint is not None:
             refuse_differing(checkpoint.state["config"], config.identity(), run)
     return todo

@@ -5,9 +5,10 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from calib.check import check_evaluation
@@ -20,12 +21,19 @@ from calib.metrics.one_pass import as_given, read_predictions
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from calib.processes import decided
 from calib.real_data import TrainingData, open_data
-from calib.results import KINDS, Evaluation, Intervals, Kind, Measures, Row, SeedEvaluation
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
+    KINDS,
     SCHEMA,
+    Evaluation,
+    Intervals,
+    Kind,
+    Measures,
+    Row,
+    SeedEvaluation,
     Stage,
+    measured_seed,
     pinned_index,
     read_data,
     run_digest,
@@ -33,9 +41,6 @@ from calib.run_folder import (
 )
 from data.files import read_json, write_json
 from data.settings import load_settings
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
@@ -70,7 +75,7 @@ def evaluate_seed(
     seed: int,
     device: torch.device,
     seconds: float | None = None,
-    accelerator: "Accelerator | None" = None,
+    accelerator: Accelerator | None = None,
     fresh: bool = False,
 ) -> None:
     """Measure the stages of one seed; writes their logits, then the seed's `evaluation.json`.
@@ -83,9 +88,10 @@ def evaluate_seed(
     Raises:
         InputError: settings that cannot be measured, or a classifier that gives NaN.
     """
-    started, path = time.perf_counter(), seed_evaluation(run, seed)
+    started = time.perf_counter()
     if seconds is None:
-        seconds = read_json(path).get("training_seconds", 0.0) if path.is_file() else 0.0
+        known = measured_seed(run, seed)
+        seconds = known["training_seconds"] if known else 0.0
     names, size = data.real.class_names, config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
@@ -100,7 +106,7 @@ def evaluate_seed(
             "seconds": seconds + time.perf_counter() - started,  # and of this measuring alone
             "rows": rows,
         }
-        write_json(path, found)
+        write_json(seed_evaluation(run, seed), found)
 
 
 def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
@@ -165,12 +171,11 @@ def _row(trained: TrainedSeed, stage: Stage, figures: Measures) -> Row:
 
 def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
     """What was measured of these weights before, if anything was."""
-    path = seed_evaluation(trained.run, trained.seed)
-    if not path.is_file():
+    found = measured_seed(trained.run, trained.seed)
+    if found is None or found["schema"] != SCHEMA:
         return None
-    found: SeedEvaluation = read_json(path)
-    sources = {row["stage"]: row.get("source") for row in found.get("rows", [])}
-    return found if found.get("schema") == SCHEMA and sources == trained.sources else None
+    sources = {row["stage"]: row["source"] for row in found["rows"]}
+    return found if sources == trained.sources else None
 
 
 def _kept(

@@ -6,9 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,9 +23,6 @@ from data.device import float32_precision
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `Images.parts`
 
 
@@ -38,7 +35,7 @@ def predict_all(
     *,
     num_classes: int,
     device: torch.device,
-    accelerator: "Accelerator | None" = None,
+    accelerator: Accelerator | None = None,
 ) -> Tensor:
     """Logits of several classifiers for the same images, which are loaded once.
 
@@ -78,7 +75,7 @@ class TrainedSeed:
     run: Path
     seed: int
     device: torch.device
-    accelerator: "Accelerator | None" = field(default=None, repr=False)
+    accelerator: Accelerator | None = field(default=None, repr=False)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

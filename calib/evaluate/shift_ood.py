@@ -14,8 +14,7 @@ from calib.corruptions import corrupt
 from calib.evaluate.predictions import TrainedSeed
 from calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
 from calib.real_images import Images, open_images
-from calib.results import Shift
-from calib.run_folder import Stage
+from calib.run_folder import Shift, Stage
 from data.fingerprint import derived_seed
 from data.real import load_real
 from data.splits import RealDataConfig
