@@ -124,15 +124,6 @@ def test_extreme_logits_stay_finite(name: str, params: dict, dtype: torch.dtype)
     assert logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_the_batch_is_averaged(name: str):
-    logits, targets, features = random_batch()
-    loss = build_loss(name, 10).eval()
-    one = loss(logits, targets, features=features)
-    two = loss(logits.repeat(2, 1), targets.repeat(2), features=features.repeat(2, 1))
-    torch.testing.assert_close(two, one)
-
-
 @pytest.mark.parametrize("name", POINTWISE)
 def test_losses_without_state_report_no_health(name: str):
     loss = build_loss(name, 10)
