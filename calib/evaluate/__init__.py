@@ -91,7 +91,7 @@ def evaluate_seed(
     started = time.perf_counter()
     if seconds is None:
         known = measured_seed(run, seed)
-        seconds = known["training_seconds"] if known else 0.0
+        seconds = known.get("training_seconds", 0.0) if known else 0.0
     names, size = data.real.class_names, config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
@@ -172,9 +172,9 @@ def _row(trained: TrainedSeed, stage: Stage, figures: Measures) -> Row:
 def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
     """What was measured of these weights before, if anything was."""
     found = measured_seed(trained.run, trained.seed)
-    if found is None or found["schema"] != SCHEMA:
+    if found is None or found.get("schema") != SCHEMA:
         return None
-    sources = {row["stage"]: row["source"] for row in found["rows"]}
+    sources = {row["stage"]: row.get("source") for row in found["rows"]}
     return found if sources == trained.sources else None
 
 

@@ -13,7 +13,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from calib.config import TrainConfig
+from calib.real_data import open_data
 from calib.run_folder import claim_run
+from calib.stage_one import BaseStage
 from calib.study import StudyConfig
 from data.images import encode_image
 from data.real import RealDataConfig, load_real
@@ -99,8 +101,6 @@ def make_stage(
     make_config: Callable[..., TrainConfig], accelerator: Accelerator
 ) -> Callable[..., Any]:
     """make_stage(*overrides, seed=0): stage one before its first epoch."""
-    from calib.real_data import open_data
-    from calib.stage_one import BaseStage
 
     def make(*overrides: str, seed: int = 0) -> BaseStage:
         config = make_config(*overrides)

@@ -20,7 +20,7 @@ from calib.evaluate import evaluate_run, measure
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import chosen_images
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
-from calib.network import in_chunks, load_classifier, predict
+from calib.network import load_classifier, predict
 from calib.posthoc import fit_isotonic, fit_vector
 from calib.real_data import open_data
 from calib.run_folder import KINDS, claim_run, is_measured, run_digest
@@ -349,13 +349,6 @@ def test_weights_of_other_settings_are_named(run):
     text = r"model\.safetensors: backbone\.features\.stem\.0\.weight = \(2, 3, 3, 3\): the model"
     with pytest.raises(InputError, match=text):
         load_classifier(run, 0)
-
-
-def test_chunks_come_back_in_order_without_gradients():
-    rows = torch.arange(1201.0, requires_grad=True)
-    found = in_chunks(lambda part: part * 2, rows)
-    torch.testing.assert_close(found, torch.arange(1201.0) * 2)
-    assert not found.requires_grad
 
 
 def test_the_float32_of_measured_logits_is_never_tf32(measured, precisions):

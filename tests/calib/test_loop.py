@@ -1,8 +1,4 @@
-"""The loop over steps: its figures, its compiler, and a host that never waits for the device.
-
-The modules are on torch's meta device, which has no values: what asks for one fails there, and so
-does what has a shape that depends on values. Copies between the host and it are noted.
-"""
+"""The loop over steps: its figures, its compiler, and a host that never waits for the device."""
 
 from contextlib import nullcontext
 
@@ -82,6 +78,8 @@ def test_a_compiled_network_trains_as_the_plain_one(make_stage):
     assert list(compiled.kept.state_dict()) == list(plain.kept.state_dict())
 
 
+# On the meta device, which has no values, what asks for one fails, and so does what has a shape
+# that depends on values. Copies between the host and it are noted.
 META = torch.device("meta")
 CLASSES = 10
 

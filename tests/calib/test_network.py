@@ -2,15 +2,19 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calib.check import check
 from calib.checkpoint import load_exactly, save_tensors
-from calib.network import Network, adopt_policy, load_classifier, mixed_pass
+from calib.network import Network, adopt_policy, in_chunks, load_classifier, mixed_pass
 from calib.real_data import open_data
 from calib.real_images import decode
 from calib.run_folder import DATA, claim_run, seed_folder
+from calib.stage_one import BaseStage
 from data.errors import InputError
 
 REAL = torch.tensor([[0.0], [2.0]])  # mean 1, unbiased variance 2
@@ -96,8 +100,6 @@ def test_shared_and_evaluated_networks_have_the_state_they_have_without():
 
 
 def test_separate_norms_come_in_every_kind():
-    from timm.layers import BatchNormAct2d
-
     network = nn.Sequential(nn.BatchNorm2d(2), BatchNormAct2d(2), nn.SyncBatchNorm(2))
     adopt_policy(network, "separate")
     images = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -218,14 +220,16 @@ def test_their_float32_is_never_tf32(make_stage, precisions):
 
 @pytest.fixture
 def bf16_stage(make_config):
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    from calib.stage_one import BaseStage
-
     AcceleratorState._reset_state(reset_partial_state=True)
     config = make_config("mixed_precision=bf16")
     yield BaseStage(
         config, open_data(config), seed=0, accelerator=Accelerator(mixed_precision="bf16")
     )
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_chunks_come_back_in_order_without_gradients():
+    rows = torch.arange(1201.0, requires_grad=True)
+    found = in_chunks(lambda part: part * 2, rows)
+    torch.testing.assert_close(found, torch.arange(1201.0) * 2)
+    assert not found.requires_grad

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calib.run_folder import claim_run
 from calib.train import train
 from tests.calib.runs import assert_same_results, history, run_two
 
@@ -128,8 +129,6 @@ assert not torch.distributed.is_initialized()
 @pytest.fixture(scope="module")
 def two_processes(make_config, tmp_path_factory):
     """The run folder that two processes have left, and what they printed."""
-    from calib.run_folder import claim_run
-
     folder = tmp_path_factory.mktemp("two")
     for suffix in ("", "-stopped"):
         run = claim_run(make_config("epochs=2"), folder / f"all{suffix}").parent
