@@ -1,5 +1,6 @@
-"""Rules that leave series out while reading, against series made by hand."""
+"""Series left out while reading: the rules, against series made by hand; flags of audits."""
 
+import json
 import logging
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from data.dataset import MixedDataset
 from data.errors import InputError
 from data.exclusion import Exclusion, SeriesFilter, describe
-from data.flags import store_flags
+from data.flags import flagged_groups, newest_flags, store_flags
 from data.formats import FLAGS, SeriesFlags, SeriesRecord
 from data.pinned import Pinned
 from data.root import Root
@@ -195,3 +196,69 @@ def test_values_out_of_range_are_refused():
         load_settings(Exclusion, {"min_correlation": 2})
     with pytest.raises(InputError, match=r"flagged.0 = 'ugly'"):
         load_settings(Exclusion, {"flagged": ["ugly"]})
+
+
+DIGEST = "a" * 64
+
+
+def flags(
+    index: str = "index/0.json", labels: str | None = None, **found: list[int]
+) -> SeriesFlags:
+    by_flag = {flag: found.get(flag, []) for flag in FLAGS}
+    return SeriesFlags(index=index, digest=DIGEST, labels=labels, flags=by_flag)
+
+
+@pytest.fixture
+def plain(tmp_path) -> Root:
+    return handmade.make_root(tmp_path)
+
+
+def test_audits_are_numbered_and_an_equal_one_is_not_stored_twice(plain):
+    assert newest_flags(plain, "index/0.json") is None
+    assert store_flags(plain, flags(duplicate=[1])) == "audit/0.json"
+    assert store_flags(plain, flags(duplicate=[2])) == "audit/1.json"
+    assert store_flags(plain, flags(duplicate=[1])) == "audit/0.json"
+    assert plain.store.list("audit") == ["audit/0.json", "audit/1.json"]
+
+
+def test_the_newest_of_an_index_is_found_also_after_the_tenth(plain):
+    for number in range(11):
+        store_flags(plain, flags(duplicate=[number]))
+    store_flags(plain, flags("index/1.json", still=[5]))
+    assert newest_flags(plain, "index/0.json") == flags(duplicate=[10])
+    assert newest_flags(plain, "index/1.json") == flags("index/1.json", still=[5])
+
+
+def test_groups_of_several_flags_are_joined():
+    found = flags(duplicate=[1, 3], degenerate=[3, 4], still=[9])
+    assert flagged_groups(found, ["duplicate", "degenerate"]) == {1, 3, 4}
+
+
+def test_an_audit_that_looked_for_other_flags_can_be_read(plain):
+    """As of a version that knew one less, or one that knows more."""
+    said = json.loads(flags(duplicate=[1]).written())
+    del said["flags"]["still"]
+    said["flags"]["blurred"] = [7]
+    plain.store.put("audit/0.json", json.dumps(said).encode())
+    found = newest_flags(plain, "index/0.json")
+    assert (found.flags["blurred"], found.flags["duplicate"]) == ([7], [1])
+    assert flagged_groups(found, ["duplicate", "blurred"]) == {1, 7}
+    with pytest.raises(KeyError, match="still"):
+        flagged_groups(found, ["still"])
+    assert store_flags(plain, flags(duplicate=[1])) == "audit/1.json"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{", r"audit/0\.json: audit: .*remove it and run `semix audit` again"),
+        (b'{"index": "index/0.json"}', "digest: Field required"),
+        (flags().written().replace(b'"still":[]', b'"still":[-1]'), r"flags\.still"),
+        (flags().written().replace(b'"still":[]', b'"still":[],"still":[3]'), "stands twice"),
+        (flags().written()[:-9], "audit: "),
+    ],
+)
+def test_a_damaged_audit_is_named(plain, content, problem):
+    plain.store.put("audit/0.json", content)
+    with pytest.raises(ValueError, match=problem):
+        newest_flags(plain, "index/0.json")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from scipy.special import expit
 
 from data import export
 from data.errors import InputError
@@ -85,13 +84,6 @@ def test_images_become_png_without_a_changed_pixel(root):
         np.testing.assert_array_equal(decode_image(row.content), wanted)
 
 
-def test_labels_are_sharpened_anew(root):
-    for row in rows_of(root, scale=6.0):
-        share = expit(6 * (row.weight - 0.5))
-        assert [k for k, _ in row.label] == row.classes
-        np.testing.assert_allclose([p for _, p in row.label], [share, 1 - share], atol=1e-6)
-
-
 def test_labels_of_another_set(root, label_set):
     digest = label_set.digest[:8]
     with pytest.raises(
@@ -123,24 +115,6 @@ def test_labels_that_do_not_fit_the_images_are_refused(root, label_set, change, 
     root.store.put(name, json.dumps(found).encode())
     with pytest.raises(ValueError, match=rf"0000000-\w{{8}}\.tar: group 1: {message}"):
         rows_of(root, labels=label_set.digest)
-
-
-def test_an_index_is_pinned(root):
-    first = root.indices()[-1]
-    root.discard(1)
-    root.write_index()
-    assert len(rows_of(root)) == 9
-    assert len(rows_of(root, index=first)) == 18
-    with pytest.raises(InputError, match=r"index = index/7\.json: is not in"):
-        Pinned(root, index="index/7.json")
-
-
-def test_a_root_without_an_index_is_not_exported(tmp_path):
-    root = make_root(tmp_path)
-    for name in root.indices():
-        root.store.delete(name)
-    with pytest.raises(InputError, match="is not finished; run `semix resume` first"):
-        Pinned(root)
 
 
 def test_more_than_two_classes_keep_their_labels(root):

@@ -1,102 +1,29 @@
 """Further labels over a root's images: what counts, what is read back, what is refused."""
 
-import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from data.errors import InputError
 from data.fingerprint import fingerprint
 from data.formats import (
     Agreement,
-    CommitRecord,
-    File,
     LabelSetRecord,
-    Plan,
     SeriesLabels,
-    SeriesRecord,
-    shard_stem,
-    spec_digest,
 )
-from data.images import encode_image
 from data.label_sets import LabelSet, create_set, label_sets
 from data.root import Root
-from data.tar import GroupSample, write_tar
 from tests.data.whole_roots import failure
+from tests.handmade import PLAN_DIGEST, make_root, put_shard, sample, tar_of
 
-PLAN = fingerprint("a plan")
 GROUPS, SHARDS = 2, 3  # groups in each shard
 
 
 @pytest.fixture
 def root(tmp_path) -> Root:
     """Three committed shards of two series of two images."""
-    (tmp_path / "plan.json").write_text(
-        json.dumps(
-            {
-                "schema": Plan.SCHEMA,
-                "digest": PLAN,
-                "class_names": ["cat", "dog"],
-                "num_groups": GROUPS * SHARDS,
-                "num_shards": SHARDS,
-                "images_per_group": 2,
-                "config": {"shards": {"groups_per_shard": GROUPS}},
-            }
-        )
-    )
-    root = Root(str(tmp_path))
-    for shard in range(SHARDS):
-        commit_images(root, shard, grey=shard)
-    return root
-
-
-def commit_images(root: Root, shard: int, *, grey: int) -> str:
-    """Write and commit a shard of grey images; returns the sha256 of its tar."""
-    from hashlib import sha256
-
-    image = encode_image(np.full((8, 8, 3), grey, np.uint8), "png")
-    first = shard * GROUPS
-    buffer = io.BytesIO()
-    write_tar(buffer, (GroupSample(key_json(first + i), [image, image], "png") for i in range(2)))
-    features = b"features of " + bytes([grey])
-    stem = shard_stem(shard)
-    files = []
-    for extension, content in (("tar", buffer.getvalue()), ("features.safetensors", features)):
-        digest = sha256(content).hexdigest()
-        name = f"{stem}-{digest[:8]}.{extension}"
-        root.store.put(name, content)
-        files.append(File(name=name, sha256=digest, bytes=len(content)))
-    tar = files[0]
-    root.commit(
-        CommitRecord(
-            attempt=1,
-            spec=spec_digest(PLAN, shard),
-            shard=shard,
-            tar=tar.name,
-            sha256=tar.sha256,
-            bytes=tar.bytes,
-            features=files[1],
-            groups=GROUPS,
-            first=first,
-            seconds={},
-            wall_seconds=0.0,
-        )
-    )
-    return tar.sha256
-
-
-def key_json(group: int) -> SeriesRecord:
-    return SeriesRecord.labelled(
-        labels_of(group, 0.5),
-        group=group,
-        classes=[0, 1],
-        names=["cat", "dog"],
-        seed=0,
-        alphas=[0.0, 1.0],
-        noise={"strategy": "random", "stability": None},
-    )
+    return make_root(tmp_path, SHARDS, GROUPS)
 
 
 def labels_of(group: int, weight: float) -> SeriesLabels:
@@ -107,8 +34,8 @@ def labels_of(group: int, weight: float) -> SeriesLabels:
 def new_set(root: Root, scale: float = 4.0) -> LabelSet:
     annotation, encoders = {"rule": "projection", "scale": scale}, {"model": "a clip"}
     record = LabelSetRecord(
-        digest=fingerprint([PLAN, annotation, encoders, 64]),
-        plan=PLAN,
+        digest=fingerprint([PLAN_DIGEST, annotation, encoders, 64]),
+        plan=PLAN_DIGEST,
         annotation=annotation,
         encoders=encoders,
         features="root",
@@ -168,7 +95,8 @@ def test_images_made_again_lose_their_labels_until_they_are_labelled_again(root)
     root.discard(1)
     assert labels.missing() == []  # there are no images to label
     assert labels.done() == [0, 2]
-    commit_images(root, 1, grey=77)
+    other = tar_of(sample(2), sample(3, seed=7))
+    put_shard(root.store, 1, other, first=2, groups=GROUPS, count=2, discards=1)
     assert labels.missing() == [1]
     with pytest.raises(ValueError, match=r"0000001\.json: these labels are of other images"):
         labels.labels(1)
@@ -290,7 +218,7 @@ def test_other_labels_replace_every_part_that_is_a_label():
     agreement = Agreement(weights=[0.5, 0.5], difference=[0.0, 0.0])
     coordinates = [[0.5, 0.5], [1.0, 0.0]]
     changes = {"agreement": agreement, "coordinates": coordinates}
-    old = key_json(1).model_copy(update=changes)
+    old = sample(1).record.model_copy(update=changes)
     new = labels_of(1, 0.25)
     found = old.with_labels(new)
     assert (found.weights, found.labels) == (new.weights, new.labels)

@@ -1,4 +1,4 @@
-"""One process number means one process where `machine()` is the same; limits of control groups."""
+"""This machine: who counts as one, its limits, its cores, the precision of its devices."""
 
 import os
 import re
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from data.device import float32_precision, resolve_dtype
+from data.errors import InputError
 from data.machine import MemoryLimit, machine, memory_limit, usable_cores
 
 SCRIPT = "from data.machine import machine; print(machine())"
@@ -108,3 +111,25 @@ def test_this_machine_can_be_asked():
     limit = memory_limit()
     assert limit is None or 0 <= limit.left <= limit.limit
     assert 1 <= usable_cores() <= os.cpu_count()
+
+
+def precisions() -> list[str]:
+    places = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    return [place.fp32_precision for place in places]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_the_precision_of_float32_is_changed_for_a_while(precision):
+    before = precisions()
+    assert before[1] == "tf32", "torch's default, which is why this is needed"
+    with pytest.raises(KeyError), float32_precision(precision):
+        assert precisions() == [precision] * 2
+        raise KeyError
+    assert precisions() == before
+    assert torch.backends.cudnn.allow_tf32, "who reads torch's older flags still can"
+
+
+def test_a_precision_that_the_device_lacks_is_refused_by_the_settings_name():
+    message = "annotation.dtype = float16: needs a GPU; use float32 or bfloat16 on a CPU"
+    with pytest.raises(InputError, match=message):
+        resolve_dtype("float16", "cpu", field="annotation.dtype")

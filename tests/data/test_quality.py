@@ -1,9 +1,10 @@
-"""Measures of a mixed dataset, against values worked out by hand."""
+"""Labels and measures of a mixed dataset, against values worked out by hand."""
 
 import pytest
 import torch
 from scipy.stats import spearmanr
 
+from data.labels import sharpen, soft_labels
 from data.quality import (
     end_points,
     endpoint_agreement,
@@ -144,3 +145,14 @@ def test_features_that_are_no_numbers_are_near_nothing():
     found = read_end_points(record.mixtures, record.classes, features, PROTOTYPES)
     assert found.intended.tolist() == [1, 0]
     assert found.nearest.tolist() == found.of_series.tolist() == [-1, -1]
+
+
+def test_sharpening_by_hand():
+    torch.testing.assert_close(
+        sharpen(torch.tensor([0.5, 1.0, 0.0]), 4.0), torch.tensor([0.5, 0.880797, 0.119203])
+    )
+
+
+def test_labels_have_two_entries_that_sum_to_one():
+    labels = soft_labels(torch.tensor([0.25, 1.0]), torch.tensor([2, 0]), torch.tensor([0, 1]), 4)
+    torch.testing.assert_close(labels, torch.tensor([[0.75, 0.0, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]))

@@ -1,3 +1,5 @@
+"""Real datasets: digits, image folders, what is left out of them, images that splits share."""
+
 import errno
 import io
 import struct
@@ -12,6 +14,7 @@ from data.errors import InputError
 from data.imagefolder import survey
 from data.real import RealDataConfig, class_names, load_real
 from data.settings import load_settings
+from data.splits import shared_images
 
 
 def pictures(folder, count, *, colour=0):
@@ -275,3 +278,30 @@ def test_the_digits_are_those_that_scikit_learn_gives():
     bundled = load_digits()
     assert (images[..., 0] == np.round(bundled.images * 255 / 16)).all()
     assert (targets == bundled.target).all()
+
+
+def images(*values: int) -> np.ndarray:
+    """One even image for each value."""
+    return np.array(values, dtype=np.uint8)[:, None, None, None] + np.zeros((2, 2, 3), np.uint8)
+
+
+def test_shared_images_are_found_wherever_they_are():
+    found = shared_images(
+        {
+            "train": [images(1, 2, 2), images(3)],
+            "validation": iter([images(4), images(2, 5)]),
+            "test": [images(6, 4, 7, 3, 6)],
+        }
+    )
+    assert found == [
+        (("validation", 1), ("train", 1)),
+        (("test", 1), ("validation", 0)),
+        (("test", 3), ("train", 3)),
+    ]
+
+
+def test_one_value_makes_a_difference():
+    other = images(1)
+    other[0, 1, 1, 2] += 1
+    assert shared_images({"train": [images(1)], "test": [other]}) == []
+    assert shared_images({"train": [], "test": [images(1)]}) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.formats import CommitRecord, attempt_name, record_name
-from data.index import ShardRows, index_text, open_index
+from data.index import open_index
 from data.records import Attempts, Records
 from data.root import Root
 from data.store import Store
@@ -127,13 +127,6 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
         assert numbers(records) == [0]
     assert "index/1.json: index: " in caplog.text
     assert store.calls["get"] == 2  # the damaged one, then the one before it; no record
-
-
-def test_an_index_of_another_plan_is_passed_over(root):
-    entries = ShardRows.of([commit_record(0).entry(9)])
-    root.store.create("index/0.json", index_text("e" * 64, entries))
-    root.commit(commit_record(1))
-    assert list(Root(root.url).committed()) == [1]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""A root: its plan, what is committed and what failed, on stores of each kind."""
+"""A root: its plan, what is committed and what failed, on stores of each kind, at any size."""
 
-import json
 import secrets
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
@@ -12,11 +13,13 @@ from data.formats import record_name
 from data.garbage import garbage, remove
 from data.layout import next_extension, write_extension
 from data.leases import claim, release
+from data.ranges import format_ranges, parse_ranges
 from data.root import Root
 from data.store import Store
 from data.verify import damage, put_aside
+from flows.build_steps import Selection, gaps
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
-from tests.handmade import make_plan
+from tests.simulated import PAGE, SimulatedShards, index_of, simulated
 
 
 @pytest.fixture
@@ -29,10 +32,20 @@ def test_no_plan_no_root(tmp_path):
         Root(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", [b'{"schema": 3, "dig', b"", b"[1, 2]", b"\xff" * 9])
-def test_a_damaged_plan_is_named(tmp_path, content):
+PLANS = [b'{"schema": 3, "dig', b"", b"[1, 2]", b"null", b"\xff" * 9, b'{"schema":' * 99_999]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((content, r" = damaged: plan\.json: .*bring it back") for content in PLANS),
+        (b"{}", " schema = 1: another version of semix wrote it"),
+    ],
+    ids=range(len(PLANS) + 1),
+)
+def test_a_damaged_plan_is_named(tmp_path, content, message):
     (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"plan\.json = damaged: plan\.json: .*bring it back"):
+    with pytest.raises(InputError, match=rf"plan\.json{message}"):
         Root(str(tmp_path))
 
 
@@ -40,22 +53,6 @@ def test_a_folder_where_the_plan_goes_is_named(tmp_path):
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(InputError, match=r"plan\.json = damaged: .*bring it back"):
         Root(str(tmp_path))
-
-
-def test_a_plan_of_another_version_is_named(tmp_path):
-    (tmp_path / "plan.json").write_text(json.dumps(make_plan(3, 6, schema=9)))
-    with pytest.raises(
-        InputError, match=r"plan\.json schema = 9: another version of semix wrote it"
-    ):
-        Root(str(tmp_path))
-
-
-def test_only_this_plans_records_count(root):
-    assert root.commit(commit_record(0))
-    root.store.put(record_name(1), commit_record(1, plan="e" * 64).written())
-    root.store.put(record_name(2), b'{"shard": 2, "sp')
-    assert list(root.committed()) == [0]
-    assert root.missing() == [1, 2]
 
 
 def test_commit_is_create_only_but_replaces_damaged_records(root):
@@ -91,14 +88,6 @@ def test_progress_counts_records_and_failures(root):
     assert root.failures() == root.failed_attempts() == {}
 
 
-def test_a_damaged_failure_record_hides_no_other(root):
-    root.record_failure(failure(1))
-    root.store.put("failed/0000/0000001.2.json", b"{")
-    root.record_failure(failure(1, 3.0))
-    assert [f.time for f in root.failures()[1]] == [1.0, 3.0]
-    assert root.attempts(1) == 3
-
-
 def test_work_and_seconds_add_up(root):
     assert root.progress().tflop == 0
     root.commit(commit_record(0))
@@ -106,15 +95,6 @@ def test_work_and_seconds_add_up(root):
     assert (root.progress().tflop, root.progress().stages["generate"]) == (0.5, 3.0)
     root.commit(commit_record(2, tflop=None))
     assert root.progress().tflop is None
-
-
-def test_an_index_is_new_only_when_something_changed(root):
-    root.commit(commit_record(0))
-    assert root.write_index() == "index/0.json" == root.write_index()
-    assert Root(root.url).write_index() == "index/0.json"
-    root.commit(commit_record(2))
-    assert root.write_index() == "index/1.json"
-    assert root.indices() == ["index/0.json", "index/1.json"]
 
 
 def test_what_was_added_counts_and_the_plan_stays(root):
@@ -206,3 +186,79 @@ def test_requests_do_not_grow_with_the_records_that_an_index_knows(url):
     assert len(again.committed()) == 5
     assert store.calls["get"] == 1
     assert root.write_index() == "index/0.json"
+
+
+SHARDS, LACKING = 100_000, 300
+SOME = 5_000  # where memory is traced, which takes its time
+
+
+def peak(work: Callable[[], object]) -> int:
+    """Bytes that Python allocated at most, above what there was."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_simulation_holds_what_a_root_would_write():
+    shards = SimulatedShards(2500, 2300)
+    with simulated(shards) as root:
+        assert root.write_index() == "index/0.json"
+        assert shards.written["index/0.json"] == index_of(2300)
+        assert root.missing() == list(range(2300, 2500))
+        assert [p.kind for p in damage(root)] == ["prototypes"]  # there are none
+
+
+def test_a_look_takes_few_bytes_a_shard():
+    shards = SimulatedShards(SOME, SOME - LACKING, index=index_of(SOME - LACKING))
+    with simulated(shards) as root:
+
+        def look():
+            assert root.status()["done"] == SOME - LACKING
+            assert len(root.missing()) == len(Selection().wanted(root)) == LACKING
+            assert [len(part) for part in gaps(root, (), allowed=None)] == [LACKING, 0]
+            assert root.failures() == {}
+
+        assert peak(look) < 2500 * SOME  # of which the index is 550
+
+
+def test_requests_of_the_first_look_and_of_later_ones():
+    folders = SHARDS // PAGE
+    shards = SimulatedShards(SHARDS, SHARDS - LACKING, index=index_of(SHARDS - LACKING))
+    with simulated(shards) as root:
+        root.progress()
+        pages = 3 * (folders - 1) + -(-3 * (PAGE - LACKING) // PAGE)
+        # Besides these the folders of shards, tombstones, failures, extensions; indices; the plan.
+        assert shards.requests == {"list": pages + 4 + 1, "get": 2}
+        shards.requests.clear()
+        root.progress()
+        assert shards.requests == {"list": 3 + 3}  # the folder that is not full, in three pages
+        shards.requests.clear()
+        shards.done += 100
+        assert root.progress().done == SHARDS - LACKING + 100
+        assert shards.requests["get"] == 100
+        shards.done = SHARDS
+        assert root.missing() == []
+        shards.requests.clear()
+        assert root.progress().done == SHARDS
+        assert shards.requests == {"list": 3}  # folders, tombstones, failures
+
+
+def test_verifying_what_an_index_knows_reads_no_record():
+    shards = SimulatedShards(SOME, SOME, index=index_of(SOME))
+    with simulated(shards) as root:
+        found = []
+        assert peak(lambda: found.extend(damage(root))) < 4000 * SOME
+        assert [p.kind for p in found] == ["prototypes"]  # there are none
+        assert shards.requests["get"] == 2 + 2  # plan and prototypes; the index, twice
+
+
+def test_a_million_numbers_are_cheap():
+    def look():
+        every = parse_ranges("0-999999")
+        assert (len(every), every[-1]) == (10**6, 10**6 - 1)
+        assert format_ranges(n for n in every if n != 7) == "0-6,8-999999"
+
+    assert peak(look) < 160 * 2**20

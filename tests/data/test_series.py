@@ -1,24 +1,38 @@
+"""Series: which are shown and how, and those that could not be stored, whoever reads the rest."""
+
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import ImageColor
 
+from data.dataset import MixedDataset
 from data.errors import InputError
+from data.exclusion import Exclusion
+from data.export import image_rows, write_image_folder
+from data.formats import record_name
 from data.images import encode_image
+from data.label_sets import LabelSet
 from data.pages import LIGHT
+from data.pinned import Pinned
 from data.root import Root
 from data.series import (
     CELL,
     GAP,
     NAME_WIDTH,
     contact_sheet,
+    read_series,
     some_of_all_pairs,
     spread_over_sets,
 )
 from data.store import Store
+from data.stream import mixed_pipeline
 from data.tar import GroupSample
+from data.verify import damage, verify
+from tests import featured, handmade
 from tests.data.whole_roots import commit_record
 from tests.handmade import make_plan, record, series_of
 
@@ -87,3 +101,97 @@ def test_images_stand_in_the_order_of_alpha_over_the_bar_of_their_label():
     numbers = (0, GAP + CELL, NAME_WIDTH - GAP, GAP + CELL + 16)  # differ where nothing else does
     other_sheet = contact_sheet([other, other])
     assert sheet.crop(numbers).tobytes() != other_sheet.crop(numbers).tobytes()
+
+
+GONE = [{1: "image 0 is flat"}, {3: "image 1 holds no numbers"}]  # of three series a shard
+KEPT = [0, 2, 4, 5]
+AWAY = {4: featured.VECTORS[[0, 0]]}  # shows dog and fox as cats
+
+
+@pytest.fixture
+def lacking(tmp_path) -> Root:
+    samples = [handmade.sample(group) for group in KEPT]
+    shards = [samples[:2], samples[2:]]
+    return featured.root_of(tmp_path / "root", shards, left_out=GONE, features=AWAY)
+
+
+def test_their_shard_is_sound(lacking):
+    assert list(verify(lacking)) == list(verify(lacking, full=True)) == []
+    assert (lacking.missing(), lacking.progress().left_out, lacking.progress().groups_done) == (
+        [],
+        2,
+        4,
+    )
+    again = Root(lacking.url)  # from the index
+    assert [entry.group_numbers for entry in again.entries()] == [[0, 2], [4, 5]]
+    assert (again.progress(), list(verify(again, full=True))) == (lacking.progress(), [])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"left_out": []}, "shard 0: holds 2 groups from 0 on, the plan says else"),
+        ({"left_out": [{"group": 0, "reason": "flat"}]}, "holds 2 groups that are not those of"),
+        ({"first": 1, "left_out": [{"group": 2, "reason": "flat"}]}, "holds 2 groups from 1 on"),
+    ],
+)
+def test_a_record_that_names_others_is_damage(lacking, change, text):
+    said = json.loads(lacking.store.get(record_name(0))) | change
+    lacking.store.put(record_name(0), json.dumps(said).encode())
+    (problem,) = damage(Root(lacking.url), full=True)
+    assert (problem.shard, problem.kind) == (0, "shard") and text in str(problem)
+
+
+def test_a_dataset_has_the_others_under_their_numbers(lacking):
+    for limit in (0, 2**30):
+        mixed = MixedDataset(lacking.url, memory_limit=limit)
+        assert (mixed.numbers.tolist(), mixed.shard_sizes) == (KEPT, [2, 2])
+        for row, group in enumerate(KEPT):
+            stored = torch.from_numpy(handmade.pixels(group, 2, 8))
+            assert torch.equal(mixed[row]["images"], stored)
+            assert mixed[row]["group"] == group
+
+
+def test_a_stream_and_an_export_have_the_others(lacking, tmp_path):
+    samples = list(mixed_pipeline(lacking.url, series=True, shuffle=0))
+    assert sorted(sample["group"] for sample in samples) == KEPT
+    for sample in samples:
+        np.testing.assert_array_equal(sample["images"], handmade.pixels(sample["group"], 2, 8))
+    rows = [(row.group, row.position) for row in image_rows(Pinned(lacking))]
+    assert rows == [(group, position) for group in KEPT for position in range(2)]
+    assert write_image_folder(Pinned(lacking), tmp_path / "out") == 8
+    with (tmp_path / "out" / "labels.csv").open(newline="") as file:
+        assert {int(row["group"]) for row in csv.DictReader(file)} == {*KEPT}
+
+
+def test_features_are_those_of_the_series_that_are_there(lacking):
+    """Row by row; the series before one that is left out, and those behind it."""
+    source = Pinned(lacking)
+    for shard in source.shards:
+        for features, group in zip(source.features(shard), shard.group_numbers, strict=True):
+            seen = AWAY.get(group, featured.features_of(handmade.sample(group).record))
+            np.testing.assert_array_equal(features, seen)
+    mixed = MixedDataset(lacking.url, exclude=Exclusion(end_points=True))
+    assert mixed.numbers.tolist() == [0, 2, 5]
+
+
+def test_a_label_set_labels_the_others(lacking):
+    digest = featured.label_set(lacking, {})
+    labels = LabelSet(lacking, digest)
+    assert (labels.missing(), labels.progress().groups_done) == ([], 4)
+    assert damage(lacking, full=True) == []
+    assert MixedDataset(lacking.url, labels=digest).numbers.tolist() == KEPT
+
+
+def test_single_series_are_found_or_say_why_they_are_not_there(lacking):
+    assert [sample.record.group for sample in read_series(lacking, [5, 0])] == [5, 0]
+    for group, reason in {**GONE[0], **GONE[1]}.items():
+        with pytest.raises(InputError, match=f"^group = {group}: was left out: {reason}$"):
+            read_series(lacking, [5, group])
+    with pytest.raises(InputError, match=r"^group = 6: .* has groups 0 to 5$"):
+        read_series(lacking, [6])
+    assert sorted(some_of_all_pairs(lacking, 9)) == KEPT
+    lacking.discard(1)
+    with pytest.raises(InputError, match=r"^group = 3: is not made yet; run .* --shards 1`$"):
+        read_series(lacking, [0, 3])
+    assert some_of_all_pairs(lacking, 9) == [0, 2]

@@ -1,3 +1,5 @@
+"""What holds for stores of each kind: their URLs, names, objects, files that appear whole."""
+
 import os
 import pickle
 import subprocess
@@ -10,7 +12,95 @@ import pytest
 
 from data.errors import InputError
 from data.store import Store
-from data.store.local import link
+
+
+def test_accepted_urls():
+    assert Store("some/root").url == str(Path("some/root").absolute())
+    assert Store("file:///some/root").url == "/some/root"
+    assert Store("s3://bucket/some/root/").url == "s3://bucket/some/root"
+    assert Store("gs://bucket").url == "gs://bucket"
+    assert Store("memory://x").url == "memory://x"
+    assert Store("some/root").local and not Store("s3://bucket").local
+    assert Store("s3://bucket").shared and not Store("memory://x").shared
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("http://host/x", "use one of file, s3, gs, memory"),
+        ("https://host/x", "use one of file, s3, gs, memory"),
+        ("pipe://cat", "use one of file, s3, gs, memory"),
+        ("hf://datasets/x", "use one of file, s3, gs, memory"),
+        ("github://owner:repo@/x", "use one of file, s3, gs, memory"),
+        ("simplecache::file:///x", "chained URLs are not used"),
+        ("s3://bucket/x::file:///y", "chained URLs are not used"),
+        ("s3://", "write s3://BUCKET/FOLDER"),
+        ("s3://a/x", "write s3://BUCKET/FOLDER"),
+        ("gs:///x", "write gs://BUCKET/FOLDER"),
+        ("s3://bucket/../other", r"no empty parts, \. or \.\. in a URL"),
+        ("s3://bucket//x", r"no empty parts, \. or \.\. in a URL"),
+        ("memory://x/../y", r"no empty parts, \. or \.\. in a URL"),
+        ("s3://bucket/x?versionId=1", "no query, fragment"),
+        ("s3://bucket/x#1", "no query, fragment"),
+        ("s3://bucket/*", "no query, fragment"),
+        ("file://some/root", "write file:///absolute/path"),
+        ("s3://bucket/x\n", "has control characters"),
+        ("some\x00root", "has control characters"),
+        ("", "give a local path or a URL"),
+    ],
+)
+def test_other_urls_are_refused(url, remedy):
+    with pytest.raises(InputError, match=remedy):
+        Store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:hunter2@bucket/x",
+        "s3://user:hun/ter2@bucket/x",
+        "s3://user:hun@ter2@bucket/x",
+        "https://user:hunter2@host/x",
+        "s3://bucket/x?secret=hunter2",
+        "simplecache::s3://user:hunter2@bucket",
+        "s3://user:hunter2@bucket/\x00",
+    ],
+)
+def test_a_refusal_does_not_repeat_a_secret(url):
+    with pytest.raises(InputError) as refused:
+        Store(url)
+    assert "hunter2" not in f"{refused.value} {refused.value.value} {refused.value.args}"
+    assert "ter2" not in str(refused.value)
+
+
+def test_a_path_that_looks_like_a_command_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store("pipe:touch executed")
+    store.put("a", b"1")
+    assert store.get("a") == b"1"
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe:touch executed"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("protocol", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_a_missing_package_is_named(protocol, package):
+    script = (
+        f"import sys\nsys.modules['{package}'] = None\n"
+        f"from data.store import Store\nStore('{protocol}://bucket/x')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    remedy = f"url = {protocol}://bucket/x: needs {package}: pip install 'semix[{protocol}]'"
+    assert remedy in found.stderr
+
+
+@pytest.mark.process
+def test_a_local_store_needs_no_cloud_package():
+    script = (
+        "import sys\nfrom data.store import Store\nStore('/tmp').exists('x')\n"
+        "print([m for m in ('torch', 'fsspec', 's3fs', 'gcsfs', 'botocore') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
 
 
 @pytest.mark.process
@@ -194,68 +284,6 @@ class _Parts:
         return self.store.get(f"part/{index}")[0]
 
 
-@pytest.mark.process
-def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path):
-    store = Store(str(tmp_path))
-    script = (
-        "import os, sys\nfrom data.store import Store\n"
-        "with Store(sys.argv[1]).staging('shards/x.tar') as p:\n"
-        "    p.write_bytes(b'half')\n    os._exit(9)\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-    elsewhere = tmp_path / "shards" / ".z.tar.another-host.12.abc.partial"
-    elsewhere.write_bytes(b"12")
-    with store.staging("shards/y.tar") as mine:
-        left = store.partials()
-        assert sorted(fact.bytes for fact in left.values()) == [2, 4]
-        assert store.list("") == []
-        assert store.sweep() == 1  # of another machine's only that machine knows
-        assert store.sweep() == 0
-        os.utime(elsewhere, (time.time() - 7200,) * 2)
-        assert store.sweep(older_than_s=3600) == 1
-        assert store.partials() == {}
-        assert mine.exists()
-
-
-@pytest.mark.process
-def test_what_a_process_of_another_container_stages_stays(tmp_path, in_a_container):
-    script = (
-        "import sys\nfrom data.store import Store\n"
-        "print(*(Store(sys.argv[1]).sweep(older_than_s=float(age)) for age in sys.argv[2:]))"
-    )
-    with Store(str(tmp_path)).staging("shards/x.tar") as partial:
-        os.utime(partial, (time.time() - 7200,) * 2)
-        assert in_a_container(script, str(tmp_path), "86400") == "0\n"
-        assert partial.exists()
-        assert in_a_container(script, str(tmp_path), "3600") == "1\n"
-
-
-def test_the_number_of_a_dead_process_is_used_again(tmp_path):
-    store = Store(str(tmp_path))
-    with store.staging("x.tar") as partial:
-        os.utime(partial, (time.time() - 3 * 24 * 3600,) * 2)
-        assert [fact.bytes for fact in store.partials().values()] == [0]
-
-
-def test_a_link_whose_answer_was_lost_counts(tmp_path):
-    partial, target = tmp_path / "partial", tmp_path / "target"
-    partial.write_bytes(b"x")
-    os.link(partial, target)
-    assert link(partial, target)
-    target.unlink()
-    target.write_bytes(b"another's")
-    assert not link(partial, target)
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"out = .*/file/root: cannot be written \(.+\); choose"):
-        Store(str(tmp_path / "file" / "root")).check_writable()
-    if Path("/proc/1").is_dir():
-        with pytest.raises(InputError, match="cannot be written"):
-            Store("/proc/semix").check_writable()
-
-
 def test_a_place_that_can_be_written_is_left_as_it_was(store, tmp_path):
     store.put("a", b"")
     store.check_writable(tidy=True)
@@ -275,34 +303,3 @@ def test_a_place_that_holds_something_else_is_refused(store):
         store.refuse_strangers("mixed dataset", own="plan.json")
     store.put("plan.json", b"{}")
     store.refuse_strangers("mixed dataset", own="plan.json")
-
-
-def test_a_full_disk_harms_nothing(tmp_path):
-    full = tmp_path / "full"
-    full.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(full)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system of limited size")
-    try:
-        store = Store(str(full))
-        store.put("shards/a.tar", b"a" * 100_000)
-        much = b"b" * 300_000
-        for write in (store.put, store.create, _publish):
-            for name in ("shards/a.tar", "shards/b.tar"):
-                arguments = (store, name) if write is _publish else (name,)
-                with pytest.raises(OSError, match="No space left"):
-                    write(*arguments, much)
-                assert [path.name for path in (full / "shards").iterdir()] == ["a.tar"]
-                assert store.get("shards/a.tar") == b"a" * 100_000
-        assert store.create("shards/c.json", b"{}")  # what fits still goes in
-        (full / "filler").write_bytes(b"c" * (os.statvfs(full).f_bavail * 4096))
-        with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
-            store.check_writable()
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
-
-
-def _publish(store, name, content):
-    with store.staging(name) as partial:
-        partial.write_bytes(content)
-        store.publish(partial, name)

@@ -1,4 +1,4 @@
-"""A store on S3 through a proxy that fails; the server behind it is real."""
+"""Services that fail: S3 through a proxy, with a real server behind it; refusals by name."""
 
 import hashlib
 import logging
@@ -236,3 +236,15 @@ def test_the_bytes_are_those_that_another_client_sees(bucket):
         Bucket=bucket.removeprefix("s3://"), Key="root/a/b"
     )["Body"]
     assert body.read() == b"12"
+
+
+def test_a_missing_bucket_of_google_is_named(gs_bucket):
+    with pytest.raises(InputError, match=r"out = gs://none-such/root: there is no such bucket"):
+        Store("gs://none-such/root").check_writable()
+
+
+def test_missing_credentials_of_google_are_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(InputError, match="no valid credentials; set GOOGLE_APPLICATION_CREDEN"):
+        Store("gs://none-such/root").exists("plan.json")

@@ -1,5 +1,6 @@
-"""Large objects go up in parts, and many objects are listed in pages."""
+"""Objects in a bucket: read by ranges, uploaded in parts, listed in pages."""
 
+import io
 import os
 import socket
 import subprocess
@@ -10,7 +11,46 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from data.store import Store
+from data.store.objects import FIRST_RANGE, LONGEST_RANGE, RangeFile
 from tests.s3 import s3_client
+
+TWENTY_MB = bytes(1024) * 20_000  # about 20 MB
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def file(asked):
+    def read(start, end):
+        asked.append((start, end - start))
+        return TWENTY_MB[start:end]
+
+    return io.BufferedReader(RangeFile(read, len(TWENTY_MB)))
+
+
+def test_who_reads_on_gets_longer_ranges(file, asked):
+    assert file.read() == TWENTY_MB
+    lengths = [length for _, length in asked]
+    assert lengths[:3] == [FIRST_RANGE, 2 * FIRST_RANGE, 4 * FIRST_RANGE]
+    assert max(lengths) == LONGEST_RANGE and sum(lengths) == len(TWENTY_MB)
+
+
+def test_who_jumps_gets_short_ranges(file, asked):
+    for start in (10_000_000, 5_000_000, 15_000_000):
+        file.seek(start)
+        assert len(file.read(1000)) == 1000
+    assert asked == [(start, FIRST_RANGE) for start in (10_000_000, 5_000_000, 15_000_000)]
+
+
+def test_positions_outside_the_file(file):
+    file.seek(len(TWENTY_MB) + 5)
+    assert file.read(10) == b""
+    with pytest.raises(ValueError, match="position -1 is before the file"):
+        RangeFile(lambda start, end: b"", 10).seek(-1)
+
 
 YEAR_S = 365 * 24 * 3600
 PART = 5 << 20  # the least that S3 takes
@@ -158,3 +198,25 @@ def test_more_objects_than_a_page_holds_are_listed(store):
         client.put_object(Bucket=bucket, Key=f"root/{name}", Body=b"1")
     assert store.list("shards") == names
     assert list(store.facts("shards")) == names
+
+
+def test_google_takes_a_large_file_in_chunks(gs_bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.store.objects.PART", 4 << 20)
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(9 << 20))
+    store = Store(f"{gs_bucket}/root")
+    for _ in range(2):  # the second finds it there
+        store.publish(large, "x.tar")
+        assert store.get("x.tar") == large.read_bytes()
+    with store.open("x.tar") as file:
+        file.seek(5 << 20)
+        assert file.read() == large.read_bytes()[5 << 20 :]
+    assert (store.partials(), store.sweep()) == ({}, 0)
+
+
+def test_more_objects_than_a_page_of_google_holds_are_listed(gs_bucket):
+    store = Store(f"{gs_bucket}/root")
+    names = [f"shards/0000/{number:07d}.json" for number in range(130)]
+    for name in names:
+        store.put(name, b"1")
+    assert store.list("shards") == names
