@@ -1,5 +1,6 @@
 """Tiny genuine pipelines of every family: random weights, saved as a user's model would be."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ BETAS: dict[str, Any] = {
     "steps_offset": 1,
 }
 TRAILING: dict[str, Any] = BETAS | {"timestep_spacing": "trailing"}
+
+
+@pytest.fixture
+def clip(hasty_standins: Any, tmp_path: Path) -> Path:
+    """A copy of a small CLIP that a test may spoil."""
+    return Path(shutil.copytree(hasty_standins.clip, tmp_path / "clip"))
 
 
 @pytest.fixture(scope="session")

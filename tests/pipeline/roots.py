@@ -5,12 +5,22 @@ from pathlib import Path
 from safetensors.torch import load
 from torch import Tensor
 
+from data.formats import SeriesLabels
+from data.label_sets import LabelSet
 from data.root import Root
 from data.settings import load_settings
 from data.tar import GroupSample, read_tar
+from pipeline.bake import bake_shard, open_baked
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
+from pipeline.relabel import (
+    IMAGES,
+    ensure_set_prototypes,
+    label_stored,
+    plan_set,
+    relabelled_config,
+)
+from pipeline.root import create_root, plan_of
 from pipeline.worker import main as worker
 
 
@@ -59,3 +69,33 @@ def tars(root: Root) -> dict[str, str]:
 def contents(root: Root, folder: str = "") -> dict[str, bytes]:
     """Everything in the store, or in a folder of it."""
     return root.store.get_many(root.store.list(folder))
+
+
+def begin_set(root: Root, *overrides: str) -> LabelSet:
+    """A label set of other settings of the annotation, without labels; its prototypes are there."""
+    labels = plan_set(root, relabelled_config(root, [f"annotation.{o}" for o in overrides]))
+    ensure_set_prototypes(labels, device="cpu")
+    return labels
+
+
+def relabel(root: Root, *overrides: str) -> LabelSet:
+    """Label everything; where images must be read, by a worker."""
+    labels = begin_set(root, *overrides)
+    if labels.record.features == IMAGES:
+        assert work(root, "--labels", labels.digest) == 0
+    else:
+        label_stored(labels, labels.missing())
+    return labels
+
+
+def by_group(labels: LabelSet) -> dict[int, SeriesLabels]:
+    return {g: found for shard in labels.done() for g, found in labels.labels(shard).items()}
+
+
+def bake(root: Root, config: BuildConfig, labels: LabelSet | None, url: Path) -> Root:
+    """All that is labelled, as a root of its own."""
+    target, plan = open_baked(root, config, labels, str(url)), plan_of(root)
+    for shard in root.done() if labels is None else labels.done():
+        if not target.is_committed(shard):
+            assert bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
+    return target

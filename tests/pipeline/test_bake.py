@@ -1,7 +1,5 @@
 """Labels baked into a new root: the same images byte for byte, other labels."""
 
-from pathlib import Path
-
 import pytest
 
 from data.errors import InputError
@@ -13,21 +11,12 @@ from pipeline.bake import bake_shard, open_baked
 from pipeline.config import BuildConfig
 from pipeline.relabel import label_stored, relabelled_config
 from pipeline.root import create_root, extend_root, plan_of
-from tests.pipeline.roots import contents, samples, tars, work
-from tests.pipeline.test_relabel import relabel
+from tests.pipeline.roots import bake, contents, relabel, samples, tars, work
 
 
 def label(root: Root, *overrides: str) -> tuple[BuildConfig, LabelSet]:
     config = relabelled_config(root, [f"annotation.{o}" for o in overrides])
     return config, relabel(root, *overrides)
-
-
-def bake(root: Root, config: BuildConfig, labels: LabelSet | None, url: Path) -> Root:
-    target, plan = open_baked(root, config, labels, str(url)), plan_of(root)
-    for shard in root.done() if labels is None else labels.done():
-        if not target.is_committed(shard):
-            assert bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
-    return target
 
 
 def damage(root: Root) -> list[str]:

@@ -68,12 +68,6 @@ def test_unknown_preprocessing_is_named():
     assert unsupported({"interpolation": "random", "resize_mode": "longest"}) is None
 
 
-@pytest.fixture
-def clip(hasty_standins, tmp_path) -> Path:
-    shutil.copytree(hasty_standins.clip, tmp_path / "clip")
-    return tmp_path / "clip"
-
-
 def local(folder: Path) -> EncoderConfig:
     return EncoderConfig(model=f"local-dir:{folder}")
 

@@ -24,9 +24,18 @@ from pipeline.noise import initial_noise
 from pipeline.plan import BuildPlan
 from pipeline.relabel import relabelled_config
 from pipeline.shard import regenerate
-from tests.pipeline.roots import altered, begun, features, made, samples, tars, work
-from tests.pipeline.test_bake import bake
-from tests.pipeline.test_relabel import by_group, relabel
+from tests.pipeline.roots import (
+    altered,
+    bake,
+    begun,
+    by_group,
+    features,
+    made,
+    relabel,
+    samples,
+    tars,
+    work,
+)
 
 NAN, FLAT = float("nan"), 0.25
 REASONS = {

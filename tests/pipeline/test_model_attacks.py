@@ -230,12 +230,6 @@ def test_of_a_tag_the_safetensors_alone_are_asked_for(hub, run):
     assert {path.lstrip("/") for path in hub.asked if "timm" in path} == {place}
 
 
-@pytest.fixture
-def clip(hasty_standins, tmp_path) -> Path:
-    shutil.copytree(hasty_standins.clip, tmp_path / "clip")
-    return tmp_path / "clip"
-
-
 def refused(match: str, model: str, pretrained: str | None = None) -> None:
     """By the check before a build, and where the model is loaded."""
     with pytest.raises(InputError, match=match):

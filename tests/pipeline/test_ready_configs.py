@@ -83,10 +83,3 @@ def test_a_model_from_the_hub_is_pinned_or_says_that_it_must_be(name):
 def test_all_ready_files_are_looked_at():
     assert {*FROM_HUB, "imagenet-dit.yaml", "quickstart/build.yaml"} <= set(FILES)
     assert {"study-quickstart.yaml", "study-cifar10.yaml", "study-cifar10-full.yaml"} <= set(FILES)
-
-
-@pytest.mark.parametrize("name", [name for name in FILES if "/" not in name])
-def test_it_says_what_it_needs(name):
-    text = (CONFIGS / name).read_text()
-    assert "# What it needs\n" in text
-    assert all(f"#   {need}" in text for need in ("data", "model", "device"))

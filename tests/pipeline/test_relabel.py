@@ -17,7 +17,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from data.errors import InputError
-from data.formats import PROTOTYPES, SeriesLabels
+from data.formats import PROTOTYPES
 from data.label_sets import LabelSet, label_sets
 from data.root import Root
 from data.settings import load_settings
@@ -34,29 +34,19 @@ from pipeline.relabel import (
     relabelled_config,
 )
 from pipeline.root import create_root, plan_of
-from tests.pipeline.roots import altered, contents, features, made, samples, work
+from tests.pipeline.roots import (
+    altered,
+    begin_set,
+    by_group,
+    contents,
+    features,
+    made,
+    relabel,
+    samples,
+    work,
+)
 
 CHECKOUT = Path(__file__).parents[2]
-
-
-def start(root: Root, *overrides: str) -> LabelSet:
-    labels = plan_set(root, relabelled_config(root, [f"annotation.{o}" for o in overrides]))
-    ensure_set_prototypes(labels, device="cpu")
-    return labels
-
-
-def relabel(root: Root, *overrides: str) -> LabelSet:
-    """Label everything; where images must be read, by a worker."""
-    labels = start(root, *overrides)
-    if labels.record.features == IMAGES:
-        assert work(root, "--labels", labels.digest) == 0
-    else:
-        label_stored(labels, labels.missing())
-    return labels
-
-
-def by_group(labels: LabelSet) -> dict[int, SeriesLabels]:
-    return {g: found for shard in labels.done() for g, found in labels.labels(shard).items()}
 
 
 def own_features(labels: LabelSet, shard: int) -> dict[str, Tensor]:
@@ -209,7 +199,7 @@ def start_worker(root: Root, labels: LabelSet, *more: str) -> subprocess.Popen:
 
 @pytest.mark.process
 def test_a_killed_worker_is_continued_and_ends_as_an_unbroken_one(root, unbroken, other_clip):
-    labels = start(root, f"model=local-dir:{other_clip}")
+    labels = begin_set(root, f"model=local-dir:{other_clip}")
     process = start_worker(root, labels)
     deadline = time.monotonic() + 120
     while not labels.heads() and time.monotonic() < deadline:
@@ -226,7 +216,7 @@ def test_a_killed_worker_is_continued_and_ends_as_an_unbroken_one(root, unbroken
 
 @pytest.mark.process
 def test_two_workers_share_a_set_without_losing_a_shard(root, unbroken, other_clip):
-    labels = start(root, f"model=local-dir:{other_clip}")
+    labels = begin_set(root, f"model=local-dir:{other_clip}")
     pair = [start_worker(root, labels, f"--slot={slot}", "--slots=2") for slot in range(2)]
     assert [process.wait(120) for process in pair] == [0, 0]
     assert contents(root, labels.folder) == unbroken
@@ -259,7 +249,7 @@ def test_damaged_features_and_images_are_named_and_stop_no_other_shard(root, oth
     tar = bytearray(root.store.get(entries[3].tar))
     tar[600] ^= 1
     root.store.put(entries[3].tar, bytes(tar))
-    read = start(root, f"model=local-dir:{other_clip}")
+    read = begin_set(root, f"model=local-dir:{other_clip}")
     assert work(root, "--labels", read.digest) == 1
     assert read.missing() == [3]
     failure = read.failures()[3][0]
@@ -271,7 +261,7 @@ def test_other_bytes_than_recorded_are_never_labelled(root, other_clip):
     """Pixels that decode well but are not the committed ones."""
     entries = root.committed()
     root.store.put(entries[7].tar, root.store.get(entries[6].tar))
-    labels = start(root, f"model=local-dir:{other_clip}")
+    labels = begin_set(root, f"model=local-dir:{other_clip}")
     assert work(root, "--labels", labels.digest) == 1
     assert labels.missing() == [7]
 
@@ -280,7 +270,7 @@ def test_features_that_cannot_be_stored_fail_their_shard_by_name(root, other_cli
     """The images are committed: a label set can leave none of them out."""
     from pipeline.clip import ClipEncoder
 
-    labels, encode = start(root, f"model=local-dir:{other_clip}"), ClipEncoder.encode
+    labels, encode = begin_set(root, f"model=local-dir:{other_clip}"), ClipEncoder.encode
 
     def overflowing(self, images):
         found = encode(self, images).clone()
@@ -326,7 +316,7 @@ def test_only_the_annotation_can_change(root):
 
 
 def test_prototypes_of_a_set_are_measured_once(root, other_clip):
-    labels = start(root, f"model=local-dir:{other_clip}")
+    labels = begin_set(root, f"model=local-dir:{other_clip}")
     before = root.store.get(labels.prototypes)
     ensure_set_prototypes(labels, device="cpu")
     assert root.store.get(labels.prototypes) == before

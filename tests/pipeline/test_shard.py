@@ -259,35 +259,6 @@ def test_no_size_or_the_same_leaves_the_pixels(size):
     assert resized(images, size) is images
 
 
-# What training draws of it.
-
-
-def test_mixed_dataset_draws_as_the_paper(built):
-    mixed = MixedDataset(built.url)
-    assert mixed.images.shape == (45, 4, 32, 32, 3)
-    torch.testing.assert_close(mixed.labels.sum(-1), torch.ones(45, 4))
-    targets = torch.tensor([0, 9, 4, 4, 7] * 20)
-    images, labels = mixed.draw(targets, rng=torch.Generator().manual_seed(0))
-    assert (images.shape, labels.shape) == ((100, 2, 32, 32, 3), (100, 2, 10))
-    # The end point is the most certain image of its group for the real image's own class.
-    flat = mixed.images.flatten(2)
-    for row, target in enumerate(targets):
-        group = (flat == images[row, 0].flatten()).all(-1).any(1).nonzero()[0, 0]
-        assert target in mixed.classes[group]
-        certainty = mixed.labels[group, :, target]
-        assert labels[row, 0, target] == certainty.max()
-        assert labels[row, 1, target] in certainty.sort().values[1:-1]
-    again = mixed.draw(targets, rng=torch.Generator().manual_seed(0))
-    assert torch.equal(images, again[0])
-
-
-def test_labels_can_be_sharpened_anew_from_the_raw_weights(built):
-    mixed = MixedDataset(built.url, scale=4.0)
-    first = mixed.classes[0, 0]
-    expected = torch.sigmoid(4 * (mixed.weights[0] - 0.5))
-    torch.testing.assert_close(mixed.labels[0, :, first], expected)
-
-
 # Series other than evenly mixed pairs.
 
 

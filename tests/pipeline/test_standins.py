@@ -184,15 +184,9 @@ def test_any_multiple_of_eight_pixels_will_do(tmp_path, size):
     assert model.visual.image_size == (size, size)
 
 
-def test_the_cards_say_what_the_models_are(models):
-    for folder, no_weights in (
-        (models.diffusion, "no weights of Stable Diffusion"),
-        (models.clip, "no weights of OpenAI's CLIP"),
-    ):
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        assert no_weights in card
-        assert "12 training images of 16 x 16 pixels in 6 classes" in card
-        assert "東京 タワー" in card
+def test_the_cards_name_the_classes(models):
+    for folder in (models.diffusion, models.clip):
+        assert "東京 タワー" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 # Trained once, published whole

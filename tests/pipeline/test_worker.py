@@ -123,12 +123,6 @@ def test_a_worker_makes_its_share_first_and_then_the_others_backwards(tmp_path):
     assert work.tried == [1, 3, 5, 4, 2, 0]
 
 
-def test_only_the_named_shards_are_made(tmp_path):
-    work = Numbers(tmp_path)
-    assert run(work, only=frozenset({4, 1})) == 0
-    assert work.tried == [1, 4]
-
-
 def test_nothing_is_loaded_where_nothing_is_missing(tmp_path):
     work = Numbers(tmp_path, count=0)
     assert run(work) == 0
@@ -301,15 +295,16 @@ def test_a_clock_that_is_set_back_does_not_make_a_failing_shard_come_again(tmp_p
     assert work.tried.count(0) == 1
 
 
+def started(script: str, folder: Path) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    command = [sys.executable, "-c", script, str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.process
 def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
     work = Numbers(tmp_path, count=2)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    holder = started(HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n"
     beats = []
 
@@ -498,12 +493,7 @@ def test_an_unknown_label_set_is_told_by_the_exit_status(root, capsys):
 
 @pytest.mark.process
 def test_a_worker_that_is_asked_to_stop_lets_go(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = started(STOPPED, tmp_path)
     assert process.stdout.readline() == "making\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
@@ -528,12 +518,7 @@ Worker(Slow(Path(sys.argv[1])), 0, 1, device="cpu").run()
 
 @pytest.mark.process
 def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_made(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PUBLISHING, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = started(PUBLISHING, tmp_path)
     assert process.stdout.readline() == "making shard 1\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "dropped shard 1\n"

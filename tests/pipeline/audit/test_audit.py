@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from data.errors import InputError
 from data.formats import PROTOTYPES, SeriesLabels
 from data.images import encode_image
 from data.pages import DARK, LIGHT
@@ -222,17 +221,6 @@ def test_a_label_set_is_audited_in_place_of_the_shards_labels(tmp_path, whole):
     assert run(root).values["labels"] is None
 
 
-def test_an_unfinished_label_set_is_refused(tmp_path):
-    root = make(tmp_path)
-    digest = relabelled(root)
-    root.store.delete(f"labels/{digest}/0000/0000001.json")
-    with pytest.raises(
-        InputError,
-        match=rf"labels = {digest[:12]}: has no labels for 1 shards .*shard 1 first; run `",
-    ):
-        Pinned(root, labels=digest)
-
-
 @pytest.mark.parametrize("what", ["tar", "features", "cut", "image"])
 def test_a_damaged_shard_is_named_and_the_others_are_measured(tmp_path, what):
     root = make(tmp_path)
@@ -267,13 +255,6 @@ def test_nothing_to_read_is_an_error(tmp_path):
         ValueError, match=r"no shard of index/0.json can be read: shards/0000/.*not"
     ):
         run(root)
-
-
-def test_another_index_and_a_missing_one_are_named(tmp_path):
-    root = make(tmp_path)
-    message = "index = index/7.json: is not in .*, which has: index/0.json"
-    with pytest.raises(InputError, match=message):
-        Pinned(root, index="index/7.json")
 
 
 def test_numbers_are_json_without_nan(whole):

@@ -113,8 +113,7 @@ def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
     moments = {"latents_mean": [0.5, -1.0, 0.0, 2.0], "latents_std": [2.0, 1.0, 0.5, 3.0]}
     pipeline.vae.register_to_config(**moments)
     pipeline.save_pretrained(tmp_path)
-    values = {"model": str(tmp_path), "family": "sdxl", "steps": 2, "guidance_scale": 2.0}
-    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    generator = load(tmp_path, family="sdxl", steps=2, guidance_scale=2.0)
     noise = initial_noise([0], generator.latent_shape)
     images = generator.decode(generator.sample(noise, generator.encode(["dog"])))
     pipeline = StableDiffusionXLPipeline.from_pretrained(tmp_path, add_watermarker=False)
@@ -141,8 +140,7 @@ def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
     tiny_sd, monkeypatch, setting, parts
 ):
     monkeypatch.setattr("pipeline.generators.latent_diffusion.DECODING_BYTES", 3 * 16 * 16 * 1920)
-    config = load_settings(GeneratorConfig, {"model": str(tiny_sd), **setting})
-    generator = load_generator(config, device="cpu")
+    generator = load(tiny_sd, **setting)
     seen, decode = [], generator.vae.decode
     monkeypatch.setattr(
         generator.vae, "decode", lambda z, **o: (seen.append(len(z)), decode(z, **o))[1]
@@ -152,11 +150,7 @@ def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
 
 
 def test_decoding_in_slices_changes_nothing(tiny_sd):
-    values = {"model": str(tiny_sd), "decode_batch": 2}
-    slices = load_generator(load_settings(GeneratorConfig, values), device="cpu")
-    whole = load_generator(
-        load_settings(GeneratorConfig, values | {"decode_batch": 5}), device="cpu"
-    )
+    slices, whole = load(tiny_sd, decode_batch=2), load(tiny_sd, decode_batch=5)
     latents = initial_noise(range(5), slices.latent_shape)
     difference = slices.decode(latents).int() - whole.decode(latents).int()
     assert difference.abs().max() <= 1
@@ -172,8 +166,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def latents_of(model, family: str, compiled: str):
-    values = {"model": str(model), "family": family, "steps": 2, "compile": compiled}
-    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    generator = load(model, family=family, steps=2, compile=compiled)
     noise = initial_noise([0, 1], generator.latent_shape)
     latents = generator.sample(noise, generator.encode(["dog", "crane"]))
     return latents, generator.denoiser.network
@@ -274,8 +267,7 @@ def test_a_build_whose_noise_is_chosen_is_compiled_to_its_end(build):
 @needs_compiler
 @pytest.mark.process
 def test_layouts_are_compiled_in_whatever_thread_meets_them(tiny_sd, traced):
-    values = {"model": str(tiny_sd), "compile": "regional"}
-    generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
+    generator = load(tiny_sd, compile="regional")
     condition = generator.encode(["dog"])
 
     def predict(rows: int) -> bool:

@@ -199,12 +199,6 @@ def test_every_sampler_makes_images_of_every_model(model, request):
     assert len({image.numpy().tobytes() for image in images}) >= len(DETERMINISTIC) - 1
 
 
-def test_sdxl_turbo_wants_a_sampler_named(tiny_sdxl_turbo):
-    values = {"model": str(tiny_sdxl_turbo), "family": "sdxl", "steps": 2, "guidance_scale": 0}
-    with pytest.raises(InputError, match=r"own EulerAncestralDiscreteScheduler may draw noise"):
-        load_generator(load_settings(GeneratorConfig, values), device="cpu")
-
-
 @each_name
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_calls_are_told_without_the_sampler_as_it_counts_them(name, steps, tmp_path):

@@ -5,7 +5,6 @@ import torch
 from diffusers import DDIMInverseScheduler, DDIMScheduler
 from torch import Tensor
 
-from data.errors import InputError
 from data.settings import load_settings
 from pipeline.conditioning import Conditioning
 from pipeline.config import BuildConfig, GeneratorConfig
@@ -217,14 +216,6 @@ def test_every_family_inverts(model, family, guidance_scale, request, tiny_names
     assert len(set(found.tolist())) == 3
     torch.testing.assert_close(score([2], 5), found[2:], atol=1e-4, rtol=0)
     assert not torch.equal(score([0, 1, 2], 6), found)
-
-
-def test_a_schedule_that_ddim_cannot_follow_is_named():
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    message = r"noise\.strategy = .*cannot follow the model's FlowMatchEulerDiscreteScheduler"
-    with pytest.raises(InputError, match=message):
-        ddim_pair(FlowMatchEulerDiscreteScheduler())
 
 
 def build_config(*overrides: str) -> BuildConfig:
