@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.errors import InputError
-from data.exclusion import Exclusion, SeriesFilter
+from data.exclusion import Exclusion
 from data.fingerprint import fingerprint
 from data.formats import SeriesRecord
 from data.labels import SoftLabels, joined, sharpened, sparse_arrays
 from data.machine import cores
 from data.pinned import Pinned
 from data.root import Root
+from data.series_filter import SeriesFilter
 from data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
 from data.stored_images import StoredImages, images_at, open_images
 from data.threads import mapped

@@ -1,21 +1,13 @@
-"""Exclusion: which series a reader leaves out, by rule; nothing is ever deleted."""
+"""Which series a reader leaves out: the rules, and what audits flagged; nothing is ever deleted."""
 
-import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from pydantic import Field
 
-from data.errors import InputError
-from data.flags import flagged_groups, newest_flags
-from data.formats import SeriesRecord, ShardEntry
-from data.pinned import Pinned
+from data.formats import AUDITS, SeriesFlags
+from data.root import Root
 from data.settings import Settings
-
-if TYPE_CHECKING:  # torch costs seconds
-    from torch import Tensor
-
-log = logging.getLogger("semix.data")
 
 
 class Exclusion(Settings):
@@ -48,136 +40,48 @@ class Exclusion(Settings):
         (), description="leave out what `semix audit` flagged so"
     )
 
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> dict[str, object]:
         """The rules that are on, by name."""
         off = Exclusion().model_dump()
         return {name: value for name, value in self.model_dump().items() if value != off[name]}
 
 
-class SeriesFilter:
-    """An exclusion at work on one index, shard by shard.
+def store_flags(root: Root, found: SeriesFlags) -> str:
+    """Write `audit/N.json`, create-only; the name of an equal one if there is one already."""
+    for name, stored in _stored(root, found.index):
+        if stored == found:
+            return name
+    number = len(_names(root))
+    while not root.store.create(f"{AUDITS}/{number}.json", found.written()):
+        number += 1
+    return f"{AUDITS}/{number}.json"
+
+
+def newest_flags(root: Root, index: str) -> SeriesFlags | None:
+    """What the last audit of an index found, with whatever labels.
 
     Raises:
-        InputError: flags are asked for, and the index was not audited.
-        ValueError: the flags are damaged; named.
+        ValueError: an audit's file is damaged; named.
     """
-
-    def __init__(self, exclusion: Exclusion, source: Pinned) -> None:
-        self.rules = exclusion.rules()
-        self._source = source
-        self._flagged = _flagged(exclusion.flagged, source) if exclusion.flagged else frozenset()
-        self._features: tuple[int, Tensor] | None = None  # of the shard that was asked for last
-        self._counts = dict.fromkeys(self.rules, 0)
-        self._series = self._kept = 0
-
-    def keep(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
-        """Which series of a shard to read, in their order.
-
-        Args:
-            shard: its entry in the index.
-            records: `KEY.json` of all of its series, or of some, with the labels in use.
-        Raises:
-            InputError: a rule that does not apply to these series.
-            ValueError: stored features that cannot be read.
-        """
-        keep = [True] * len(records)
-        for rule, value in self.rules.items() if records else ():
-            left_out = self._left_out(rule, value, shard, records)
-            self._counts[rule] += sum(left_out)
-            keep = [kept and not left for kept, left in zip(keep, left_out, strict=True)]
-        self._series, self._kept = self._series + len(keep), self._kept + sum(keep)
-        return keep
-
-    def conclude(self) -> None:
-        """After the last shard: log how many series each rule left out.
-
-        Raises:
-            InputError: none is left.
-        """
-        if not self.rules:
-            return
-        log.info("%s", describe(self._counts, left=self._kept, series=self._series))
-        if not self._kept:
-            given = ", ".join(f"{name} {value}" for name, value in self.rules.items())
-            raise InputError("exclude", given, f"leaves none of {self._series} series; ease a rule")
-
-    def _left_out(
-        self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]
-    ) -> list[bool]:
-        """Of each series whether one rule leaves it out."""
-        match rule:
-            case "min_correlation" | "monotone":
-                return _out_of_order(rule, value, records)
-            case "end_points":
-                return self._strayed(shard, records)
-            case "max_disagreement":
-                differences = [r.agreement.difference for r in records if r.agreement]
-                if len(differences) < len(records):
-                    remedy = "has no weights of a second encoder; `semix relabel` can add them"
-                    raise InputError(f"exclude.{rule}", value, f"{self._source.root.url} {remedy}")
-                return [max(difference) > value for difference in differences]
-            case "min_stability":
-                scores = [r.stability for r in records if r.stability is not None]
-                if unknown := len(records) - len(scores):
-                    noises = f"the noise of {unknown:,} of {len(records):,} series"
-                    raise InputError(
-                        f"exclude.{rule}", value, f"{noises} in {shard.tar} has no score"
-                    )
-                return [score < value for score in scores]
-            case "flagged":
-                return [record.group in self._flagged for record in records]
-        raise AssertionError(rule)
-
-    def _strayed(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
-        from data.quality import read_end_points
-
-        # Read once for a shard, also where its series come one by one.
-        if self._features is None or self._features[0] != shard.shard:
-            self._features = shard.shard, self._source.features(shard)
-        features, strayed = self._features[1], []
-        rows = {group: row for row, group in enumerate(shard.group_numbers)}
-        for record in records:
-            found = read_end_points(
-                record.mixtures,
-                record.classes,
-                features[rows[record.group]],
-                self._source.prototypes,
-            )
-            strayed.append(bool((found.intended != found.nearest).any()))
-        return strayed
+    return next((flags for _, flags in _stored(root, index)), None)
 
 
-def describe(counts: Mapping[str, int], *, left: int, series: int) -> str:
-    """`exclusion keeps 131 of 135 series; left out: monotone 3, flagged 2`; rules may overlap."""
-    each = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    return f"exclusion keeps {left:,} of {series:,} series; left out: {each}"
+def flagged_groups(flags: SeriesFlags, wanted: Iterable[str]) -> frozenset[int]:
+    """Numbers of all groups that carry one of these flags. Raises KeyError: it looked for none."""
+    return frozenset(group for flag in wanted for group in flags.flags[flag])
 
 
-def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> list[bool]:
-    """Pairs whose weights do not follow alpha."""
-    import torch
-
-    from data.quality import falls, spearman
-
-    classes = max(len(record.classes) for record in records)
-    if classes > 2:
-        raise InputError(f"exclude.{rule}", value, f"is for pairs; these mix {classes} classes")
-    alphas, weights = (
-        torch.tensor(rows, dtype=torch.float32)
-        for rows in ([r.alphas for r in records], [r.weights for r in records])
-    )
-    if rule == "monotone":
-        return falls(alphas, weights).tolist()
-    return (spearman(alphas, weights) < value).tolist()
+def _stored(root: Root, index: str) -> Iterator[tuple[str, SeriesFlags]]:
+    """All audits of an index, the newest first."""
+    for name in reversed(_names(root)):
+        try:
+            flags = SeriesFlags.read(root.store.get(name), where=f"{root.url}/{name}")
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; remove it and run `semix audit` again") from None
+        if flags.index == index:
+            yield name, flags
 
 
-def _flagged(wanted: Sequence[Any], source: Pinned) -> frozenset[int]:
-    flags = newest_flags(source.root, source.index)
-    if flags is None or flags.digest != source.digest:
-        url, index = source.root.url, source.index
-        remedy = f"{index} was not audited; run `semix audit {url} --index {index}`"
-        raise InputError("exclude.flagged", ", ".join(wanted), remedy)
-    if unknown := [flag for flag in wanted if flag not in flags.flags]:
-        remedy = "the last audit did not look for it; run `semix audit` again"
-        raise InputError("exclude.flagged", ", ".join(unknown), remedy)
-    return flagged_groups(flags, wanted)
+def _names(root: Root) -> list[str]:
+    names = [name for name in root.store.list(AUDITS) if name.endswith(".json")]
+    return sorted(names, key=lambda name: (len(name), name))  # 10 after 9

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import Any, Literal
 
 from data.errors import InputError
 from data.files import published, write_json
@@ -17,9 +18,6 @@ from data.formats import ShardEntry
 from data.images import MOST_PIXELS, check_header, decode_image, encode_image
 from data.pinned import Pinned
 from data.tar import GroupSample
-
-if TYPE_CHECKING:  # an extra
-    import pyarrow
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
 COLUMNS = {  # what each image has besides its picture and its label
@@ -152,7 +150,7 @@ def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "
     Raises:
         InputError: pyarrow is not installed, or the target exists.
     """
-    _require_pyarrow()
+    _pyarrow()
     with new_target(target) as partial:
         return _write_rows(partial, image_rows(source, image_format=image_format), source)
 
@@ -165,7 +163,7 @@ def write_hugging_face(source: Pinned, target: Path, *, image_format: ImageForma
     Raises:
         InputError: pyarrow is not installed, or the target exists.
     """
-    _require_pyarrow()
+    _pyarrow()
     count, files = 0, list(_files(source.shards))
     with new_target(target) as partial:
         (partial / "data").mkdir(parents=True)
@@ -237,21 +235,21 @@ def _cells(name: str, row: ImageRow) -> list[object]:
     return [name, *cells, json.dumps(row.label)]
 
 
-def _require_pyarrow() -> None:
+def _pyarrow() -> ModuleType:
+    """The package, which is an extra, with its parquet. Raises InputError: it is not there."""
     try:
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet
     except ImportError:
         remedy = "needs pyarrow; run pip install 'semix[export]'"
         raise InputError("--format", "parquet or huggingface", remedy) from None
+    return pyarrow
 
 
 def _write_rows(path: Path, rows: Iterable[ImageRow], source: Pinned) -> int:
     """Write one parquet file, a row group at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    count, schema = 0, _schema(source.class_names)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    pa, count = _pyarrow(), 0
+    schema = _schema(source.class_names)
+    with pa.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for part in _row_groups(rows):
             values = [_value(row, len(source.class_names)) for row in part]
             writer.write_table(pa.Table.from_pylist(values, schema))
@@ -259,12 +257,11 @@ def _write_rows(path: Path, rows: Iterable[ImageRow], source: Pinned) -> int:
     return count
 
 
-def _schema(class_names: Sequence[str]) -> "pyarrow.Schema":
-    """Columns, and beside them what Hugging Face datasets wants to know of them."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
-    features: dict[str, Any] = {"image": {"_type": "Image"}}
+def _schema(class_names: Sequence[str]) -> Any:
+    """The pyarrow.Schema; with it goes what Hugging Face datasets wants to know of the columns."""
+    pa = _pyarrow()
+    columns = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
+    features: dict[str, object] = {"image": {"_type": "Image"}}
     for name, kind in COLUMNS.items():
         value, feature = pa.type_for_alias(kind), {"dtype": kind, "_type": "Value"}
         many = name in LISTS
@@ -293,7 +290,7 @@ def _row_groups(rows: Iterable[ImageRow]) -> Iterator[list[ImageRow]]:
         yield part
 
 
-def _value(row: ImageRow, num_classes: int) -> dict[str, Any]:
+def _value(row: ImageRow, num_classes: int) -> dict[str, object]:
     label = [0.0] * num_classes
     for target, share in row.label:
         label[target] = share

@@ -12,12 +12,13 @@ from torch import Tensor
 from webdataset.compat import FluidInterface
 from webdataset.utils import pytorch_worker_info
 
-from data.exclusion import Exclusion, SeriesFilter
+from data.exclusion import Exclusion
 from data.fingerprint import derived_seed
 from data.formats import SeriesRecord, ShardEntry
 from data.images import decode_image
 from data.pinned import Pinned
 from data.root import Root
+from data.series_filter import SeriesFilter
 from data.tar import group_key
 
 Sample = dict[str, Any]

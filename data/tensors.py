@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 
 from data.fingerprint import canonical_json
 from data.strict_json import Strict, read_strictly
@@ -14,6 +16,7 @@ from data.strict_json import Strict, read_strictly
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
+T = TypeVar("T")
 Facts = dict[str, str]
 SEAL = "semix"  # the one entry of the metadata: safetensors writes several in any order
 
@@ -60,18 +63,14 @@ def read_tensors(content: bytes, *, where: str) -> tuple[dict[str, "Tensor"], di
 
 def read_arrays(content: bytes, *, where: str) -> tuple[dict[str, ndarray], dict[str, str]]:
     """`read_tensors` without torch; numpy has no bfloat16."""
-    from safetensors.numpy import load
-
-    return _read(load, content, where)
+    return _read(load_arrays, content, where)
 
 
 def seal(tensors: "Mapping[str, Tensor | ndarray]", facts: Mapping[str, str]) -> bytes:
     """The bytes of a safetensors file, the same for the same content."""
-    from safetensors.numpy import save
-
     whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     note = Note(facts=dict(facts), sha256=_hash(whole, facts))
-    return save(whole, {SEAL: canonical_json(note.model_dump())})
+    return save_arrays(whole, {SEAL: canonical_json(note.model_dump())})
 
 
 def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Facts]:
@@ -94,8 +93,8 @@ def _hash(tensors: Mapping[str, ndarray], facts: Mapping[str, str]) -> str:
 
 
 def _read(
-    load: Callable[[bytes], dict[str, Any]], content: bytes, where: str
-) -> tuple[dict[str, Any], dict[str, str]]:
+    load: Callable[[bytes], dict[str, T]], content: bytes, where: str
+) -> tuple[dict[str, T], dict[str, str]]:
     length = int.from_bytes(content[:LENGTH], "little")
     if length > len(content) - LENGTH:
         raise ValueError(f"{where}: not a complete safetensors file: too short for its header")

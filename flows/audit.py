@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from calib.judge import Judge
+from data.exclusion import store_flags
 from data.files import write_atomically
-from data.flags import store_flags
 from data.pinned import Pinned
 from data.root import Root
 from data.store import Store

@@ -13,6 +13,7 @@ from data.leases import Renewing, claim, release
 from data.root import Root
 from data.splits import RealDataConfig
 from data.store import Store
+from data.tensors import open_sealed
 from data.verify import refuse_others
 from pipeline.config import AnnotationConfig
 from pipeline.root import config_of, plan_of
@@ -145,9 +146,10 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
     Raises:
         ValueError: another file, or a damaged one.
     """
-    from pipeline.survey import opened
+    import torch
 
-    return opened(content)
+    arrays, facts = open_sealed(content)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, facts
 
 
 def ensure_pairs(root: Root) -> None:

@@ -32,8 +32,6 @@ from pipeline.config import AnnotationConfig, EncoderConfig
 from pipeline.measurement import PLACES, SECOND, Measurement, PrototypeFile, Seen, measured
 from pipeline.provenance import encoder_content
 
-__all__ = ["PrototypeFile", "Survey", "opened", "similar_pairs"]
-
 BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images whose features are one file; a kill loses that many at most
 MOST_THREADS = 16  # that decode
@@ -266,12 +264,6 @@ def _keep(digest: str, measurement: Measurement) -> None:
 
 def _cache(digest: str) -> Path:
     return cache_folder() / f"prototypes-{digest}.safetensors"
-
-
-def opened(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and facts of what `seal` gave. Raises ValueError for anything else."""
-    arrays, facts = open_sealed(content)
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, facts
 
 
 def similar_pairs(

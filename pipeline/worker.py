@@ -26,9 +26,11 @@ from pathlib import Path
 from types import FrameType
 
 from data.errors import InputError
+from data.label_sets import LabelSet
 from data.leases import Renewing, claim, release
 from data.ranges import WHOLE, Part, parse_part, parse_ranges
 from data.root import Root
+from pipeline.relabel import Relabelling
 from pipeline.root import open_root
 from pipeline.work import Beat, Building, Making, Work, failure_of, finish
 
@@ -362,12 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def work_of(root: Root, *, labels: str | None) -> Work:
     """The labels of one set of this root, or the root's own images."""
-    if labels is None:
-        return Building(root)
-    from data.label_sets import LabelSet
-    from pipeline.relabel import Relabelling
-
-    return Relabelling(LabelSet(root, labels))
+    return Building(root) if labels is None else Relabelling(LabelSet(root, labels))
 
 
 def _chosen(options: argparse.Namespace) -> Container[int] | None:

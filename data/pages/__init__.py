@@ -5,15 +5,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from data.formats import SeriesRecord
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 THUMB = 128  # pixels; larger images are shrunk for the page
 PIXEL_ART = 64  # pixels; up to here enlarging shows the pixels themselves
@@ -61,10 +58,8 @@ DARK = Theme(
 )
 
 
-def page_environment(folder: Path) -> "Environment":
+def page_environment(folder: Path) -> Environment:
     """Templates in `folder`, which extend base.html.j2 and bring a page.css."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,  # class names, paths and settings are other people's text

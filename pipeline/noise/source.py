@@ -12,6 +12,7 @@ from torch import Tensor
 from data.fingerprint import hashed_seed
 from pipeline.conditioning import Conditioning, concatenate, mix
 from pipeline.config import BuildConfig
+from pipeline.generators.schedulers import ddim_pair
 from pipeline.noise.cost import production_batch, rungs, scoring_steps
 from pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
 from pipeline.plan import BuildPlan, MixGroup
@@ -45,8 +46,6 @@ def noise_source(
     shape = tuple(generator.latent_shape)
     if config.noise.strategy == "random":
         return random_noise(shape)
-    from pipeline.generators.schedulers import ddim_pair  # diffusers: not for the random case
-
     scorer = Scorer(
         generator.predict,
         ddim_pair(generator.denoiser.pipeline.scheduler),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from sklearn.svm import SVC
 
 from data.fingerprint import hashed_seed
 from data.splits import RealDataset
@@ -33,8 +34,6 @@ def end_point_agreement(
     config: GeneratorConfig, real: RealDataset, *, images: int = 200
 ) -> Agreement:
     """Generate pictures of single classes, and have them read by an independent classifier."""
-    from sklearn.svm import SVC
-
     draw = np.random.default_rng(0)
     train = draw.permutation(len(real.train))[:MOST_REAL]
     test = draw.permutation(len(real.test))[:MOST_REAL]

@@ -8,11 +8,11 @@ import pytest
 
 from data.dataset import MixedDataset
 from data.errors import InputError
-from data.exclusion import Exclusion, SeriesFilter, describe
-from data.flags import flagged_groups, newest_flags, store_flags
+from data.exclusion import Exclusion, flagged_groups, newest_flags, store_flags
 from data.formats import FLAGS, SeriesFlags, SeriesRecord
 from data.pinned import Pinned
 from data.root import Root
+from data.series_filter import SeriesFilter, describe
 from data.settings import load_settings
 from data.tar import GroupSample
 from tests import featured, handmade

@@ -12,8 +12,7 @@ import pytest
 
 from data.dataset import MixedDataset
 from data.errors import InputError
-from data.exclusion import Exclusion, SeriesFilter
-from data.flags import newest_flags, store_flags
+from data.exclusion import Exclusion, newest_flags, store_flags
 from data.formats import FLAGS, SeriesFlags, record_name
 from data.garbage import garbage
 from data.label_sets import LabelSet
@@ -21,6 +20,7 @@ from data.layout import next_extension, write_extension
 from data.leases import claim, forgotten, lease_name, living, release, renew
 from data.pinned import Pinned
 from data.root import Root
+from data.series_filter import SeriesFilter
 from data.store import Store
 from data.store.local import LocalFiles
 from data.verify import Problem, damage, put_aside

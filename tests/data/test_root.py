@@ -112,7 +112,7 @@ def test_what_was_added_counts_and_the_plan_stays(root):
 
 WITHOUT_TORCH = """
 import sys
-from data.flags import newest_flags
+from data.exclusion import newest_flags
 from data.garbage import garbage
 from data.label_sets import label_sets
 from data.pinned import Pinned

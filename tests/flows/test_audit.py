@@ -14,10 +14,11 @@ from calib.run_folder import claim_run
 from calib.train import train
 from data.dataset import MixedDataset
 from data.errors import InputError
-from data.exclusion import Exclusion, SeriesFilter
+from data.exclusion import Exclusion
 from data.pinned import Pinned
 from data.quality import weight_curve
 from data.root import Root
+from data.series_filter import SeriesFilter
 from data.settings import load_settings
 from flows.audit import audit
 from flows.cli import app
