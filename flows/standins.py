@@ -46,7 +46,7 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         InputError: no pictures, or some that the models cannot be trained on; a folder that
             cannot be written.
     """
-    from pipeline.standins.quality import end_point_agreement  # costs seconds: not to refuse
+    from pipeline.standins.agreement import end_point_agreement  # costs seconds: not to refuse
 
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}

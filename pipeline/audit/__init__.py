@@ -7,8 +7,8 @@ from typing import Any
 
 from data.formats import SeriesFlags
 from data.pinned import Pinned
-from pipeline.audit.checks import Check, checks
 from pipeline.audit.findings import Findings, class_figures, figures, find, pair_figures
+from pipeline.audit.limits import Check, checks
 from pipeline.audit.read import Facts, Judge, read_facts
 
 SCHEMA = 1

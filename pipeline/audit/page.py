@@ -13,8 +13,8 @@ from data.images import decode_image
 from data.pages import Series, fixed, page_environment, series_figure
 from data.tar import GroupSample
 from pipeline.audit import Audit
-from pipeline.audit.checks import percent
 from pipeline.audit.findings import histogram
+from pipeline.audit.limits import percent
 
 ROWS = 20  # pairs, or classes, at either end
 

@@ -61,7 +61,7 @@ def train_standins(
     if not final.is_dir():
         _make(folder)
         # diffusers and open_clip take seconds to import, which finding models need not cost
-        from pipeline.standins.train import train_both
+        from pipeline.standins.two_models import train_both
 
         shown = nullcontext(progress) if progress else shown_progress()
         with published(final) as partial, shown as report:

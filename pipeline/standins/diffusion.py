@@ -12,9 +12,9 @@ from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
+from pipeline.standins.fitting import TrainingImages, batches, fit, seeded
 from pipeline.standins.recipe import Recipe, Report
 from pipeline.standins.text import Captions, tokenise
-from pipeline.standins.training import TrainingImages, batches, fit, seeded
 
 
 def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) -> AutoencoderKL:

@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from data.real import RealDataConfig, class_names
+from pipeline.standins.fitting import seeded
 from pipeline.standins.text import build_tokenizer, captions_of
-from pipeline.standins.training import seeded
 
 # Any names work; these are one token a word. The digits are what `real: {name: digits}` has.
 NAMES = ("dog", "crane", "great_white_shark", *class_names(RealDataConfig(name="digits")))

@@ -19,12 +19,12 @@ from data.files import published
 from data.real import ImageSplit, RealDataset
 from pipeline.prompts import prompts
 from pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
-from pipeline.standins.clip import contrastive_loss, train_clip
 from pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
+from pipeline.standins.fitting import batches, fit, load_images, seeded
 from pipeline.standins.recipe import Lines, recipe_for
+from pipeline.standins.small_clip import contrastive_loss, train_clip
 from pipeline.standins.text import build_tokenizer, captions_of, learn_merges, tokenise, words_of
-from pipeline.standins.train import WORTH_A_PROCESS, one_thread
-from pipeline.standins.training import batches, fit, load_images, seeded
+from pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
 
 HASTY = Recipe(Stage(2, 4, 1e-3), Stage(2, 4, 1e-3), Stage(2, 4, 1e-3))
 ODD_NAMES = (

@@ -1,6 +1,6 @@
 """A small open_clip model: an image tower and a text tower trained to agree.
 
-`python -m pipeline.standins.clip FOLDER` trains one on what it reads from standard input.
+`python -m pipeline.standins.small_clip FOLDER` trains one on what it reads from standard input.
 """
 
 import json
@@ -18,9 +18,9 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
+from pipeline.standins.fitting import TrainingImages, batches, fit, seeded
 from pipeline.standins.recipe import Recipe, Report
 from pipeline.standins.text import Captions, build_tokenizer, tokenise
-from pipeline.standins.training import TrainingImages, batches, fit, seeded
 
 
 @dataclass(frozen=True)

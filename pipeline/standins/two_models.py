@@ -15,11 +15,11 @@ from safetensors.torch import save
 from data.splits import RealDataset
 from pipeline.config import PLACEHOLDER
 from pipeline.prompts import prompts
-from pipeline.standins.clip import clip_tokenizer, train_clip
 from pipeline.standins.diffusion import train_autoencoder, train_pipeline
+from pipeline.standins.fitting import TrainingImages, load_images
 from pipeline.standins.recipe import Recipe, Report
+from pipeline.standins.small_clip import clip_tokenizer, train_clip
 from pipeline.standins.text import Captions, build_tokenizer, captions_of
-from pipeline.standins.training import TrainingImages, load_images
 
 WORTH_A_PROCESS = 100  # steps of CLIP; a process imports for as long as so many take
 
@@ -72,7 +72,7 @@ def clip_training(
     if recipe.clip.steps < WORTH_A_PROCESS:
         yield lambda: train_clip(images, names, captions, recipe=recipe, report=report).save(folder)
         return
-    command = [sys.executable, "-P", "-m", "pipeline.standins.clip", str(folder)]
+    command = [sys.executable, "-P", "-m", "pipeline.standins.small_clip", str(folder)]
     told = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
