@@ -12,6 +12,7 @@ from data.store import Store
 from data.tar import GroupSample, write_tar
 from pipeline.config import BuildConfig
 from pipeline.plan import BuildPlan
+from pipeline.provenance import labelling_encoders, planned_models
 from pipeline.relabel import features_file, series_of
 from pipeline.shard_writer import Stopwatch, publish_shard
 
@@ -85,8 +86,9 @@ def bake_shard(
 
 def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
     written = source.written  # without what extensions added
-    encoders = labels.record.encoders if labels else written.models["annotation"]
-    models = written.models | {"annotation": encoders}
+    models = planned_models(written)
+    if labels is not None:
+        models = {**models, "annotation": labelling_encoders(labels.record)}
     plan = BuildPlan(config, tuple(written.class_names), models=models)
     return written.model_copy(
         update={

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from data.errors import InputError
 from data.tensors import Facts, open_sealed, seal
 from pipeline.config import AnnotationConfig
+from pipeline.provenance import EncoderIdentity
 
 FEATURES, SECOND = "features", "second"  # what the features of each encoder are called in files
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line
@@ -80,7 +81,7 @@ class Measurement:
 class Seen:
     """What one encoder measured, and its identity."""
 
-    identity: Mapping[str, Any]
+    identity: EncoderIdentity
     measurement: Measurement
 
 

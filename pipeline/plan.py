@@ -5,10 +5,10 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from data.errors import InputError
 from data.fingerprint import hashed_seed
@@ -16,7 +16,7 @@ from data.formats import Extension, spec_digest
 from data.layout import layout
 from data.real import class_names
 from pipeline.config import BuildConfig, MixingConfig
-from pipeline.provenance import identity, model_identities
+from pipeline.provenance import ModelIdentities, identity, model_identities
 
 FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
 # Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
@@ -85,7 +85,7 @@ class BuildPlan:
         config: BuildConfig,
         names: tuple[str, ...] | None = None,
         *,
-        models: Mapping[str, Any] | None = None,
+        models: ModelIdentities | None = None,
         similar: Sequence[tuple[int, int]] | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
@@ -105,7 +105,7 @@ class BuildPlan:
         self.images_per_group = config.mixing.images
 
     @cached_property
-    def models(self) -> Mapping[str, Any]:
+    def models(self) -> ModelIdentities:
         """Of generator and CLIP: names, and hashes of their files."""
         return model_identities(self.config) if self._models is None else self._models
 

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data.fingerprint import hashed_seed
 from data.formats import PAIRS, PROTOTYPES
@@ -16,6 +16,7 @@ from data.store import Store
 from data.tensors import open_sealed
 from data.verify import refuse_others
 from pipeline.config import AnnotationConfig
+from pipeline.provenance import AnnotationIdentity, planned_models
 from pipeline.root import config_of, plan_of
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
@@ -43,7 +44,7 @@ def ensure_prototypes(
             config.annotation,
             config.real,
             device=device,
-            identity=root.plan.models["annotation"],
+            identity=planned_models(root.plan)["annotation"],
             store=root.store,
             beat=beat,
         )
@@ -96,7 +97,7 @@ def measure(
     real: RealDataConfig,
     *,
     device: str,
-    identity: Mapping[str, Any],
+    identity: AnnotationIdentity,
     store: Store,
     known: bytes | None = None,
     beat: Callable[[], None] = lambda: None,

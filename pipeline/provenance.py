@@ -1,13 +1,14 @@
 """What a dataset was made with: models and versions, and the identity that follows from them."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from data.fingerprint import file_digest, fingerprint
+from data.formats import LabelSetRecord, Plan
 from pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
 from pipeline.model_paths import local_path
 
@@ -23,7 +24,56 @@ FREE: dict[str, Any] = {
 WEIGHTS = {".safetensors", ".json", ".txt", ".bin", ".pt", ".pth"}
 
 
-def identity(config: BuildConfig, class_names: Sequence[str], models: Mapping[str, Any]) -> str:
+class ModelIdentity(TypedDict):
+    """A model of diffusers: its path or hub id, its commit, and SHA-256 of files that are local."""
+
+    model: str
+    revision: str | None
+    files: dict[str, str]
+
+
+class GeneratorIdentity(ModelIdentity, total=False):
+    """The generator, and what is added to it or replaces a part of it."""
+
+    unet: ModelIdentity
+    lora: list[ModelIdentity]
+    tiny_decoder: ModelIdentity
+
+
+class EncoderIdentity(TypedDict):
+    """A CLIP model, in its precision; `revision` is the commit of a hub id."""
+
+    model: str
+    pretrained: str | None
+    dtype: str
+    files: dict[str, str]
+    revision: NotRequired[str]
+
+
+class AnnotationIdentity(EncoderIdentity):
+    """The CLIP model of an annotation, and the second one where there is one."""
+
+    second: NotRequired[EncoderIdentity]
+
+
+class ModelIdentities(TypedDict):
+    """What plan.json has under `models`."""
+
+    generator: GeneratorIdentity
+    annotation: AnnotationIdentity
+
+
+def planned_models(plan: Plan) -> ModelIdentities:
+    """What a root was begun with."""
+    return cast(ModelIdentities, plan.models)
+
+
+def labelling_encoders(record: LabelSetRecord) -> AnnotationIdentity:
+    """What a label set is made with."""
+    return cast(AnnotationIdentity, record.encoders)
+
+
+def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdentities) -> str:
     """Of what decides a dataset's bytes.
 
     Settings that differ from their defaults, so that a new one makes no old root another; class
@@ -35,69 +85,78 @@ def identity(config: BuildConfig, class_names: Sequence[str], models: Mapping[st
     return fingerprint([deciding(config), contents(models), list(class_names)])
 
 
-def deciding(config: BuildConfig) -> dict[str, Any]:
+def deciding(config: BuildConfig) -> dict[str, object]:
     """The settings that decide bytes, where they differ from their defaults."""
     parts = config.model_dump(mode="json", exclude_defaults=True, exclude=FREE)
     return {name: settings for name, settings in parts.items() if settings}
 
 
-def contents(models: Mapping[str, Any]) -> dict[str, Any]:
+def contents(models: ModelIdentities) -> dict[str, object]:
     """What of the models' identities decides bytes."""
-    own = {key: value for key, value in models["generator"].items() if key in _NAMED}
-    added = {key: value for key, value in models["generator"].items() if key not in _NAMED}
-    generator: dict[str, Any] = {"own": _content(own)}
-    for key, value in added.items():
-        found = [_content(part) for part in (value if isinstance(value, list) else [value])]
-        generator[key] = found
-    annotation = dict(models["annotation"])
-    second = annotation.pop("second", None)
-    encoders = [encoder_content(part) for part in (annotation, second) if part]
-    return {"generator": generator, "annotation": encoders}
+    own = models["generator"]
+    added = {
+        "unet": [own["unet"]] if "unet" in own else [],
+        "lora": own.get("lora", []),
+        "tiny_decoder": [own["tiny_decoder"]] if "tiny_decoder" in own else [],
+    }
+    parts = {name: [_content(part) for part in found] for name, found in added.items() if found}
+    generator = {"own": _content(own), **parts}
+    return {"generator": generator, "annotation": _encoder_contents(models["annotation"])}
 
 
-def annotation_content(annotation: AnnotationConfig, encoders: Mapping[str, Any]) -> list[Any]:
+def annotation_content(annotation: AnnotationConfig, encoders: AnnotationIdentity) -> list[object]:
     """What decides the labels of images: settings as in `deciding`, and the CLIP models."""
     free = FREE["annotation"]
     settings = annotation.model_dump(mode="json", exclude_defaults=True, exclude=free)
-    parts = ({k: v for k, v in encoders.items() if k != "second"}, encoders.get("second"))
-    return [settings, *(encoder_content(part) for part in parts if part)]
+    return [settings, *_encoder_contents(encoders)]
 
 
-def model_identities(config: BuildConfig) -> dict[str, dict]:
+def model_identities(config: BuildConfig) -> ModelIdentities:
     """Generator and annotator: name, revision, and file hashes where they are local.
 
     What is added to the generator, or replaces a part of it, is told beside its own files.
     """
-    generator = config.generator
     return {
-        "generator": _identity(generator.model, generator.revision) | _additions(generator),
+        "generator": generator_identity(config.generator),
         "annotation": annotation_identity(config.annotation),
     }
 
 
-def annotation_identity(config: AnnotationConfig) -> dict[str, Any]:
-    """The CLIP model of an annotation; its second one, where it has one, under `second`."""
-    identity = encoder_identity(config.first, config.dtype)
+def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:
+    found: GeneratorIdentity = {**_identity(config.model, config.revision)}
+    if config.unet is not None:
+        found["unet"] = _identity(config.unet, config.unet_revision)
+    if config.lora:
+        found["lora"] = [_identity(lora.path, lora.revision) for lora in config.lora]
+    if config.tiny_decoder is not None:
+        found["tiny_decoder"] = _identity(config.tiny_decoder, config.tiny_decoder_revision)
+    return found
+
+
+def annotation_identity(config: AnnotationConfig) -> AnnotationIdentity:
+    found: AnnotationIdentity = {**encoder_identity(config.first, config.dtype)}
     if config.second is not None:
-        identity["second"] = encoder_identity(config.second, config.dtype)
-    return identity
+        found["second"] = encoder_identity(config.second, config.dtype)
+    return found
 
 
-def encoder_identity(config: EncoderConfig, dtype: str) -> dict[str, Any]:
-    """Name, precision, and file hashes of what is local; a hub id by its commit."""
-    weights = Path(config.pretrained) if config.pretrained else None
-    revision = {} if config.revision is None else {"revision": config.revision}
-    return {
+def encoder_identity(config: EncoderConfig, dtype: str) -> EncoderIdentity:
+    """With the hashes of all that is local, weights beside a folder too."""
+    files = _hashes(Path(config.model.removeprefix("local-dir:")))
+    if config.pretrained:
+        files |= _hashes(Path(config.pretrained))
+    found: EncoderIdentity = {
         "model": config.model,
         "pretrained": config.pretrained,
         "dtype": dtype,
-        "files": _hashes(Path(config.model.removeprefix("local-dir:")))
-        | (_hashes(weights) if weights else {}),
-        **revision,
+        "files": files,
     }
+    if config.revision is not None:
+        found["revision"] = config.revision
+    return found
 
 
-def encoder_content(identity: Mapping[str, Any]) -> dict[str, Any]:
+def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
     """What of an encoder's identity decides its features: files where they are local, not paths."""
     files = identity["files"]
     in_folder = identity["model"].startswith("local-dir:")
@@ -116,18 +175,12 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
-def _additions(config: GeneratorConfig) -> dict[str, Any]:
-    additions: dict[str, Any] = {}
-    if config.unet is not None:
-        additions["unet"] = _identity(config.unet, config.unet_revision)
-    if config.lora:
-        additions["lora"] = [_identity(lora.path, lora.revision) for lora in config.lora]
-    if config.tiny_decoder is not None:
-        additions["tiny_decoder"] = _identity(config.tiny_decoder, config.tiny_decoder_revision)
-    return additions
+def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
+    second = identity.get("second")
+    return [encoder_content(part) for part in (identity, second) if part]
 
 
-def _identity(model: str, revision: str | None) -> dict[str, Any]:
+def _identity(model: str, revision: str | None) -> ModelIdentity:
     path = local_path(model)
     return {"model": model, "revision": revision, "files": _hashes(path) if path else {}}
 
@@ -152,10 +205,7 @@ def _digest_of(path: Path, *state: int) -> str:
     return file_digest(path)
 
 
-_NAMED = ("model", "revision", "files")
-
-
-def _content(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _content(identity: ModelIdentity) -> dict[str, object]:
     """Files where there are any, wherever they lie; else the name and commit on the hub."""
     if identity["files"]:
         return {"files": identity["files"]}

@@ -7,7 +7,7 @@ the images in the tars, encoded anew.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from data.formats import (
     CommitRecord,
     Failure,
     File,
-    FreeForm,
     LabelSetRecord,
     SeriesLabels,
 )
@@ -34,7 +33,15 @@ from data.threads import mapped
 from pipeline.config import AnnotationConfig, BuildConfig
 from pipeline.plan import BuildPlan, MixGroup
 from pipeline.prototypes import measure, remove_chunks
-from pipeline.provenance import annotation_content, annotation_identity, encoder_content
+from pipeline.provenance import (
+    AnnotationIdentity,
+    EncoderIdentity,
+    annotation_content,
+    annotation_identity,
+    encoder_content,
+    labelling_encoders,
+    planned_models,
+)
 from pipeline.root import plan_of
 from pipeline.work import Beat, Making, failure_of, finish
 
@@ -50,6 +57,7 @@ ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 BATCH = 64
 THREADS = 8  # that label from stored features; they wait for the store most of the time
 
+Encoder = TypeVar("Encoder", bound=EncoderIdentity)
 Features = dict[str, "Tensor"]  # by encoder, each float32 [G, A, D]
 
 
@@ -63,7 +71,7 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
         if not override.startswith("annotation."):
             remedy = "the images are made; only annotation.* can change"
             raise InputError("--set", override, remedy)
-    own: dict[str, Any] = root.plan.config
+    own = root.plan.config
     given = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
     left = {
         key
@@ -96,30 +104,28 @@ def set_record(root: Root, annotation: AnnotationConfig) -> LabelSetRecord:
         digest=fingerprint([plan, annotation_content(annotation, encoders), BATCH]),
         plan=plan,
         annotation=annotation.model_dump(mode="json"),
-        encoders=encoders,
+        encoders=dict(encoders),
         features=_features_source(root, encoders),
         batch=BATCH,
     )
 
 
-def encoders_of(root: Root, annotation: AnnotationConfig) -> FreeForm:
+def encoders_of(root: Root, annotation: AnnotationConfig) -> AnnotationIdentity:
     """Name and file hashes of each CLIP model, as in plan.json.
 
     Relabelling from stored features needs no CLIP, so its files may be on another machine:
     those that are not here, and are called as the root's own, count as the root's own.
     """
-    found: dict[str, Any] = annotation_identity(annotation)
-    own = own_encoders(root)
-    first, second = _known(_first(found), _first(own)), found.get("second")
-    if second is None:
-        return first
-    return first | {"second": _known(second, own.get("second", {}))}
+    found, own = annotation_identity(annotation), own_encoders(root)
+    first = _known(_first(found), _first(own))
+    if "second" in found:
+        first["second"] = _known(found["second"], own.get("second"))
+    return first
 
 
-def own_encoders(root: Root) -> dict[str, Any]:
+def own_encoders(root: Root) -> AnnotationIdentity:
     """Those that the root's stored features are from."""
-    found: Any = root.plan.models["annotation"]
-    return dict(found)
+    return planned_models(root.plan)["annotation"]
 
 
 def annotation_of(labels: LabelSet) -> AnnotationConfig:
@@ -139,12 +145,11 @@ def ensure_set_prototypes(
         return
     if source not in (ROOT, IMAGES):
         beside = LabelSet(labels.root, source).prototypes
-    real: Any = labels.root.plan.config["real"]
     content = measure(
         annotation_of(labels),
-        load_settings(RealDataConfig, real),
+        load_settings(RealDataConfig, labels.root.plan.config["real"]),
         device=device,
-        identity=labels.record.encoders,
+        identity=labelling_encoders(labels.record),
         store=store,
         known=store.get(beside) if store.exists(beside) else None,
         beat=beat,
@@ -206,7 +211,8 @@ class Relabelling:
         self.labels.record_failure(failure)
 
     def _refuse_other_encoders(self, config: AnnotationConfig) -> None:
-        here, there = encoders_of(self.labels.root, config), self.labels.record.encoders
+        here = encoders_of(self.labels.root, config)
+        there = labelling_encoders(self.labels.record)
         if annotation_content(config, here) != annotation_content(config, there):
             remedy = "its files are not those that this label set was started with"
             raise InputError("annotation.model", config.model, remedy)
@@ -404,31 +410,34 @@ def _stacked(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:
     return np.stack(images)
 
 
-def _features_source(root: Root, encoders: Mapping[str, Any]) -> str:
+def _features_source(root: Root, encoders: AnnotationIdentity) -> str:
     """The root, if its features serve; else a set that read the images with these encoders."""
     if _covers(own_encoders(root), encoders):
         return ROOT
     for digest in label_sets(root):
         other = LabelSet(root, digest).record
-        if other.features == IMAGES and _covers(other.encoders, encoders):
+        if other.features == IMAGES and _covers(labelling_encoders(other), encoders):
             return digest
     return IMAGES
 
 
-def _covers(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _covers(there: AnnotationIdentity, wanted: AnnotationIdentity) -> bool:
     """Whether features of `there` are all that labels by `wanted` need."""
-    second = wanted.get("second")
-    if second and not there.get("second"):
+    if encoder_content(there) != encoder_content(wanted):
         return False
-    pairs = [(there, wanted), *([(there["second"], second)] if second else [])]
-    return all(encoder_content(one) == encoder_content(other) for one, other in pairs)
+    second, own = wanted.get("second"), there.get("second")
+    return not second or (own is not None and encoder_content(own) == encoder_content(second))
 
 
-def _first(encoders: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in encoders.items() if key != "second"}
+def _first(encoders: AnnotationIdentity) -> AnnotationIdentity:
+    """Without the second one."""
+    first = encoders.copy()
+    first.pop("second", None)
+    return first
 
 
-def _known(found: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    if found["files"] or {**own, "files": {}} != found:
+def _known(found: Encoder, own: Encoder | None) -> Encoder:
+    """The root's own where the files of one that is called so are not here."""
+    if own is None or found["files"] or {**own, "files": {}} != found:
         return found
     return own

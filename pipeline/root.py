@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from data.errors import InputError
@@ -24,6 +23,7 @@ from pipeline.provenance import (
     identity,
     library_versions,
     model_identities,
+    planned_models,
 )
 
 MIXED = "mixed dataset"  # in messages
@@ -79,7 +79,7 @@ def config_of(root: Root) -> BuildConfig:
     except InputError as error:
         remedy = f"{error.remedy}; another version of semix wrote this root: use that version"
         raise InputError(f"{root.url}/{PLAN} {error.field}", error.value, remedy) from None
-    if identity(config, plan.class_names, plan.models) != plan.digest:
+    if identity(config, plan.class_names, planned_models(plan)) != plan.digest:
         remedy = "plan.json was changed, or another version of semix wrote it; use that version"
         raise InputError(f"{root.url}/{PLAN} digest", plan.digest[:12], remedy)
     return config
@@ -103,7 +103,7 @@ def _opened_plan(root: Root) -> BuildPlan:
     return BuildPlan(
         config,
         tuple(root.plan.class_names),
-        models=root.plan.models,
+        models=planned_models(root.plan),
         similar=_read_pairs(root, config) if similar else None,
         extensions=root.extensions,
     )
@@ -188,7 +188,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         there.pop(SHARD_SIZE, None)
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
     if different == [GROUPS_PER_PAIR]:
-        _refuse_more_series(root, here[GROUPS_PER_PAIR])
+        _refuse_more_series(root, config.mixing.groups_per_pair)
     if different:
         written = _flat(root.plan.config)
         changes = ", ".join(f"{key} is {written.get(key)!r} there" for key in different)
@@ -200,11 +200,14 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         return
     check_models(config)
     models = model_identities(config)
-    now, then = contents(models), contents(root.plan.models)
-    for part in ("generator", "annotation"):
+    now, then = contents(models), contents(planned_models(root.plan))
+    for part, model in (
+        ("generator", config.generator.model),
+        ("annotation", config.annotation.model),
+    ):
         if now[part] != then[part]:
             remedy = "its files changed since the plan was made; restore them or choose a new place"
-            raise InputError(f"{part}.model", models[part]["model"], remedy)
+            raise InputError(f"{part}.model", model, remedy)
 
 
 def _refuse_more_series(root: Root, wanted: int) -> None:
@@ -218,7 +221,7 @@ def _refuse_more_series(root: Root, wanted: int) -> None:
         raise InputError(GROUPS_PER_PAIR, wanted, remedy)
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
     if not isinstance(value, dict):
         return {prefix: value}
     parts = [_flat(item, f"{prefix}.{key}".strip(".")) for key, item in value.items()]

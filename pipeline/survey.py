@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +28,8 @@ from data.store import Store
 from data.tensors import open_sealed, seal
 from data.threads import mapped
 from pipeline.config import AnnotationConfig, EncoderConfig
-from pipeline.measurement import PLACES, SECOND, Measurement, PrototypeFile, Seen, measured
-from pipeline.provenance import encoder_content
+from pipeline.measurement import PLACES, Measurement, PrototypeFile, Seen, measured
+from pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
 
 BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images whose features are one file; a kill loses that many at most
@@ -57,13 +56,13 @@ class Survey:
     known: PrototypeFile | None = None
     beat: Callable[[], None] = lambda: None
 
-    def file(self, config: AnnotationConfig, identity: Mapping[str, Any]) -> PrototypeFile:
+    def file(self, config: AnnotationConfig, identity: AnnotationIdentity) -> PrototypeFile:
         """What all encoders of an annotation measure.
 
         Args:
             identity: `pipeline.provenance.annotation_identity(config)`.
         """
-        identities = (identity, identity.get(SECOND, {}))
+        identities = [identity, *([identity["second"]] if "second" in identity else [])]
         parts = {
             name: self.seen_by(encoder, told, field)
             for name, told, (field, encoder) in zip(
@@ -74,7 +73,7 @@ class Survey:
             return PrototypeFile(parts, self.known.class_names, self.known.real)
         return PrototypeFile(parts, self.data.class_names, self.data.train.digest)
 
-    def seen_by(self, config: EncoderConfig, identity: Mapping[str, Any], field: str) -> Seen:
+    def seen_by(self, config: EncoderConfig, identity: EncoderIdentity, field: str) -> Seen:
         """What one encoder measures; `field` names its settings in error messages."""
         content = encoder_content(identity)
         for seen in self.known.parts.values() if self.known else ():
@@ -95,7 +94,7 @@ class Survey:
             raise InputError("real", self.real.path or self.real.name, remedy)
         return found
 
-    def _digest(self, content: Mapping[str, Any]) -> str:
+    def _digest(self, content: Mapping[str, object]) -> str:
         return fingerprint(
             {
                 "encoder": dict(content),
