@@ -4,7 +4,7 @@ import io
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +210,7 @@ class Encoding:
     """
 
     reader: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     lossless: bool
     start: bytes
     check: Callable[[bytes, int], None]

@@ -1,8 +1,9 @@
 """Any open_clip model as an encoder of stored pixels, with its own preprocessing on the device."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import open_clip
 import torch
@@ -32,6 +33,18 @@ log = logging.getLogger("semix.build")
 BATCH = 256  # images in one forward pass at most, which bounds its memory
 INTERPOLATIONS = {"bicubic": "bicubic", "random": "bicubic", "bilinear": "bilinear"}
 RESIZE_MODES = ("shortest", "squash", "longest")
+
+
+class Preprocessing(TypedDict):
+    """open_clip's preprocess_cfg."""
+
+    size: int | Sequence[int]
+    mean: float | list[float]
+    std: float | list[float]
+    interpolation: NotRequired[str]
+    resize_mode: NotRequired[str]
+    fill_color: NotRequired[float]
+    mode: NotRequired[str]
 
 
 class ClipEncoder:
@@ -75,7 +88,7 @@ class ClipEncoder:
             ) from error
         self.model.to(self.dtype)
         self.device = device
-        self.settings = self.model.visual.preprocess_cfg
+        self.settings: Preprocessing = self.model.visual.preprocess_cfg
         unknown = unsupported(self.settings)
         if unknown is not None:
             remedy = f"preprocesses images with {unknown}, which semix does not; use another model"
@@ -116,7 +129,7 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
     return clip.visual.eval().requires_grad_(False)
 
 
-def _source(config: EncoderConfig, field: str) -> dict[str, Any]:
+def _source(config: EncoderConfig, field: str) -> dict[str, object]:
     """What open_clip shall load: the architecture and a safetensors file, both of this machine.
 
     Left to itself it falls back on pickles, and of the hub it asks for no commit.
@@ -157,7 +170,7 @@ def _fetched(repository: str, name: str, revision: str | None) -> str:
         raise FileNotFoundError(f"{remedy} once, as docs/format.md says under Safety") from None
 
 
-def _note_activation(config: EncoderConfig, tag: dict[str, Any]) -> None:
+def _note_activation(config: EncoderConfig, tag: Mapping[str, object]) -> None:
     """open_clip's own warning about a tag, which it gives where it finds the weights itself."""
     own, trained = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
     if trained != own.get("quick_gelu", False):
@@ -165,7 +178,7 @@ def _note_activation(config: EncoderConfig, tag: dict[str, Any]) -> None:
         log.warning(text, config.model, config.pretrained, "" if trained else "out")
 
 
-def unsupported(settings: dict[str, Any]) -> str | None:
+def unsupported(settings: Preprocessing) -> str | None:
     """What a model's preprocess_cfg asks for that `preprocess` does not do; None if nothing."""
     known = {"interpolation": tuple(INTERPOLATIONS), "resize_mode": RESIZE_MODES, "mode": ("RGB",)}
     for key, choices in known.items():
@@ -175,13 +188,11 @@ def unsupported(settings: dict[str, Any]) -> str | None:
     return None
 
 
-def preprocess(pixels: Tensor, settings: dict[str, Any]) -> Tensor:
+def preprocess(pixels: Tensor, settings: Preprocessing) -> Tensor:
     """Resize, crop or pad to the model's size, and normalise, as open_clip does for inference.
 
     Args:
         pixels: uint8 [N, 3, H, W].
-        settings: open_clip's preprocess_cfg: size, mean, std, interpolation, resize_mode and
-            fill_color.
     Returns:
         float32 [N, 3, S, S], or the two sides that `size` names.
     """
@@ -191,7 +202,7 @@ def preprocess(pixels: Tensor, settings: dict[str, Any]) -> Tensor:
     mode = INTERPOLATIONS[settings.get("interpolation", "bicubic")]
     values = _resize(pixels.float(), target, mode=mode)
     values = _centred(values, (height, width), fill=settings.get("fill_color", 0)) / 255
-    mean, std = (_channels(settings[key], pixels.device) for key in ("mean", "std"))
+    mean, std = (_channels(value, pixels.device) for value in (settings["mean"], settings["std"]))
     return (values - mean) / std
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from pipeline.conditioning import Conditioning, concatenate, mix
 from pipeline.estimate import Work, work_or_reason
 from pipeline.generators import load_generator
 from pipeline.generators.latent_diffusion import LatentDiffusion
-from pipeline.noise.source import NoiseSource, noise_source
+from pipeline.noise.source import NoiseNote, NoiseSource, noise_source
 from pipeline.plan import BuildPlan, MixGroup, ShardSpec
 from pipeline.prompts import spoken_names
 from pipeline.prototypes import is_prepared
@@ -217,7 +216,7 @@ class Batch:
     images: np.ndarray
     encoded: list[list[bytes]] | None
     features: dict[str, Tensor]
-    noise: list[dict[str, Any]]
+    noise: list[NoiseNote]
     faults: dict[int, str]
 
     @property
@@ -356,7 +355,7 @@ def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
 
 
 def series_record(
-    group: MixGroup, plan: BuildPlan, *, labels: Labels, noise: dict[str, Any]
+    group: MixGroup, plan: BuildPlan, *, labels: Labels, noise: NoiseNote
 ) -> SeriesRecord:
     """What `KEY.json` says of one series."""
     return SeriesRecord.labelled(
@@ -366,7 +365,7 @@ def series_record(
         names=[plan.class_names[k] for k in group.classes],
         seed=group.seed,
         alphas=group.alphas,
-        noise=noise,
+        noise=dict(noise),
         mixture=[*map(list, group.mixture)] if len(group.classes) > 2 else None,
     )
 

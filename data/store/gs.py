@@ -3,7 +3,6 @@
 import errno
 import os
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import aiohttp
 import google.auth.exceptions as google_auth
@@ -14,7 +13,7 @@ from gcsfs.retry import ChecksumError, HttpError, is_retriable
 
 from data.errors import InputError
 from data.store.places import shown
-from data.store.services import Patience, Upload
+from data.store.services import Info, Patience, Upload
 
 SHARED = True
 EMULATOR = "STORAGE_EMULATOR_HOST"
@@ -64,11 +63,11 @@ def told(error: Exception, url: str, where: str) -> Exception:
     return error
 
 
-def modified(info: dict[str, Any]) -> float:
+def modified(info: Info) -> float:
     return info["mtime"].timestamp()
 
 
-def mark(token: str) -> dict[str, Any]:
+def mark(token: str) -> dict[str, object]:
     return {"metadata": {"writer": token}}
 
 

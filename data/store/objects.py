@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 from data.errors import InputError
 from data.store.local import PARTIAL, abandoned, staged
 from data.store.places import Fact, Place
-from data.store.services import Memory, Patience, Service, Upload, retrying
+from data.store.services import Info, Memory, Patience, Service, Upload, retrying
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -156,7 +156,7 @@ class Objects:
         at = self._service.address()
         return f"cannot be used at {at} ({reason}); correct the address or choose another place"
 
-    def _info(self, name: str) -> dict[str, Any]:
+    def _info(self, name: str) -> Info:
         path = self._path(name)
         try:
             return self._ask(name, lambda fs: fs.info(path))
@@ -191,7 +191,7 @@ class Objects:
                 == hashlib.file_digest(theirs, "sha256").digest()  # type: ignore[arg-type]
             )
 
-    def _fact(self, info: dict[str, Any]) -> Fact:
+    def _fact(self, info: Info) -> Fact:
         return Fact(info["size"], self._service.modified(info))
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import aiohttp
 import botocore.exceptions as boto
@@ -13,7 +12,7 @@ from s3fs import S3FileSystem
 
 from data.errors import InputError
 from data.store.places import Fact, shown
-from data.store.services import Patience, Upload
+from data.store.services import Info, Patience, Upload
 
 SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other
@@ -116,11 +115,11 @@ def told(error: Exception, url: str, where: str) -> Exception:
     return error
 
 
-def modified(info: dict[str, Any]) -> float:
+def modified(info: Info) -> float:
     return info["LastModified"].timestamp()
 
 
-def mark(token: str) -> dict[str, Any]:
+def mark(token: str) -> dict[str, object]:
     return {"Metadata": {"writer": token}}
 
 
@@ -175,7 +174,7 @@ def _answer(error: Exception) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _uploaded(fs: AbstractFileSystem, bucket: str, upload: dict[str, Any]) -> int:
+def _uploaded(fs: AbstractFileSystem, bucket: str, upload: Info) -> int:
     """Bytes of the first thousand parts, which is what one request tells."""
     try:
         answer = fs.call_s3(

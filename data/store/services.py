@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from data.store.places import Fact
 
 T = TypeVar("T")
+Info = Mapping[str, Any]  # what a service says of an object, or of an upload, as it spells that
 logger = logging.getLogger("semix.store")
 
 FIRST_PAUSE_S = 0.2
@@ -65,9 +66,9 @@ class Service(Protocol):
         """The error as our callers know it, its text free of secrets."""
         ...
 
-    def modified(self, info: dict[str, Any]) -> float: ...
+    def modified(self, info: Info) -> float: ...
 
-    def mark(self, token: str) -> dict[str, Any]:
+    def mark(self, token: str) -> dict[str, object]:
         """Arguments of a write that leave a token with the object."""
         ...
 
@@ -100,11 +101,11 @@ class Memory:
     def told(self, error: Exception, url: str, where: str) -> Exception:
         return error
 
-    def modified(self, info: dict[str, Any]) -> float:
+    def modified(self, info: Info) -> float:
         created = info["created"]
         return created if isinstance(created, float) else created.timestamp()
 
-    def mark(self, token: str) -> dict[str, Any]:
+    def mark(self, token: str) -> dict[str, object]:
         return {}
 
     def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:

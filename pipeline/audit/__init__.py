@@ -3,15 +3,53 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from data.formats import SeriesFlags
 from data.pinned import Pinned
-from pipeline.audit.findings import Findings, class_figures, figures, find, pair_figures
+from pipeline.audit.findings import (
+    ClassFigures,
+    Findings,
+    Overall,
+    PairFigures,
+    class_figures,
+    figures,
+    find,
+    pair_figures,
+)
 from pipeline.audit.limits import Check, checks
 from pipeline.audit.read import Facts, Judge, read_facts
 
 SCHEMA = 1
+
+
+class AuditFile(TypedDict):
+    """What audit.json holds; `schema` says which version of it.
+
+    Attributes:
+        unreadable: by shard what is wrong with it; left_out: series that a build could not store.
+        duplicates: each series flagged so, and the earlier one that it is like.
+        flags: group numbers, by flag.
+    """
+
+    schema: int
+    root: str
+    index: str
+    digest: str
+    labels: str | None
+    judge: str | None
+    shards: int
+    series: int
+    images: int
+    image_size: list[int]
+    unreadable: dict[int, str]
+    left_out: list[dict[str, Any]]
+    checks: list[dict[str, Any]]
+    overall: Overall
+    classes: list[ClassFigures]
+    pairs: PairFigures
+    duplicates: list[dict[str, int | bool]]
+    flags: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +58,6 @@ class Audit:
 
     Attributes:
         judge: a sentence on who judged the end points; None if nobody did.
-        values: what `audit.json` holds.
     """
 
     source: Pinned
@@ -29,7 +66,7 @@ class Audit:
     checks: list[Check]
     flags: SeriesFlags
     judge: str | None
-    values: dict[str, Any]
+    values: AuditFile
 
 
 def audit(
@@ -61,7 +98,7 @@ def audit(
         labels=source.label_set.digest if source.label_set else None,
         flags={str(flag): rows for flag, rows in findings.groups(facts.series).items()},
     )
-    values = {
+    values: AuditFile = {
         "schema": SCHEMA,
         "root": source.root.url,
         "index": source.index,
@@ -84,7 +121,7 @@ def audit(
     return Audit(source, facts, findings, rows, flags, judge_name, values)
 
 
-def as_json(values: dict[str, Any]) -> bytes:
+def as_json(values: AuditFile) -> bytes:
     """One line a section: a thousand classes have half a million pairs."""
     lines = (
         f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
@@ -93,8 +130,7 @@ def as_json(values: dict[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _pairs_alike(facts: Facts, findings: Findings) -> list[dict[str, Any]]:
-    """Each series flagged as a duplicate, and the earlier one that it is like."""
+def _pairs_alike(facts: Facts, findings: Findings) -> list[dict[str, int | bool]]:
     groups, alike = facts.series.group, findings.duplicates
     return [
         {"group": int(groups[row]), "like": int(groups[of]), "same_pixels": bool(same)}

@@ -1,8 +1,8 @@
 """What follows from the facts: flags of series, figures of the whole, of classes and of pairs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -90,11 +90,111 @@ def _falling(series: Series) -> np.ndarray:
 
 
 BINS = 20
-Figures = dict[str, Any]
 
 
-def figures(facts: Facts, findings: Findings) -> Figures:
-    """Everything over all series, as plain values; a figure that does not apply is None."""
+class Histogram(TypedDict):
+    """Counts in equal bins."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+class Correlation(TypedDict):
+    """Of alpha and weight, over all series; `not_monotone` is of pairs."""
+
+    median: float
+    mean: float
+    not_monotone: float | None
+    negative: float
+    histogram: Histogram
+
+
+class CurveFigures(TypedDict):
+    """As of `data.quality.WeightCurve`."""
+
+    alphas: list[float]
+    mean: list[float]
+    levels: list[float]
+    quantiles: list[list[float]]
+
+
+class EndPointFigures(TypedDict):
+    """How often unmixed images are of the class they were made for, by whom it was asked."""
+
+    nearest_prototype: Agreement | None
+    nearest_of_series: Agreement | None
+    judge: Agreement | None
+
+
+class LabelFigures(TypedDict):
+    first_class: Histogram
+    entropy_mean: float
+    entropy_most: float
+
+
+class DuplicateFigures(TypedDict):
+    series: int
+    same_pixels: int
+    share: float
+
+
+class Spread(TypedDict):
+    """Of what was recorded."""
+
+    recorded: int
+    mean: float
+    median: float
+    least: float
+    most: float
+
+
+class Overall(TypedDict):
+    """Figures of all series; one that does not apply is None."""
+
+    correlation: Correlation
+    weight_curve: CurveFigures | None
+    end_points: EndPointFigures
+    labels: LabelFigures
+    duplicates: DuplicateFigures
+    still: dict[str, float]  # `share`
+    degenerate: dict[str, int]  # `images`, and of each kind
+    disagreement: Spread | None
+    stability: Spread | None
+
+
+class ClassFigures(TypedDict):
+    """One class: `share` is of all label mass, `correlation` the mean over its series."""
+
+    name: str
+    series: int
+    images: int
+    mass: float
+    share: float
+    correlation: float | None
+    end_points: int
+    end_points_agreed: int
+
+
+class PairFigures(TypedDict):
+    """One list a column, one entry for each set of classes that has series.
+
+    `labels` is the histogram of the first class's probability in LABEL_BINS equal bins.
+    """
+
+    classes: list[list[int]]
+    series: list[int]
+    correlation_median: list[float]
+    correlation_mean: list[float]
+    negative: list[float]
+    not_monotone: list[float]
+    end_points_nearest: list[float | None]
+    end_points_judge: NotRequired[list[float | None]]
+    labels: list[list[int]]
+    entropy: list[float]
+
+
+def figures(facts: Facts, findings: Findings) -> Overall:
+    """Everything over all series, as plain values."""
     series = facts.series
     return {
         "correlation": _correlation(series, findings),
@@ -123,8 +223,7 @@ def figures(facts: Facts, findings: Findings) -> Figures:
     }
 
 
-def end_point_figures(series: Series) -> dict[str, Agreement | None]:
-    """How often unmixed images are of the class they were made for, by whom it was asked."""
+def end_point_figures(series: Series) -> EndPointFigures:
     ends = series.intended >= 0
     return {
         "nearest_prototype": _agreement(series.intended, series.nearest, ends),
@@ -133,30 +232,30 @@ def end_point_figures(series: Series) -> dict[str, Agreement | None]:
     }
 
 
-def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> Figures:
+def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> Histogram:
     """Counts in equal bins; what lies outside is in the outermost ones."""
     kept = values.astype(np.float64).clip(low, high)
     counts, edges = np.histogram(kept, bins=bins, range=(low, high))
     return {"edges": edges.round(6).tolist(), "counts": counts.tolist()}
 
 
-def _correlation(series: Series, findings: Findings) -> Figures:
+def _correlation(series: Series, findings: Findings) -> Correlation:
     rho = findings.rho
-    pairs = series.classes.shape[1] == 2
-    found = {
+    found: Correlation = {
         "median": float(rho.quantile(0.5)),
         "mean": float(rho.mean()),
         "not_monotone": None,
         "negative": float((rho < 0).double().mean()),
+        "histogram": histogram(rho.numpy(), -1, 1),
     }
-    if pairs:
-        alphas, weights = torch.from_numpy(series.alphas), torch.from_numpy(series.weights)
-        found = asdict(series_quality(alphas, weights))
-        del found["series"]
-    return {**found, "histogram": histogram(rho.numpy(), -1, 1)}
+    if series.classes.shape[1] == 2:
+        quality = series_quality(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
+        found["median"], found["mean"] = quality.median, quality.mean
+        found["not_monotone"], found["negative"] = quality.not_monotone, quality.negative
+    return found
 
 
-def _curve(series: Series) -> Figures | None:
+def _curve(series: Series) -> CurveFigures | None:
     if series.classes.shape[1] > 2:
         return None
     curve = weight_curve(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
@@ -174,7 +273,7 @@ def _agreement(intended: np.ndarray, seen: np.ndarray, where: np.ndarray) -> Agr
     return endpoint_agreement(torch.from_numpy(seen[where]), torch.from_numpy(intended[where]))
 
 
-def _spread(values: np.ndarray) -> Figures | None:
+def _spread(values: np.ndarray) -> Spread | None:
     """Mean, median and extremes of what was recorded; None if nothing was."""
     known = values[np.isfinite(values)].astype(np.float64)
     if not known.size:
@@ -189,14 +288,10 @@ def _spread(values: np.ndarray) -> Figures | None:
 
 
 LABEL_BINS = 10
-Columns = dict[str, list[Any]]
 
 
-def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One record a class: its images, label mass, correlation and end points.
-
-    `share` is of all label mass; `correlation` the mean over its series, None without one.
-    """
+def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> list[ClassFigures]:
+    """Of each class its images, label mass, correlation and end points."""
     series, count = facts.series, len(names)
     of_series = np.bincount(series.classes.ravel(), minlength=count)
     rho = findings.correlation.numpy()
@@ -220,11 +315,7 @@ def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> lis
     ]
 
 
-def pair_figures(series: Series, findings: Findings) -> Columns:
-    """One list a column, one entry for each set of classes that has series.
-
-    `labels` is the histogram of the first class's probability in LABEL_BINS equal bins.
-    """
+def pair_figures(series: Series, findings: Findings) -> PairFigures:
     classes, inverse = np.unique(series.classes, axis=0, return_inverse=True)
     count, inverse = len(classes), inverse.reshape(-1)
     number = np.bincount(inverse, minlength=count)
@@ -237,7 +328,7 @@ def pair_figures(series: Series, findings: Findings) -> Columns:
     agreed = (ends & (series.intended == series.nearest)).sum(1)
     judged = ends & (series.judged >= 0)
     right = (judged & (series.intended == series.judged)).sum(1)
-    found = {
+    found: PairFigures = {
         "classes": classes.tolist(),
         "series": number.tolist(),
         "correlation_median": _medians(rho, inverse, number).tolist(),
@@ -245,11 +336,13 @@ def pair_figures(series: Series, findings: Findings) -> Columns:
         "negative": mean(rho < 0),
         "not_monotone": mean(findings.flags["not_monotone"]),
         "end_points_nearest": _shares(agreed, ends.sum(1), inverse),
-        "end_points_judge": _shares(right, judged.sum(1), inverse) if judged.any() else [],
+        "end_points_judge": _shares(right, judged.sum(1), inverse),
         "labels": _histograms(series.label, inverse, count).tolist(),
         "entropy": mean(series.entropy.mean(1)),
     }
-    return {key: column for key, column in found.items() if column}
+    if not judged.any():
+        del found["end_points_judge"]
+    return found
 
 
 def _medians(values: np.ndarray, inverse: np.ndarray, number: np.ndarray) -> np.ndarray:

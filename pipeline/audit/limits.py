@@ -3,9 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from data.formats import LeftOut
+from pipeline.audit.findings import (
+    ClassFigures,
+    Correlation,
+    EndPointFigures,
+    LabelFigures,
+    Overall,
+)
 
 CORRELATION = 0.9  # median; eight weights with one neighbouring swap have 0.98, with five 0.88
 NEGATIVE = 0.01  # share of series
@@ -17,8 +23,6 @@ IMBALANCE = 1.5  # largest label mass of a class over the smallest
 HARD, UNDECIDED = 0.05, 0.95  # mean label entropy, as shares of that of equal labels
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
 STABILITY = 0.0  # median cosine; a noise that inversion does not find again has about 0
-
-Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Check:
 
 
 def checks(
-    overall: Figures,
-    classes: Sequence[Figures],
+    overall: Overall,
+    classes: Sequence[ClassFigures],
     *,
     unreadable: Mapping[int, str],
     left_out: Sequence[LeftOut],
@@ -86,7 +90,7 @@ def _stored(left_out: Sequence[LeftOut]) -> list[Check]:
     return [Check("series left out", text, False, advice)]
 
 
-def _correlation(found: Figures) -> list[Check]:
+def _correlation(found: Correlation) -> list[Check]:
     median, mean = found["median"], found["mean"]
     rows = [
         Check(
@@ -102,35 +106,33 @@ def _correlation(found: Figures) -> list[Check]:
             "leave them out with mixed.exclude.min_correlation=0",
         ),
     ]
-    if found["not_monotone"] is None:
+    share = found["not_monotone"]
+    if share is None:
         return rows
-    share, advice = (
-        found["not_monotone"],
-        "choose noises (noise.strategy), or set mixed.exclude.monotone=true",
-    )
+    advice = "choose noises (noise.strategy), or set mixed.exclude.monotone=true"
     return [*rows, Check("weight falls somewhere", percent(share), share <= NOT_MONOTONE, advice)]
 
 
-def _end_points(found: Figures) -> list[Check]:
-    asked = {
-        "nearest_prototype": ("end points nearest to their class", END_POINTS),
-        "nearest_of_series": ("end points within their series", END_POINTS_OF_SERIES),
-        "judge": ("end points by the judge", END_POINTS),
-    }
+def _end_points(found: EndPointFigures) -> list[Check]:
+    asked = [
+        ("end points nearest to their class", found["nearest_prototype"], END_POINTS),
+        ("end points within their series", found["nearest_of_series"], END_POINTS_OF_SERIES),
+        ("end points by the judge", found["judge"], END_POINTS),
+    ]
     advice = "try another prompt or guidance, or set mixed.exclude.end_points=true"
     return [
         Check(
             name,
-            f"{percent(found[key]['share'])} of {found[key]['images']:,}",
-            found[key]["share"] >= least,
+            f"{percent(agreement['share'])} of {agreement['images']:,}",
+            agreement["share"] >= least,
             advice,
         )
-        for key, (name, least) in asked.items()
-        if found[key]
+        for name, agreement, least in asked
+        if agreement
     ]
 
 
-def _pictures(overall: Figures) -> list[Check]:
+def _pictures(overall: Overall) -> list[Check]:
     doubled, still = overall["duplicates"], overall["still"]["share"]
     faults = overall["degenerate"]
     kinds = [f"{name.replace('_', ' ')} {count:,}" for name, count in faults.items() if count]
@@ -156,7 +158,7 @@ def _pictures(overall: Figures) -> list[Check]:
     ]
 
 
-def _balance(classes: Sequence[Figures]) -> Check:
+def _balance(classes: Sequence[ClassFigures]) -> Check:
     masses = [one["mass"] for one in classes]
     least, most = min(masses), max(masses)
     ratio = most / least if least > 0 else math.inf
@@ -166,7 +168,7 @@ def _balance(classes: Sequence[Figures]) -> Check:
     return Check("label mass of classes", text, ratio <= IMBALANCE, advice)
 
 
-def _entropy(labels: Figures) -> Check:
+def _entropy(labels: LabelFigures) -> Check:
     share = labels["entropy_mean"] / labels["entropy_most"]
     advice = "change the sharpening with `semix relabel --set annotation.scale=S`"
     text = f"{share:.2f} of equal labels'"

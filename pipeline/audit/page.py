@@ -13,7 +13,7 @@ from data.images import decode_image
 from data.pages import Series, fixed, page_environment, series_figure
 from data.tar import GroupSample
 from pipeline.audit import Audit
-from pipeline.audit.findings import histogram
+from pipeline.audit.findings import ClassFigures, CurveFigures, Histogram, PairFigures, histogram
 from pipeline.audit.limits import percent
 
 ROWS = 20  # pairs, or classes, at either end
@@ -46,10 +46,10 @@ def write_page(path: Path, audit: Audit, *, title: str) -> None:
     write_atomically(path, text.encode())
 
 
-def pair_rows(pairs: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """One record a pair, the worst first: by mean correlation, then by end points."""
+def pair_rows(pairs: PairFigures, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a pair, the worst first: by mean correlation, then by end points."""
     judge = pairs.get("end_points_judge") or [None] * len(pairs["series"])
-    columns = {**pairs, "end_points_judge": judge}
+    columns: dict[str, Any] = {**pairs, "end_points_judge": judge}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     for row in rows:
         row["name"] = " \N{EN DASH} ".join(names[k] for k in row["classes"])
@@ -62,9 +62,13 @@ def pair_rows(pairs: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[
     return sorted(rows, key=badness)
 
 
-def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One record a class with its share of agreeing end points, the worst first."""
-    rows = [
+class ClassRow(ClassFigures):
+    agreed: float | None
+
+
+def class_rows(classes: Sequence[ClassFigures]) -> list[ClassRow]:
+    """Each class with its share of agreeing end points, the worst first."""
+    rows: list[ClassRow] = [
         {
             **one,
             "agreed": one["end_points_agreed"] / one["end_points"] if one["end_points"] else None,
@@ -188,8 +192,8 @@ class Curve:
     y_ticks: list[tuple[float, str]]
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
-    """The bars of what `figures.histogram` gave."""
+def bars(found: Histogram) -> list[Bar]:
+    """Its bars, by the highest."""
     edges, counts = found["edges"], found["counts"]
     most = max(max(counts), 1)
     return [
@@ -198,7 +202,7 @@ def bars(found: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def curve(found: dict[str, Any]) -> Curve:
+def curve(found: CurveFigures) -> Curve:
     """The weight along alpha: mean, median, and the bands between outer quantiles."""
     alphas, quantiles = found["alphas"], found["quantiles"]
     values = [value for row in quantiles for value in row] + [0.0, 1.0]

@@ -4,7 +4,7 @@ On the device "meta" the same networks come without their weights, from config f
 machine alone: they compute shapes, and what they would cost.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,10 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
     return pipeline
 
 
-def _with_weights(config: GeneratorConfig, parts: dict[str, Any], dtype: torch.dtype) -> Any:
+def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: torch.dtype) -> Any:
     if config.unet is not None:
         model = local_path(config.model) or config.model
-        parts["unet"] = _tuned_unet(config, model, device="cpu", dtype=dtype)
+        parts = {**parts, "unet": _tuned_unet(config, model, device="cpu", dtype=dtype)}
     folder = local_path(config.model)
     if folder is None:
         folder = _downloaded(config, parts)
@@ -84,13 +84,13 @@ def _with_weights(config: GeneratorConfig, parts: dict[str, Any], dtype: torch.d
     return pipeline
 
 
-def _without_weights(config: GeneratorConfig, parts: dict[str, Any]) -> Any:
+def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> Any:
     """Low-rank weights add nothing once they are in, so they stay away."""
     folder = fetched(config.model, config.revision, "generator.model")
     try:
         check_generator(config.model_copy(update={"model": str(folder)}))
         if config.unet is not None:
-            parts["unet"] = _tuned_unet(config, folder, device=META)
+            parts = {**parts, "unet": _tuned_unet(config, folder, device=META)}
         return _from_pretrained(config, folder, **parts, **_empty_networks(folder, parts))
     except InputError as error:
         if error.field == MODEL and local_path(config.model) is None:  # perhaps fetched in part
@@ -153,7 +153,7 @@ def native_shape(network: Any) -> tuple[int, int, int]:
     return network.config.in_channels, height, width
 
 
-def _downloaded(config: GeneratorConfig, parts: Mapping[str, Any]) -> Path:
+def _downloaded(config: GeneratorConfig, parts: Mapping[str, object]) -> Path:
     """The pinned commit of a hub id, without the `parts` that are given."""
     settings = {"revision": config.revision, "variant": config.variant, **parts}
     with _named(MODEL, config.model):
@@ -182,7 +182,7 @@ def _sizes(channels: int, levels: Any) -> str:
     return f"{channels} channels to images {2 ** (len(levels) - 1)} times as wide"
 
 
-def _empty_networks(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def _empty_networks(folder: Path, given: Container[str]) -> dict[str, nn.Module]:
     """The networks that the model's index names, but for those `given`, on the meta device."""
     found = {}
     for part, named in read_json(folder / "model_index.json").items():
@@ -243,7 +243,7 @@ def add_lora(pipeline: Any, loras: Sequence[LoraConfig]) -> None:
             raise InputError("generator.lora", lora.path, remedy)
 
 
-def _layers_in_file(pipeline: Any, folder: str, settings: dict[str, Any]) -> int:
+def _layers_in_file(pipeline: Any, folder: str, settings: Mapping[str, object]) -> int:
     weights = pipeline.lora_state_dict(folder, unet_config=pipeline.unet.config, **settings)[0]
     return sum(key.endswith(DOWN) for key in weights)
 

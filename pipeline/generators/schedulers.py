@@ -28,14 +28,14 @@ DETERMINISTIC = {
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 
 # 2M is the second order of DPM-Solver++; a learned variance plays no part without noise.
-DPMPP_2M: dict[str, Any] = {
+DPMPP_2M: Mapping[str, object] = {
     "algorithm_type": "dpmsolver++",
     "solver_order": 2,
     "variance_type": None,
 }
 
 
-def own_scheduler(folder: Path) -> dict[str, Any] | None:
+def own_scheduler(folder: Path) -> Mapping[str, Any] | None:
     """What a model's scheduler_config.json holds; None if there is none."""
     path = folder / "scheduler" / "scheduler_config.json"
     return read_json(path) if path.is_file() else None
@@ -110,7 +110,7 @@ def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) ->
     else:
         kind = getattr(diffusers, DETERMINISTIC[name])
         _refuse_unfit(kind, own, name)
-    changes: dict[str, Any] = {"timestep_spacing": spacing} if spacing else {}
+    changes: dict[str, object] = {"timestep_spacing": spacing} if spacing else {}
     if kind is not type(own):
         changes |= _suiting(name)
     elif name == "dpmpp_2m":
@@ -131,7 +131,7 @@ def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
 
     name = type(own).__name__
     refuse_foreign(name, own.config, field="noise.strategy", value="inversion")
-    settings: dict[str, Any] = {
+    settings = {
         "timestep_spacing": "trailing",
         "clip_sample": False,
         "steps_offset": 0,
@@ -141,13 +141,13 @@ def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
     return forward, DDIMInverseScheduler.from_config(forward.config, **settings)
 
 
-def _suiting(name: str | None) -> dict[str, Any]:
+def _suiting(name: str | None) -> Mapping[str, object]:
     """What another kind of scheduler must be told beside the schedule."""
     # Latents have no range to clip to.
-    changes: dict[str, Any] = {"clip_sample": False, "thresholding": False}
+    changes = {"clip_sample": False, "thresholding": False}
     if name == "pndm":
         changes["skip_prk_steps"] = True  # plain PLMS, as Stable Diffusion was published with
-    return changes | (DPMPP_2M if name == "dpmpp_2m" else {})
+    return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 
 def _refuse_unfit(kind: Any, own: Any, name: str) -> None:

@@ -1,7 +1,6 @@
 """The Stable Diffusion families: U-Nets that read one text encoder, or two."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class StableDiffusion:
 
     def __init__(self, config: GeneratorConfig, *, device: str) -> None:
         self.config = config
-        unchecked: dict[str, Any] = {"safety_checker": None, "requires_safety_checker": False}
+        unchecked = {"safety_checker": None, "requires_safety_checker": False}
         self.pipeline = load_pipeline(config, device=device, **unchecked)
         self.network = self.pipeline.unet
         self.latent_shape: tuple[int, ...] = native_shape(self.network)

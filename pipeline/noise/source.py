@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,11 +20,36 @@ from pipeline.plan import BuildPlan, MixGroup
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import LatentDiffusion
 
-# Noise of some groups, float32 [G, C, h, w] on the CPU; the `noise` part of each record; and by row
-# why it cannot be used.
-Drawn = tuple[Tensor, list[dict[str, Any]], dict[int, str]]
-NoiseSource = Callable[[Sequence[MixGroup]], Drawn]
 UNSTABLE = "no noise has a stability: the network gave NaN; try another dtype"
+
+
+class NoiseNote(TypedDict):
+    """What the record of a series says of its noise; all but the first two where it was chosen.
+
+    Attributes:
+        scores: of the candidates; None for those that a first look left out.
+        per_alpha: scores of the chosen one at each point.
+        seed: None where no seed gives the noise again.
+        start_stability, iterations: where it was optimised.
+    """
+
+    strategy: str
+    stability: float | None
+    candidates: NotRequired[int]
+    scores: NotRequired[list[float | None]]
+    steps: NotRequired[int]
+    guidance_scale: NotRequired[float]
+    per_alpha: NotRequired[Sequence[float] | None]
+    seed: NotRequired[int | None]
+    digest: NotRequired[str]
+    start_stability: NotRequired[float]
+    iterations: NotRequired[int]
+
+
+# Noise of some groups, float32 [G, C, h, w] on the CPU; what each record says of it; and by row
+# why it cannot be used.
+Drawn = tuple[Tensor, list[NoiseNote], dict[int, str]]
+NoiseSource = Callable[[Sequence[MixGroup]], Drawn]
 
 
 def noise_source(
@@ -61,7 +86,7 @@ def random_noise(shape: Sequence[int]) -> NoiseSource:
     """The noise of each group's own seed, unscored."""
 
     def draw(groups: Sequence[MixGroup]) -> Drawn:
-        record = {"strategy": "random", "stability": None}
+        record: NoiseNote = {"strategy": "random", "stability": None}
         return initial_noise([group.seed for group in groups], shape), [record] * len(groups), {}
 
     return draw
@@ -88,9 +113,9 @@ class Chooser:
         choices = self._choices([*groups, *[groups[-1]] * missing])[: len(groups)]
         seeds = [choice.seeds[choice.best] for choice in choices]
         noise = initial_noise(seeds, self.shape)
-        records = [
-            self._shared(choice.scores)
-            | {
+        records: list[NoiseNote] = [
+            {
+                **self._shared(choice.scores),
                 "stability": choice.scores[choice.best],
                 "per_alpha": choice.per_point[choice.best],
                 "seed": seed,
@@ -106,7 +131,7 @@ class Chooser:
         noises, records = zip(*[self._optimised(group) for group in groups], strict=True)
         return torch.stack(noises), list(records), _faults(r["stability"] for r in records)
 
-    def _optimised(self, group: MixGroup) -> tuple[Tensor, dict[str, Any]]:
+    def _optimised(self, group: MixGroup) -> tuple[Tensor, NoiseNote]:
         config, seeds = self.plan.config, self._seeds(group)
         choice = None if len(seeds) == 1 else self._choices([group])[0]
         found = optimise_noise(
@@ -120,7 +145,8 @@ class Chooser:
         # No seed gives this noise again, and whoever keeps it keeps float16: images start from what
         # such a file holds. The last bits of gradients, which differ by device, mostly round away.
         noise = found.noise[0].half().float()
-        return noise, self._shared(choice.scores if choice else (start,)) | {
+        return noise, {
+            **self._shared(choice.scores if choice else (start,)),
             "stability": float(found.scores[0]),
             "per_alpha": found.per_point[0].tolist(),
             "seed": None,
@@ -146,10 +172,12 @@ class Chooser:
         seed, others = self.plan.config.mixing.seed, range(1, self.plan.config.noise.candidates)
         return group.seed, *(hashed_seed(seed, "group", group.index, c) for c in others)
 
-    def _shared(self, scores: tuple[float | None, ...]) -> dict[str, Any]:
+    def _shared(self, scores: tuple[float | None, ...]) -> NoiseNote:
+        """What is told of a choice, however it was made; its stability is still to come."""
         config = self.plan.config
         return {
             "strategy": config.noise.strategy,
+            "stability": None,
             "candidates": config.noise.candidates,
             "scores": list(scores),
             "steps": scoring_steps(config),
