@@ -70,6 +70,11 @@ class ShardRows:
         """Of the shards, int32 ascending."""
         return self.array["shard"]
 
+    def images(self) -> dict[int, str]:
+        """SHA-256 of the tar of each shard."""
+        hashes = (digest.decode() for digest in self.array["sha256"].tolist())
+        return dict(zip(self.numbers.tolist(), hashes, strict=True))
+
     def find(self, shard: int) -> ShardEntry | None:
         place = int(np.searchsorted(self.numbers, shard))
         found = place < len(self) and self.numbers[place] == shard

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from data.errors import InputError
@@ -23,6 +24,7 @@ from data.records import Attempts, numbered_folders, record_facts
 from data.root import Progress, Root
 from data.store import Fact
 
+ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 SHORTEST = 6  # digits that may stand for a digest
 AT_ONCE = 64  # label files that are read at once; a shard's are some ten kilobytes
 
@@ -69,6 +71,14 @@ class LabelSet:
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
         self._heads: dict[int, tuple[Fact, Head | None]] = {}
         self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
+
+    @cached_property
+    def keeper(self) -> "LabelSet | None":
+        """The set that keeps the features these labels are made from; None where the root does."""
+        source = self.record.features
+        if source == ROOT:
+            return None
+        return self if source == IMAGES else LabelSet(self.root, source)
 
     def heads(self) -> dict[int, Head]:
         """Of labels that are of just the images that are committed now, by shard ascending."""

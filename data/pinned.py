@@ -163,20 +163,13 @@ class Pinned:
 
     def _features_file(self, shard: ShardEntry) -> File:
         """Of the images, or of a label set where an encoder of its own saw them."""
-        origin = self._features_set
-        if origin is None:
+        keeper = self.label_set.keeper if self.label_set else None
+        if keeper is None:
             return shard.features
-        head = origin.head(shard.shard)
+        head = keeper.head(shard.shard)
         if head is None or head.images != shard.sha256 or head.features is None:
-            raise ValueError(f"{origin.name(shard.shard)}: has no features of {shard.tar}")
+            raise ValueError(f"{keeper.name(shard.shard)}: has no features of {shard.tar}")
         return head.features
-
-    @cached_property
-    def _features_set(self) -> LabelSet | None:
-        origin = self.label_set.record.features if self.label_set else "root"
-        if origin == "root":
-            return None
-        return self.label_set if origin == "images" else LabelSet(self.root, origin)
 
     @property
     def _unit_length(self) -> bool:

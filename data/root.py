@@ -109,9 +109,7 @@ class Root:
     def images(self) -> dict[int, str]:
         """SHA-256 of the tar of each committed shard, ascending."""
         self._records.look()
-        rows = self._records.rows()
-        hashes = (digest.decode() for digest in rows.array["sha256"].tolist())
-        return dict(zip(rows.numbers.tolist(), hashes, strict=True))
+        return self._records.rows().images()
 
     def folder(self, number: int) -> dict[int, ShardEntry]:
         """As `committed`, of the thousand shards from 1000 x `number` on."""

@@ -81,8 +81,7 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
             yield problem
     yield from _strays(_beside_folders(root), ())
     rows = records.rows()
-    hashes = (digest.decode() for digest in rows.array["sha256"].tolist())
-    sound = {s: h for s, h in zip(rows.numbers.tolist(), hashes, strict=True) if s not in bad}
+    sound = {shard: digest for shard, digest in rows.images().items() if shard not in bad}
     yield from _made_with_problems(root, rows.array)
     yield from _index_problems(root, sound)
     yield from _label_problems(root, full=full)

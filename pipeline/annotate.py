@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from data.device import resolve_device
 from data.formats import Agreement, Labels
-from data.labels import sharpen, soft_labels
+from data.labels import sharpen
 from pipeline.config import AnnotationConfig
 from pipeline.measurement import (
     COINCIDE,
@@ -28,16 +28,6 @@ from pipeline.plan import MixGroup
 
 if TYPE_CHECKING:  # open_clip costs seconds
     from pipeline.clip import ClipEncoder
-
-__all__ = [
-    "Annotator",
-    "build_annotator",
-    "class_prototypes",
-    "projection_weight",
-    "sharpen",
-    "similarity_labels",
-    "soft_labels",
-]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from data.formats import (
     SeriesLabels,
 )
 from data.images import decode_image
-from data.label_sets import LabelSet, create_set, label_sets
+from data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
 from data.root import Root
 from data.settings import load_settings
 from data.splits import RealDataConfig
@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # torch costs seconds
 
 # Settings that mean nothing beside another rule or model; they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
-ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 # Images in one forward pass. Part of a set's identity: the batch layout moves last bits.
 BATCH = 64
 THREADS = 8  # that label from stored features; they wait for the store most of the time
@@ -140,11 +139,11 @@ def ensure_set_prototypes(
     Prototypes of the root, or of the set whose features serve this one, are of the same encoder:
     then neither CLIP nor the real images are touched.
     """
-    store, source, beside = labels.store, labels.record.features, PROTOTYPES
+    store = labels.store
     if store.exists(labels.prototypes):
         return
-    if source not in (ROOT, IMAGES):
-        beside = LabelSet(labels.root, source).prototypes
+    other = None if labels.record.features == IMAGES else labels.keeper
+    beside = other.prototypes if other else PROTOTYPES
     content = measure(
         annotation_of(labels),
         load_settings(RealDataConfig, labels.root.plan.config["real"]),
@@ -279,10 +278,9 @@ def features_file(record: CommitRecord, labels: LabelSet | None) -> File:
     Raises:
         ValueError: the set that keeps them has none of the shard as it is now.
     """
-    if labels is None or labels.record.features == ROOT:
+    keeper = labels.keeper if labels else None
+    if keeper is None:
         return record.features
-    source = labels.record.features
-    keeper = labels if source == IMAGES else LabelSet(labels.root, source)
     head = keeper.head(record.shard)
     if head is None or head.images != record.sha256 or head.features is None:
         raise ValueError(

@@ -9,7 +9,7 @@ import webdataset as wds
 from data.formats import LeftOut
 from data.images import encode_image
 from data.tar import MEMBER, GroupSample, read_shard, read_tar, scan_tar
-from tests.data.hostile import TYPES, edited
+from tests.data.hostile import TYPES, edited, written
 from tests.handmade import make_root, pixels, sample, tar_of
 
 
@@ -21,17 +21,6 @@ def scan(content: bytes, **limits):
     return list(scan_tar(io.BytesIO(content), **limits))
 
 
-def plain_tar(*members: tuple[str, bytes], **options) -> bytes:
-    """A tar by the standard library, of any members."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT, **options) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def members_of(content: bytes) -> list[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return [(m.name, tar.extractfile(m).read()) for m in tar]
@@ -41,7 +30,7 @@ WHOLE = tar_of(sample(3), sample(4))
 
 
 def test_bytes_depend_on_content_alone_and_read_back():
-    assert WHOLE == tar_of(sample(3), sample(4)) == plain_tar(*members_of(WHOLE))
+    assert WHOLE == tar_of(sample(3), sample(4)) == written(members_of(WHOLE))
     assert read(WHOLE) == [sample(3), sample(4)]
 
 
@@ -121,7 +110,7 @@ def test_hidden_bytes_behind_a_member_are_refused():
 def test_members_that_no_shard_has_are_refused(name):
     for reading in (read, scan):
         with pytest.raises(ValueError, match="does not belong in a shard"):
-            reading(plain_tar((name, b"")))
+            reading(written([(name, b"")]))
 
 
 def test_headers_of_anything_but_plain_files_are_refused():
@@ -144,7 +133,7 @@ def test_digits_of_other_scripts_are_no_key():
     name = "\u0660" * 8 + ".json"
     assert not MEMBER.fullmatch(name)
     with pytest.raises(ValueError, match="damaged tar: header at byte 0"):
-        read(plain_tar((name, b"")))
+        read(written([(name, b"")]))
 
 
 def test_members_must_come_in_order():
@@ -164,20 +153,20 @@ def test_members_must_come_in_order():
     ]:
         for reading in (read, scan):
             with pytest.raises(ValueError, match=message):
-                reading(plain_tar(*wrong))
+                reading(written(wrong))
 
 
 def test_the_record_must_fit_its_images():
     series = members_of(tar_of(sample(3, 3)))
     short = [series[0], series[1], series[3]]
     with pytest.raises(ValueError, match=r"group 00000003 has members .*; wanted 3 images"):
-        read(plain_tar(*short))
+        read(written(short))
     renamed = [(name.replace("3.", "5.", 1), content) for name, content in series]
     with pytest.raises(ValueError, match="group 00000005 has members"):
-        read(plain_tar(*renamed))
+        read(written(renamed))
     series[3] = ("00000003.json", b"{}")
     with pytest.raises(ValueError, match=r"00000003\.json: record of a series: weights"):
-        read(plain_tar(*series))
+        read(written(series))
 
 
 def test_a_shard_is_read_as_its_record_says(tmp_path):

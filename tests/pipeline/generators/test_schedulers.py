@@ -29,13 +29,8 @@ from pipeline.generators.schedulers import (
     sampler,
 )
 from pipeline.noise import initial_noise
+from tests.pipeline.conftest import BETAS
 
-BETAS: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "steps_offset": 1,
-}
 OWN = {
     "epsilon": PNDMScheduler(**BETAS, skip_prk_steps=True),
     "velocity": DDIMScheduler(
