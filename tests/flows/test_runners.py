@@ -155,7 +155,9 @@ def ray_cluster() -> Iterator[str]:
 
 @pytest.fixture
 def ray_token(monkeypatch):
-    """Ray's clusters ask for the token that their first start wrote to the home folder."""
+    """Ray's clusters ask for the token in the home folder, which is made where there is none."""
+    ray = str(Path(sys.executable).parent / "ray")
+    subprocess.run([ray, "get-auth-token", "--generate"], check=True, stdout=subprocess.DEVNULL)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
 
 
