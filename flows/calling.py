@@ -57,7 +57,7 @@ def handed(kind: type[Kind]) -> Kind | None:
 
 
 def call_flow(
-    flow: Callable[..., Any], url: str, kept: Callable[[], str], **parameters: Any
+    flow: Callable[..., Any], url: str, kept: Callable[[], str], /, **parameters: Any
 ) -> Any:
     """As `run_flow`, of a flow, with the server at `url`.
 
