@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from data.stream import mixed_pipeline
     from flows.audit import audit
     from flows.build import build, extend, resume
-    from flows.errors import RunFailed
     from flows.evaluate import evaluate
+    from flows.failures import RunFailed
     from flows.relabel import relabel
     from flows.report import report
     from flows.study import study
@@ -80,7 +80,7 @@ _HOMES = {
     "data.stream": "mixed_pipeline",
     "flows.audit": "audit",
     "flows.build": "build extend resume",
-    "flows.errors": "RunFailed",
+    "flows.failures": "RunFailed",
     "flows.evaluate": "evaluate",
     "flows.relabel": "relabel",
     "flows.report": "report",

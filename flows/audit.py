@@ -14,7 +14,7 @@ from data.files import write_atomically
 from data.pinned import Pinned
 from data.root import Root
 from data.store import Store
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.terminal import print_findings
 from pipeline.audit import Audit, as_json
 from pipeline.audit import audit as measure

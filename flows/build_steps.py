@@ -14,7 +14,7 @@ from data.root import Made, Root
 from data.splits import RealDataConfig
 from data.verify import damage, put_aside
 from flows.configs import load_config
-from flows.errors import RunFailed, few_ranges, reasons
+from flows.failures import RunFailed, few_ranges, reasons
 from flows.progress import counting
 from flows.slots import SlotSettings, check_slots
 from pipeline.checks import check_models, notes

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from data.errors import InputError
-from flows.errors import RunCancelled, RunFailed, ServerLost
+from flows.failures import RunCancelled, RunFailed, ServerLost
 from flows.run_server import how_ours_ended, prefect_server, send_rest
 from flows.server_probe import what_was_lost
 

@@ -14,7 +14,7 @@ import typer
 from data.errors import InputError
 from flows.commands import looking, making, operating, training
 from flows.commands.help_pages import CommandPage, CommandsPage
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.server_probe import in_words
 from flows.terminal import emit, say, say_error, set_up_logging
 

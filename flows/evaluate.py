@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from calib.check import check_evaluation
 from calib.config import TrainConfig
-from calib.run_folder import CONFIG, EVALUATION, trained_run
+from calib.run_folder import CONFIG, EVALUATION, Evaluation, trained_run
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
@@ -17,7 +16,7 @@ from flows.gpus import settled_device
 
 def evaluate(
     run: str | Path, *, overrides: Sequence[str] = (), device: str = "auto", fresh: bool = False
-) -> dict[str, Any]:
+) -> Evaluation:
     """Measure all seeds of a run; nothing is trained.
 
     Args:
@@ -39,11 +38,11 @@ def evaluate(
         device=device,
         fresh=fresh,
     )
-    found: dict[str, Any] = read_json(run / EVALUATION)
+    found: Evaluation = read_json(run / EVALUATION)
     return found
 
 
-def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> dict[str, Any]:
+def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Evaluation:
     """As `evaluate`, in this process, under settings that are checked."""
     from calib.evaluate import evaluate_run
     from data.device import resolve_device

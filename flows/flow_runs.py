@@ -28,8 +28,8 @@ from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
 
 from flows.artifacts import only_shown
-from flows.errors import RunCancelled
-from flows.places import check_places
+from flows.failures import RunCancelled
+from flows.paths import check_places
 from flows.run_server import is_ours
 
 TAG = "semix"

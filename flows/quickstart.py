@@ -21,7 +21,7 @@ from data.splits import RealDataset
 from data.store import Store
 from flows.calling import run_flow
 from flows.gpus import visible_gpus
-from flows.places import training_folder
+from flows.paths import training_folder
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
 from pipeline.standins import StandIns, find_standins, train_standins

@@ -20,7 +20,7 @@ from flows.build_flow import index, making, plan
 from flows.build_steps import ALL, refuse_gaps
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import visible_gpus
-from flows.places import training_folder
+from flows.paths import training_folder
 from flows.progress import Steps
 from flows.quickstart import (
     CHOSEN,

@@ -15,7 +15,7 @@ from data.root import Progress, Root
 from data.store import Store
 from data.threads import mapped
 from flows.calling import run_flow
-from flows.errors import RunFailed, few_ranges, reasons
+from flows.failures import RunFailed, few_ranges, reasons
 from flows.progress import now_and_then, shown
 from flows.slots import SlotSettings, check_slots
 from pipeline.bake import bake_shard, open_baked

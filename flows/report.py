@@ -8,7 +8,7 @@ from calib.tables import overview, print_table, summary_table
 from data.errors import InputError
 from data.files import read_json
 from data.root import Root
-from flows.places import own_file
+from flows.paths import own_file
 from flows.terminal import emit, emit_json
 
 

@@ -23,7 +23,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from flows import child
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.server_probe import require_server
 
 log = logging.getLogger("semix.server")

@@ -15,9 +15,9 @@ from data.settings import whole_path
 from data.store import Store
 from flows.calling import run_flow
 from flows.configs import load_config
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.gpus import visible_gpus
-from flows.places import check_writable, training_folder
+from flows.paths import check_writable, training_folder
 from flows.slots import MOST_SLOTS
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file

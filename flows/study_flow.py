@@ -46,7 +46,7 @@ from flows.launcher import (
     most_telling,
     write_launcher,
 )
-from flows.places import training_folder
+from flows.paths import training_folder
 from flows.slots import MOST_SLOTS, QUIET, own_gpu
 from flows.slots.slot import RECORD
 from flows.study import ReadyStudy, StudyFailed, failure_message, prepared

@@ -16,7 +16,7 @@ from data.settings import whole_path
 from flows.calling import run_flow
 from flows.configs import load_config
 from flows.launcher import MOST_RESTARTS, Machines, check_machines
-from flows.places import check_writable, training_folder
+from flows.paths import check_writable, training_folder
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
 LOOK_S = 1.0

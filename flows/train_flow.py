@@ -18,7 +18,7 @@ from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
 from flows.calling import handed
 from flows.child import Outcome, supervise
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.flow_runs import flow_options, name_of, running
 from flows.gpus import settled_device
 from flows.launcher import (

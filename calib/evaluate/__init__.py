@@ -45,7 +45,7 @@ from data.settings import load_settings
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
-def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict[str, object]:
+def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> Evaluation:
     """Measure every seed of a trained run anew and write its `evaluation.json`.
 
     Stored logits are taken where they came from the weights at hand, and so are figures under
@@ -64,7 +64,7 @@ def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> dict
     place = torch.device(device)
     for seed in config.seeds:
         evaluate_seed(config, data, run, seed=seed, device=place, fresh=fresh)
-    return dict(write_evaluation(config, data, run))
+    return write_evaluation(config, data, run)
 
 
 def evaluate_seed(

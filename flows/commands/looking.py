@@ -13,8 +13,8 @@ from data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
 from data.tar import GroupSample
 from data.verify import verify as verified
 from flows import parameters as p
-from flows.errors import damage_named
-from flows.places import own_file
+from flows.failures import damage_named
+from flows.paths import own_file
 from flows.progress import show_root
 from flows.terminal import emit, emit_json, say_error
 

@@ -15,8 +15,8 @@ from data.root import Root
 from flows import parameters as p
 from flows.configs import load_config
 from flows.costs import SHARE, readable
-from flows.errors import damage_named
-from flows.places import own_file
+from flows.failures import damage_named
+from flows.paths import own_file
 from flows.progress import show_root
 from flows.slots import SlotSettings
 from flows.terminal import emit, emit_facts, emit_json

@@ -22,7 +22,7 @@ from data.series_filter import SeriesFilter
 from data.settings import load_settings
 from flows.audit import audit
 from flows.cli import app
-from flows.errors import RunFailed
+from flows.failures import RunFailed
 from flows.quickstart_report import measure_agreement
 
 

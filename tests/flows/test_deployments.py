@@ -12,7 +12,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.importtools import import_object
 
 from data.errors import InputError
-from flows.places import check_places
+from flows.paths import check_places
 
 ROOT = Path(__file__).parents[2]
 POOLS = {"prefect.yaml": ["semix"], "docker/prefect.yaml": ["semix-docker", "semix-kubernetes"]}

@@ -22,7 +22,7 @@ from data.verify import damage
 from flows import child
 from flows.build import resume
 from flows.cli import explain
-from flows.errors import RunFailed, ServerLost
+from flows.failures import RunFailed, ServerLost
 from flows.run_server import SETTINGS
 from flows.server_probe import probe, require_server
 from tests.family import below
