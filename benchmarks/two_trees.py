@@ -27,7 +27,17 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).resolve().parents[1]
 # What a clock, a machine or a version says, and identities that follow from them.
 VOLATILE = {
-    *("seconds", "wall_seconds", "time", "worker", "versions", "attempt", "generation", "host"),
+    *(
+        "seconds",
+        "training_seconds",
+        "wall_seconds",
+        "time",
+        "worker",
+        "versions",
+        "attempt",
+        "generation",
+        "host",
+    ),
     *("began", "digest", "url", "run", "root", "images_per_second", "stages", "tflop", "peak"),
     *("tflop_per_second", "worker_seconds_left", "report", "semix", "plan", "spec", "source"),
     *("schema", "series", "labels_digest", "machine", "device_name", "images", "bank", "data"),
