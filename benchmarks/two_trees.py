@@ -27,21 +27,11 @@ from safetensors.numpy import load_file
 HERE = Path(__file__).resolve().parents[1]
 # What a clock, a machine or a version says, and identities that follow from them.
 VOLATILE = {
-    *(
-        "seconds",
-        "training_seconds",
-        "wall_seconds",
-        "time",
-        "worker",
-        "versions",
-        "attempt",
-        "generation",
-        "host",
-    ),
+    *("seconds", "wall_seconds", "time", "worker", "versions", "attempt", "generation", "host"),
     *("began", "digest", "url", "run", "root", "images_per_second", "stages", "tflop", "peak"),
     *("tflop_per_second", "worker_seconds_left", "report", "semix", "plan", "spec", "source"),
     *("schema", "series", "labels_digest", "machine", "device_name", "images", "bank", "data"),
-    *("page", "json", "flags_file"),
+    *("page", "json", "flags_file", "training_seconds"),
 }
 SKIPPED = re.compile(
     r"(^|/)(plan\.json|index/|noise/|leases/|failed/|cache|build\.yaml|train\.yaml|audit/)"

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from typer.models import ArgumentInfo, OptionInfo
 
 from data.ranges import parse_ranges
-from flows.commands.help_pages import MORE
 from flows.launcher import MOST_RESTARTS
 from flows.slots import MOST_SLOTS
 
+MORE = "More options"  # a panel of `--help`, for what most runs do without
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 OVERRIDE = {"items_schema": {"type": "str", "pattern": r"^[^=]+="}}
 NOT_EMPTY = {"min_length": 1}
@@ -65,7 +65,7 @@ def _overrides(example: str, more: str = "") -> Option:
     return Option(text, "--set", metavar="KEY=VALUE", more=more, rules=OVERRIDE)
 
 
-def _config(more: str = "", **rules: Any) -> Argument:
+def _config(more: str, **rules: Any) -> Argument:
     return Argument("YAML file: a path or URL", metavar="CONFIG", more=more, rules=rules)
 
 

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-MORE = "More options"  # what most runs do without
 WIDEST = 100  # columns
 NAMES = 10  # columns of the longest command's name, so that descriptions stand below each other
 

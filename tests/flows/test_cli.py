@@ -25,7 +25,7 @@ from data.leases import living
 from data.root import Root
 from data.settings import load_settings
 from flows.cli import PANELS, app
-from flows.commands.help_pages import MORE
+from flows.parameters import MORE
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
