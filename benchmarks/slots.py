@@ -1,18 +1,26 @@
 """Two slots on two cores against one, and a command's first shard: the quickstart's own models."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.idle import apart, copied, planned_root
 from benchmarks.measure import Result, ratio
 from data.root import Root
+from pipeline.config import BuildConfig
 
 SHARDS, TURNS = 60, 3
 SERIES, PAIRS = 6, 45  # of a shard, in one batch; of the digits
+SETTINGS = (
+    f"mixing.groups_per_pair={SHARDS * SERIES // PAIRS}",
+    f"shards.groups_per_shard={SERIES}",
+    f"shards.groups_per_batch={SERIES}",
+)
 BAR = 1.7
 FIRST_S = 12.0  # from a command to its first shard, on a machine that Prefect knows
 
@@ -24,7 +32,7 @@ def run() -> Result:
     working = {slots: [turn["working"] for turn in turns] for slots, turns in found.items()}
     speedup = ratio(working[1], working[2])
     result.at_least("shards a second, two slots over one", speedup["ratio"], BAR)
-    result.at_most("seconds from a command to its first shard", min(first[1:]), FIRST_S)
+    result.at_most("seconds from a command to its first shard", max(first[1:]), FIRST_S)
     result.figures |= {"speedup": speedup, "wall_seconds": found, "first_shard_seconds": first}
     return result
 
@@ -34,30 +42,30 @@ def measured() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
 
     The first command makes Prefect's database, too.
     """
+    from benchmarks.models import build_config
     from flows.run_server import prefect_server
 
-    plan = planned_root(
-        f"mixing.groups_per_pair={SHARDS * SERIES // PAIRS}",
-        f"shards.groups_per_shard={SERIES}",
-        f"shards.groups_per_batch={SERIES}",
-    )
+    plan = planned_root(*SETTINGS)
     found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     with prefect_server():
         for _ in range(TURNS):
             for slots, turns in found.items():
                 turns.append(built(copied(plan), slots))
     with tempfile.TemporaryDirectory() as home:
-        first = [to_first_shard(copied(plan), home) for _ in range(1 + TURNS)]
+        first = [to_first_shard(build_config(*SETTINGS), home) for _ in range(1 + TURNS)]
     return found, first
 
 
-def to_first_shard(root: Root, home: str) -> float:
-    """Seconds of `semix resume`, which begins with nothing, until a shard is committed."""
-    command = [sys.executable, "-m", "flows.cli", "resume", root.url, "--shards", "0-1"]
+def to_first_shard(config: BuildConfig, home: str) -> float:
+    """Seconds of `semix build` of a new root, until a shard is committed."""
+    folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
+    (folder / "build.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "flows.cli", "build", str(folder / "build.yaml")]
+    command += ["--out", str(folder / "mixed"), "--shards", "0-1"]
     environment = {**os.environ, "PREFECT_API_URL": "", "PREFECT_HOME": home}
     start = time.time()
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return min(commit_times(root)) - start
+    return min(commit_times(Root(str(folder / "mixed")))) - start
 
 
 def built(root: Root, slots: int) -> dict[str, float]:
