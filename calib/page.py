@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
+from calib.replicates import Comparison, compare
 from calib.results import (
     ACCURACY,
     ECE,
@@ -18,14 +19,22 @@ from calib.results import (
     Method,
     Summary,
     by_data,
-    compare,
     load_evaluation,
     load_methods,
     merged_versions,
     shown_in,
+    told_apart,
 )
 from calib.run_folder import CONFIG, Evaluation, read_data
-from calib.tables import DASH, MAIN_KINDS, Line, comparison, details, differences
+from calib.tables import (
+    DASH,
+    MAIN_KINDS,
+    Line,
+    comparison,
+    details,
+    differences,
+    interval_text,
+)
 from data.dataset import MixedDataset
 from data.files import read_json, write_atomically
 from data.pages import Series, fixed, page_environment, series_figure
@@ -168,20 +177,23 @@ def _alone(method: Method) -> str:
 
 
 def _against(method: Method, baseline: Method) -> str:
-    good: list[str] = []
-    bad: list[str] = []
+    told: dict[str, list[str]] = {"better": [], "worse": [], "": []}
     for measure in JUDGED:
-        old, new = (one.summary(measure).mean for one in (baseline, method))
-        (good if measure.improves(old, new) else bad).append(_change(method, baseline, measure))
-    parts = [f"better in mean {enumerate_words(good)}"] if good else []
-    parts += [f"not better in mean {enumerate_words(bad)}"] if bad else []
+        found = compare(method.drawn(measure), baseline.drawn(measure))
+        verdict = told_apart(found, measure) if found else ""
+        told[verdict].append(_change(method, baseline, measure, found))
+    words = {"better": "better in", "worse": "worse in", "": "not told apart in"}
+    parts = [f"{words[verdict]} {enumerate_words(each)}" for verdict, each in told.items() if each]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
 
-def _change(method: Method, baseline: Method, measure: Measure) -> str:
-    found = compare(method.values(measure), baseline.values(measure), measure)
-    on = f"better on {found.better} of {found.shared}" if found else "no shared seeds"
-    return f"{_word(measure)} ({spread(baseline, measure)} → {spread(method, measure)}, {on})"
+def _change(method: Method, baseline: Method, measure: Measure, found: Comparison | None) -> str:
+    means = f"{spread(baseline, measure)} → {spread(method, measure)}"
+    if found is None:
+        return f"{_word(measure)} ({means}, no shared seeds)"
+    change = measure.text(found.change, signed=True)
+    ends = f"{interval_text(found, measure).partition(']')[0]}]" if found.low is not None else ""
+    return f"{_word(measure)} ({means}, change {f'{change} {ends}'.rstrip()})"
 
 
 def _seeds(method: Method) -> str:

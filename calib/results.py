@@ -1,6 +1,5 @@
-"""What runs measured: one list of measures, one reader of run folders, one paired comparison."""
+"""What runs measured: one list of measures, and one reader of run folders."""
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from calib.config import TrainConfig
+from calib.replicates import Comparison, Unit, centred
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -159,6 +159,7 @@ class Measured:
         logits: the file of its logits.
         kinds: measures on test images, by those of KINDS.
         intervals: 95 % bootstrap intervals, by kind and measure; empty where not measured.
+        drawn: measures on test sets drawn anew, likewise.
         shift, foreign: figures of corrupted test images and of other datasets; none likewise.
     """
 
@@ -169,6 +170,7 @@ class Measured:
     logits: Path
     kinds: Mapping[str, Values]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
+    drawn: Mapping[str, Mapping[str, Sequence[float]]]
     shift: Shift | None
     foreign: Mapping[str, Values]
 
@@ -183,6 +185,7 @@ class Measured:
             logits=run / row["logits"],
             kinds={kind: row[kind] for kind in KINDS if kind in row},
             intervals=plain | row.get("posthoc_intervals", {}),
+            drawn=row.get("drawn", {}),
             shift=row.get("shift"),
             foreign=row.get("ood", {}),
         )
@@ -197,15 +200,23 @@ class Measured:
         found = load_file(self.logits)
         return found[f"{split}_logits"], found[f"{split}_targets"]
 
+    def mean_of(self, part: Literal["shift", "foreign"]) -> Values:
+        """Means over all corruptions and severities, or over all sets; empty where not measured."""
+        found = self.shift["mean"] if part == "shift" and self.shift else {}
+        return self.foreign.get("mean", {}) if part == "foreign" else found
+
     def images(self, split: Split) -> int:
         return len(self.predictions(split)[1])
 
     @cached_property
     def on_validation(self) -> Values:
-        """As trained, on validation images."""
+        """As trained, on validation images; their mean confidence besides."""
         from calib.metrics import calibration_metrics
 
-        return calibration_metrics(*self.predictions("validation"), bins=self.bins).as_dict()
+        logits, targets = self.predictions("validation")
+        confidence = logits.softmax(1).amax(1).mean().item()
+        measured = calibration_metrics(logits, targets, bins=self.bins).as_dict()
+        return {**measured, "confidence": confidence}
 
 
 HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
@@ -215,6 +226,8 @@ HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
 class Method:
     """One stage of one run over the seeds that are measured, as trained or calibrated after.
 
+    A study's row has those of all replicates.
+
     Attributes:
         kind: one of KINDS, whose figures are meant where no other kind is asked for.
         data: digest of the real images; methods of another are not compared. dataset: its name.
@@ -223,7 +236,7 @@ class Method:
     label: str
     stage: str
     run: Path
-    seeds: Mapping[int, Measured]
+    seeds: Mapping[Unit, Measured]
     kind: str = "plain"
     data: str = ""
     dataset: str = ""
@@ -232,7 +245,7 @@ class Method:
     def bins(self) -> int:
         return next(iter(self.seeds.values())).bins
 
-    def figures(self, kind: str | None = None, split: Split = "test") -> dict[int, Values]:
+    def figures(self, kind: str | None = None, split: Split = "test") -> dict[Unit, Values]:
         """All measures of each seed that has this kind, in the units of evaluation.json.
 
         Post-hoc methods are fitted on validation images, so those say nothing about them.
@@ -244,9 +257,21 @@ class Method:
 
     def values(
         self, measure: Measure, kind: str | None = None, split: Split = "test"
-    ) -> dict[int, float]:
+    ) -> dict[Unit, float]:
         """One value for each seed of `figures`."""
         return {seed: found[measure.key] for seed, found in self.figures(kind, split).items()}
+
+    def drawn(
+        self, measure: Measure, kind: str | None = None, split: Split = "test"
+    ) -> dict[Unit, Sequence[float]]:
+        """Those values on test sets drawn anew, for `compare`; once each where there are none."""
+        kind = kind or self.kind
+        anew = {
+            unit: found.drawn.get(kind, {}).get(measure.key, ()) if split == "test" else ()
+            for unit, found in self.seeds.items()
+        }
+        values = self.values(measure, kind, split)
+        return {unit: centred(value, anew[unit]) for unit, value in values.items()}
 
     def summary(self, measure: Measure, kind: str | None = None) -> Summary:
         return Summary.of(self.values(measure, kind).values())
@@ -349,7 +374,7 @@ def _methods_of(run: Path) -> list[Method]:
     return [
         Method(label, stage, run, found, data=data, dataset=about)
         for stage, label in _labels(evaluation["name"], config.get("head")).items()
-        if (found := {row.seed: row for row in rows if row.stage == stage})
+        if (found := {Unit(0, None, row.seed): row for row in rows if row.stage == stage})
     ]
 
 
@@ -380,73 +405,12 @@ def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
 
 # Comparing
 
-FEWEST = 3  # shared seeds; two differences say next to nothing about their spread
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """One measure of a method against the baseline, over the seeds that both have.
-
-    Attributes:
-        change: mean of method - baseline, in the unit of the measure.
-        better: seeds on which the method is strictly better.
-        shared: seeds that both have.
-        p: of the two-sided paired t-test; None below three shared seeds, or where every
-            difference is the same.
-        p_holm: p, corrected for the number of methods that are tested on this measure.
-    """
-
-    change: float
-    better: int
-    shared: int
-    p: float | None
-    p_holm: float | None = None
-
-
-def compare(
-    new: Mapping[int, float], old: Mapping[int, float], measure: Measure
-) -> Comparison | None:
-    """Seed by seed; None without a shared seed.
-
-    Args:
-        new, old: values of the method and of the baseline, by seed.
-    """
-    shared = sorted(new.keys() & old.keys())
-    if not shared:
-        return None
-    changes = [new[seed] - old[seed] for seed in shared]
-    better = sum(measure.improves(old[seed], new[seed]) for seed in shared)
-    return Comparison(statistics.fmean(changes), better, len(shared), _paired_p(changes))
-
-
-def compare_all(
-    others: Mapping[str, Mapping[int, float]], baseline: Mapping[int, float], measure: Measure
-) -> dict[str, Comparison]:
-    """Each against the baseline by `compare`, with p corrected over all of them."""
-    found = {name: compare(values, baseline, measure) for name, values in others.items()}
-    known = {name: test for name, test in found.items() if test is not None}
-    corrected = holm([test.p for test in known.values()])
-    return {
-        name: replace(test, p_holm=p)
-        for (name, test), p in zip(known.items(), corrected, strict=True)
-    }
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p-values, so that the chance of any false find over all tests stays below each.
-
-    The smallest of m is multiplied by m, the next by m - 1, and none falls below one before it.
-    None is no test and counts for nothing.
-
-    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
-    """
-    tests = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for done, (p, place) in enumerate(tests):
-        largest = max(largest, min(1.0, (len(tests) - done) * p))
-        corrected[place] = largest
-    return corrected
+def told_apart(found: Comparison, measure: Measure) -> str:
+    """`better` or `worse` where the interval leaves zero out; else, and of parts of ECE, empty."""
+    if not (found.is_clear and measure.marked):
+        return ""
+    return "better" if measure.improves(0.0, found.change) else "worse"
 
 
 def ranks(values: Sequence[float], measure: Measure) -> list[float]:
@@ -455,12 +419,3 @@ def ranks(values: Sequence[float], measure: Measure) -> list[float]:
 
     signed = [-value for value in values] if measure.higher_is_better else list(values)
     return [float(rank) for rank in rankdata(signed)]
-
-
-def _paired_p(changes: Sequence[float]) -> float | None:
-    if len(changes) < FEWEST or len(set(changes)) == 1:
-        return None
-    from scipy.stats import ttest_1samp
-
-    p = float(ttest_1samp(changes, 0.0).pvalue)
-    return p if math.isfinite(p) else None

@@ -74,6 +74,7 @@ class Measures(TypedDict):
     isotonic: dict[str, float]
     intervals: NotRequired[Intervals]  # of the plain ones
     posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
+    drawn: NotRequired[dict[str, dict[str, list[float]]]]  # by kind and measure: `calib.replicates`
 
 
 class Row(Measures):

@@ -1,40 +1,28 @@
-"""A study as a grid of training runs: methods x datasets, who trains what, and what failed."""
+"""A study as a grid of training runs: datasets x splits x draws of mixed images x methods."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from calib.check import check_launch, check_parts, check_settings
-from calib.config import Seeds, TrainConfig
-from calib.run_folder import (
-    CONFIG,
-    DATA,
-    MODEL,
-    DataRecord,
-    pin_data,
-    read_data,
-    run_digest,
-    seed_folder,
-)
+from calib.config import Criterion, Seeds, TrainConfig
 from data.errors import InputError
-from data.files import read_json, write_json
-from data.fingerprint import fingerprint
-from data.settings import Settings, load_settings
+from data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
 PostHoc = Literal["scaled", "vector", "isotonic"]
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, so that --set reaches inside
 NAMED = ("loss", "method", "model")  # their other keys are parameters of the part of that name
-TRAINED_IN = "trained_in"  # in the metadata of a model that was taken over
-FAILURE = "failure.json"
+MIXED = "mixed"  # below a study's folder: the mixed datasets that it makes
 
-Overrides = dict[str, Any]  # settings of a training run, nested or by dotted names
+Overrides = dict[str, Any]  # settings of a training run or a build, nested or by dotted names
 
 
 class DatasetConfig(Settings):
@@ -43,12 +31,31 @@ class DatasetConfig(Settings):
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
+class Choice(Settings):
+    """One combination of a grid, chosen in each replicate by means over its seeds on validation."""
+
+    by: Criterion = Field("nll", description="the measure whose best mean is taken")
+    match: str | None = Field(
+        None, description="instead: mean confidence nearest to that of this row, which comes before"
+    )
+    within: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="loss of accuracy, a fraction, against `of` that is allowed; where all lose "
+        "more, the most accurate is taken",
+    )
+    of: str | None = Field(None, description="row that `within` counts from; none: the baseline")
+
+
 class MethodConfig(Settings):
     """One method: what differs from `base`, and what its results are called."""
 
     name: str | None = Field(None, min_length=1, description="in tables; none: as its key")
-    mixed: bool = Field(
-        False, description="trains on the dataset's mixed images beside the real ones"
+    mixed: bool | str = Field(
+        False,
+        description="trains on mixed images beside the real ones: true, on those that the dataset "
+        "names; or on those of a build, by its key",
     )
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
     on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
@@ -57,14 +64,30 @@ class MethodConfig(Settings):
         description="further rows of the same runs, by name: scaled (by a temperature), vector"
         " or isotonic, each fitted on validation images",
     )
+    grid: dict[str, dict[str, Overrides]] = Field(
+        {},
+        description="axes, each of choices by name; every combination is a row of its own, named "
+        "after its choices",
+    )
+    chosen: dict[str, Choice] = Field(
+        {}, description="further rows by name, each of one combination a replicate"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_grid_to_choose_from(self) -> Self:
+        if self.chosen and not self.grid:
+            raise ValueError("`chosen` chooses among the combinations of `grid`; give one")
+        if self.grid and self.post_hoc:
+            raise ValueError("`post_hoc` rows are of a method without `grid`; leave one out")
+        return self
 
 
 class StudyConfig(Settings):
     """A grid of training runs and the table that compares them.
 
-    A cell's settings are `base`, then those of its dataset, then those of its method, then those
-    of its method on that dataset. Keys are nested, or dotted names; of a loss, model or method
-    of another name nothing stays.
+    A cell's settings are `base`, then those of its dataset, of its method, of its method on that
+    dataset, and of its place in the method's grid. Keys are nested, or dotted names; of a loss,
+    model or method of another name nothing stays.
     """
 
     name: str = Field(min_length=1, description="title of the tables")
@@ -80,8 +103,27 @@ class StudyConfig(Settings):
     )
     baseline: str = Field(description="key of the method that the others are tested against")
     seeds: Seeds = Field((0, 1, 2), description="of every cell")
+    splits: Seeds | None = Field(
+        None, description="split seeds of the real images, each a replicate; none: as `base` has it"
+    )
+    draws: Seeds | None = Field(
+        None, description="seeds of the mixed images made for each split; none: as `builds` have it"
+    )
+    builds: dict[str, Overrides] = Field(
+        {},
+        description="mixed datasets to make of each split and draw, by key: settings of a build "
+        "without `real`, which is that of the runs",
+    )
+    contrasts: tuple[tuple[str, str], ...] = Field(
+        (), description="further pairs of rows to compare, the new one and the old one"
+    )
+    standins: bool = Field(
+        False,
+        description="train a small generator and a small CLIP on each split's training images, "
+        "with which the builds work",
+    )
 
-    @field_validator("datasets", "methods")
+    @field_validator("datasets", "methods", "builds")
     @classmethod
     def _are_folders(cls, keyed: dict[str, T]) -> dict[str, T]:
         for key in keyed:
@@ -97,16 +139,32 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a study, with the settings that it gives."""
+    """One training run of a study, with the settings that it gives.
+
+    Attributes:
+        split, draw: of its replicate; None where the study says nothing, or for runs on real
+            images alone, which no draw changes.
+        point: its combination of the method's grid, as a part of its folder; "" without one.
+        build: key of the mixed dataset that the study makes for it.
+    """
 
     dataset: str
     method: str
     config: TrainConfig
+    split: int | None = None
+    draw: int | None = None
+    point: str = ""
+    build: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The folder of its replicate, whose runs may share a first stage."""
+        return replicate_name(self.dataset, self.split, self.draw)
 
     @property
     def name(self) -> str:
         """Also its folder below that of the study."""
-        return f"{self.dataset}/{self.method}"
+        return f"{self.place}/{'+'.join(filter(None, (self.method, self.point)))}"
 
     @property
     def stage(self) -> str:
@@ -114,28 +172,49 @@ class Cell:
         return "base" if self.config.head is None else "head"
 
     def run(self, out: Path) -> Path:
-        return out / self.dataset / self.method
+        return out / self.name
 
 
-def cells_of(study: StudyConfig) -> list[Cell]:
-    """Every cell, dataset by dataset, methods in the order of the study.
+def replicate_name(dataset: str, split: int | None, draw: int | None) -> str:
+    """`digits-split0-draw2`."""
+    parts = {"split": split, "draw": draw}
+    told = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
+    return "-".join([dataset, *told])
 
+
+def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
+    """Every cell, replicate by replicate, methods in the order of the study.
+
+    Args:
+        out: the study's folder, which gets the mixed datasets that it makes.
     Raises:
-        InputError: a baseline or dataset that is not there, two rows of one name, mixed images
-            that a method cannot have, different bins, or settings that no training run takes.
+        InputError: a baseline, dataset, build or row that is not there, two rows of one name,
+            mixed images that a method cannot have, different bins, or settings that no training
+            run takes.
     """
     _refuse_unknown(study)
     cells = [
-        Cell(place, key, _settings(study, (place, dataset), (key, method)))
-        for place, dataset in study.datasets.items()
+        Cell(
+            dataset,
+            key,
+            _settings(study, dataset, key, point, (split, draw), out),
+            split,
+            draw,
+            point.folder,
+            method.mixed if isinstance(method.mixed, str) else None,
+        )
+        for dataset, split in product(study.datasets, study.splits or (None,))
         for key, method in study.methods.items()
+        for draw in _draws(study, method)
+        for point in points_of(method)
     ]
+    first: dict[str, Cell] = {}
     for cell in cells:
-        first = next(other for other in cells if other.dataset == cell.dataset)
-        bins = cell.config.evaluation.bins
-        if bins != first.config.evaluation.bins:
-            remedy = f"{first.name} has {first.config.evaluation.bins}; errors of different bins"
-            raise InputError(f"{cell.name}: evaluation.bins", bins, f"{remedy} cannot be compared")
+        other = first.setdefault(cell.dataset, cell)
+        bins, others = (each.config.evaluation.bins for each in (cell, other))
+        if bins != others:
+            remedy = f"{other.name} has {others}; errors of different bins cannot be compared"
+            raise InputError(f"{cell.name}: evaluation.bins", bins, remedy)
     return cells
 
 
@@ -146,8 +225,9 @@ def check_cells(cells: Sequence[Cell]) -> None:
         InputError: what `calib.config` refuses, with the cell's name.
     """
     for cell in cells:
+        made_here = {"mixed": None} if cell.build is not None else {}  # it need not be there yet
         with naming(cell.name):
-            check_settings(cell.config)
+            check_settings(cell.config.model_copy(update=made_here))
             check_launch(cell.config, processes=1)
     for cell in cells:  # torch is imported here
         with naming(cell.name):
@@ -155,12 +235,12 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 @contextmanager
-def naming(cell: str) -> Iterator[None]:
-    """Put the cell's name before the field of an InputError."""
+def naming(place: str) -> Iterator[None]:
+    """Put a name before the field of an InputError, as that of a cell."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{cell}: {error.field}", error.value, error.remedy) from None
+        raise InputError(f"{place}: {error.field}", error.value, error.remedy) from None
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -180,38 +260,142 @@ def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     ]
 
 
+# Rows: what the tables show of the cells
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of a method's grid.
+
+    Attributes:
+        folder: part of the run's; "" where there is no grid.
+        choices: what it is called, axis by axis.
+    """
+
+    folder: str
+    choices: tuple[str, ...]
+    overrides: Overrides
+
+
+def points_of(method: MethodConfig) -> list[Point]:
+    """Every combination of a method's grid, the last axis fastest; one without a grid."""
+    points = []
+    for each in product(*(axis.items() for axis in method.grid.values())):
+        overrides: Overrides = {}
+        for _, own in each:
+            overrides = merged(overrides, own)
+        choices = tuple(name for name, _ in each)
+        folder = "+".join(re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") for name in choices)
+        points.append(Point(folder, choices, overrides))
+    return points
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """A row of a study's tables.
+
+    Attributes:
+        method: its key; points: folders of the combinations behind it, of which `choice` takes
+            one a replicate; one where nothing is chosen.
+        kind: as trained, or calibrated after.
+    """
+
+    label: str
+    method: str
+    points: tuple[str, ...]
+    kind: Literal["plain"] | PostHoc = "plain"
+    choice: Choice | None = None
+
+
+def rows_of(study: StudyConfig) -> list[RowConfig]:
+    """Every row, method by method: as trained, calibrated after, then the chosen ones."""
+    rows = []
+    for key, method in study.methods.items():
+        name, points = method.name or key, points_of(method)
+        for point in points:
+            label = f"{name} ({', '.join(point.choices)})" if point.choices else name
+            rows.append(RowConfig(label, key, (point.folder,)))
+        rows += [RowConfig(label, key, ("",), kind) for label, kind in method.post_hoc.items()]
+        folders = tuple(point.folder for point in points)
+        rows += [
+            RowConfig(label, key, folders, choice=choice) for label, choice in method.chosen.items()
+        ]
+    return rows
+
+
+def baseline_row(study: StudyConfig) -> str:
+    """What the baseline's row is called."""
+    return study.methods[study.baseline].name or study.baseline
+
+
+def _draws(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
+    return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
+
+
 def _refuse_unknown(study: StudyConfig) -> None:
     if study.baseline not in study.methods:
         raise InputError("baseline", study.baseline, f"choose one of {', '.join(study.methods)}")
+    if study.methods[study.baseline].grid:
+        raise InputError("baseline", study.baseline, "has a grid; choose a method of one row")
     for key, method in study.methods.items():
         for dataset in method.on:
             if dataset not in study.datasets:
                 known = ", ".join(study.datasets)
                 raise InputError(f"methods.{key}.on", dataset, f"choose one of {known}")
-    rows = [row for key, method in study.methods.items() for row in row_names(key, method)]
+        if isinstance(method.mixed, str) and method.mixed not in study.builds:
+            known = f"choose one of {', '.join(study.builds)}" if study.builds else "none is there"
+            raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {known}")
+    rows = rows_of(study)
+    _refuse_rows(rows)
+    for label in (label for pair in study.contrasts for label in pair):
+        if label not in (row.label for row in rows):
+            known = ", ".join(row.label for row in rows)
+            raise InputError("contrasts", label, f"no row is called so; there are {known}")
+
+
+def _refuse_rows(rows: Sequence[RowConfig]) -> None:
+    labels, places = list[str](), set[tuple[str, str]]()
     for row in rows:
-        if rows.count(row) > 1:
-            raise InputError("methods", row, "two rows have this name; give each its own")
-
-
-def row_names(key: str, method: MethodConfig) -> list[str]:
-    """What the rows of a method are called: as trained, then the post-hoc ones."""
-    return [method.name or key, *method.post_hoc]
+        if row.label in labels:
+            raise InputError("methods", row.label, "two rows have this name; give each its own")
+        if row.choice is None and row.kind == "plain":
+            place = row.method, row.points[0].lower()
+            if place in places:
+                raise InputError("methods", row.label, "two combinations would share a folder")
+            places.add(place)
+        for field in ("match", "of"):
+            named = getattr(row.choice, field, None)
+            if named is not None and named not in labels:
+                known = ", ".join(labels)
+                where = f"methods.{row.method}.chosen.{row.label}.{field}"
+                raise InputError(where, named, f"name a row that comes before: {known}")
+        labels.append(row.label)
 
 
 def _settings(
-    study: StudyConfig, dataset: tuple[str, DatasetConfig], method: tuple[str, MethodConfig]
+    study: StudyConfig,
+    dataset: str,
+    method: str,
+    point: Point,
+    replicate: tuple[int | None, int | None],
+    out: Path,
 ) -> TrainConfig:
-    (place, given), (key, own) = dataset, method
-    with naming(f"{place}/{key}"):
-        values = merged(study.base, given.overrides)
+    own, (split, draw) = study.methods[method], replicate
+    with naming(replicate_name(dataset, split, draw) + f"/{method}"):
+        values = merged(study.base, study.datasets[dataset].overrides)
         if not own.mixed:
             values.pop("mixed", None)
-        for overrides in (own.overrides, own.on.get(place, {})):
+        for overrides in (own.overrides, own.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
-        _refuse_misplaced(values, place, mixed=own.mixed)
-        named = {"name": own.name or key, "seeds": study.seeds}
-        return load_settings(TrainConfig, {**values, **named})
+        if isinstance(own.mixed, str):
+            folder = out / MIXED / f"{replicate_name(dataset, split, draw)}-{own.mixed}"
+            values = merged(values, {"mixed.url": whole_path(folder)})
+        if split is not None:
+            values = merged(values, {"real.split_seed": split})
+        _refuse_misplaced(values, dataset, mixed=bool(own.mixed))
+        label = own.name or method
+        name = f"{label} ({', '.join(point.choices)})" if point.choices else label
+        return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
 
 
 def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
@@ -262,101 +446,3 @@ def _nested(values: Mapping[str, Any]) -> Overrides:
         both = isinstance(inner, dict) and isinstance(place.get(last), dict)
         place[last] = merged(place[last], inner) if both else inner
     return result
-
-
-# Who trains what: a first stage that several runs have is trained once
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one slot does at a stretch: some seeds of runs that share their first stage.
-
-    Attributes:
-        runs: folders below that of the study; the first trains the stage for the others.
-        seeds: of the cells' seeds, all or some.
-        split: other jobs train the other seeds of these runs.
-    """
-
-    runs: tuple[str, ...]
-    seeds: tuple[int, ...]
-    split: bool = False
-
-
-def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:
-    """Jobs that fill the slots: the last runs are split by seeds where they are too few."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(f"{cell.dataset} {first_stage(cell.config)}", []).append(cell)
-    jobs, rest = [], len(groups) % slots
-    for place, group in enumerate(groups.values()):
-        seeds, runs = group[0].config.seeds, tuple(cell.name for cell in group)
-        whole = place < len(groups) - rest
-        parts = 1 if whole else min(len(seeds), -(-slots // rest))
-        jobs += [Job(runs, seeds[part::parts], parts > 1) for part in range(parts)]
-    return jobs
-
-
-def first_stage(config: TrainConfig) -> str:
-    """Digest of all settings that decide what stage one leaves."""
-    return fingerprint({key: value for key, value in config.identity().items() if key != "head"})
-
-
-def take_over(run: Path, *, seed: int) -> Path | None:
-    """Give a seed that was not begun the first stage of a run beside it with the same settings.
-
-    The model file gets this run's digest, and names the run that trained it. The trainer then
-    finds the stage done, and refuses it if the data has changed since.
-
-    Returns:
-        The run that trained it; None if the seed was begun, or no run beside it has what fits.
-    """
-    from safetensors.torch import load_file
-
-    from calib.checkpoint import read_metadata, save_tensors
-
-    if seed_folder(run, seed).exists():
-        return None
-    config = load_settings(TrainConfig, run / CONFIG)
-    for sibling in sorted(run.parent.iterdir()):
-        path = seed_folder(sibling, seed) / MODEL
-        metadata = read_metadata(path)
-        data = _trained_on(sibling, config, digest=metadata.get("digest"))
-        if data is not None:
-            pin_data(data, run)
-            own = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
-            save_tensors(seed_folder(run, seed) / MODEL, load_file(path), metadata=own)
-            return sibling
-    return None
-
-
-def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> DataRecord | None:
-    """The data of a sibling whose model has this digest, if its first stage is that of `config`."""
-    if digest is None or not ((sibling / CONFIG).is_file() and (sibling / DATA).is_file()):
-        return None
-    other = load_settings(TrainConfig, sibling / CONFIG)
-    data = read_data(sibling)
-    same = first_stage(other) == first_stage(config) and digest == run_digest(other, data)
-    return data if same else None
-
-
-# Why a run is not measured: a small file in its folder
-
-
-def note_failure(run: Path, reason: str, *, last_lines: Sequence[str]) -> None:
-    """Remember why a run ended.
-
-    Args:
-        reason: one line.
-        last_lines: the end of the trainer's output.
-    """
-    write_json(run / FAILURE, {"reason": reason, "last_lines": list(last_lines)})
-
-
-def forget_failure(run: Path) -> None:
-    (run / FAILURE).unlink(missing_ok=True)
-
-
-def failure_of(run: Path) -> str | None:
-    """The reason; None if the run did not fail."""
-    path = run / FAILURE
-    return str(read_json(path)["reason"]) if path.is_file() else None

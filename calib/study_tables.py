@@ -1,35 +1,26 @@
-"""What a study found: a table a dataset, with ranks and tests, written in every form."""
+"""A study's tables, written in every form, with every value behind them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import gzip
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from statistics import fmean
-from typing import TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-from calib.results import (
-    RANKED,
-    TESTED,
-    Comparison,
-    Measure,
-    Method,
-    Split,
-    Spread,
-    Summary,
-    compare_all,
-    measured_seeds,
-    merged_versions,
-    ranks,
-    shown_in,
-)
+from calib.replicates import Comparison, Unit
+from calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
 from calib.run_folder import EVALUATION, Evaluation, is_measured
-from calib.study import Cell, StudyConfig, failure_of, row_names
+from calib.study import Cell, StudyConfig
+from calib.study_jobs import failure_of
+from calib.study_results import DatasetTable, Row, make_tables, read_results
 from calib.tables import (
     DASH,
-    SCALED,
     Column,
     Table,
     as_latex,
     as_markdown,
+    interval_text,
     latex_text,
 )
 from calib.tables import (
@@ -38,10 +29,16 @@ from calib.tables import (
 from data.files import read_json, write_atomically, write_json
 from data.printable import markdown_text
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SCHEMA = 2
 STUDY = "study.json"
+VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
 FIGURES = "figures"
+COMPARED = tuple(MEASURE[key] for key in ("accuracy", "ece", "nll", "brier"))
+PARTS: tuple[Literal["shift", "foreign"], ...] = ("shift", "foreign")
 LATEX = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
 \usepackage[utf8]{inputenc}
@@ -52,6 +49,10 @@ LATEX = r"""\documentclass{article}
 
 def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, object]:
     """Write study.md, study-validation.md, study.csv, study.tex, study.json and figures.
+
+    values.csv holds every measure of every seed, of rows that were not chosen too, and
+    resamples.csv.gz the tested ones on test sets drawn anew: from them every interval and p-value
+    of the tables can be computed again.
 
     Args:
         cells: all of them, measured or not; the tables say which are not.
@@ -72,13 +73,18 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
         "study.tex": latex_document(study, test, missing=missing),
+        VALUES: value_frame(test).to_csv(index=False, lineterminator="\n"),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
+    lines = resample_frame(test).to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    write_atomically(out / RESAMPLES, gzip.compress(lines.encode(), mtime=0))
     record: dict[str, object] = {
         "schema": SCHEMA,
         "name": study.name,
         "seeds": list(study.seeds),
+        "splits": study.splits and list(study.splits),
+        "draws": study.draws and list(study.draws),
         "missing": missing,
         **records,
         "runs": {
@@ -93,23 +99,6 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     return record
 
 
-def read_results(cells: Sequence[Cell], out: Path) -> dict[str, Method]:
-    """By cell, every seed that is measured under the settings of its cell.
-
-    Raises:
-        InputError: a seed was trained under other settings.
-    """
-    return {
-        cell.name: Method(
-            cell.config.name,
-            cell.stage,
-            cell.run(out),
-            measured_seeds(cell.config, cell.run(out), stage=cell.stage),
-        )
-        for cell in cells
-    }
-
-
 def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], dict[str, str]]:
     """Evaluations of the cells that are measured; of the others, why not as far as is known."""
     finished, missing = {}, {}
@@ -122,199 +111,128 @@ def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], d
     return finished, missing
 
 
-def draw(tables: Sequence["DatasetTable"], out: Path) -> list[str]:
+def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
     """The figures of each dataset that has results; their paths below `out`."""
     from calib.figures import write_figures
 
     names = []
     for table in tables:
-        measured = [row.method for row in table.rows if row.seeds]
+        # Of a grid the chosen combinations alone: pictures of dozens of rows show nothing.
+        shown = [row for row in table.rows if row.config.choice or row.config.points == ("",)]
+        measured = [row.method for row in shown if row.units]
         if measured:
             names += write_figures(measured, out / FIGURES, dataset=table.dataset)
     return [f"{FIGURES}/{name}" for name in names]
 
 
-# The table of one dataset
-
-
-@dataclass(frozen=True)
-class Row:
-    """A method as trained, or after a post-hoc method, on one dataset.
-
-    Attributes:
-        key: of the method in the study.
-        values: by column, one a seed; none where nothing was measured.
-        complete: whether every seed is measured.
-        rank: by ECE on this dataset; `mean_rank` over datasets and ranked measures. None unless
-            complete.
-        tests: by measure, against the baseline; none of the baseline.
-    """
-
-    key: str
-    method: Method
-    values: Mapping[str, Mapping[int, float]]
-    complete: bool
-    rank: float | None = None
-    mean_rank: float | None = None
-    tests: Mapping[str, Comparison] = field(default_factory=dict)
-
-    @property
-    def seeds(self) -> int:
-        return len(self.values[RANKED[0].key])
-
-    def summary(self, column: Column) -> Summary | None:
-        values = self.values[column.key].values()
-        return Summary.of(values) if values else None
-
-
-@dataclass(frozen=True)
-class DatasetTable:
-    """All rows of one dataset and split; the baseline is among them.
-
-    Attributes:
-        bins: of the binned errors, and `images` measured; None where nothing is measured yet.
-    """
-
-    dataset: str
-    split: Split
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    baseline: str
-    bins: int | None
-    images: int | None
-
-
-def make_tables(
-    study: StudyConfig, results: Mapping[str, Method], split: Split
-) -> list[DatasetTable]:
-    """One table a dataset; ranks are means over the datasets on which every seed is measured."""
-    tables = [_table(study, dataset, results, split) for dataset in study.datasets]
-    places = [_ranks(table) for table in tables]
-
-    def ranked(row: Row, own: Mapping[str, Sequence[float]]) -> Row:
-        label, mean = row.method.label, None
-        if all(label in of_dataset for of_dataset in places):
-            mean = fmean(rank for of_dataset in places for rank in of_dataset[label])
-        return replace(row, rank=own[label][0] if label in own else None, mean_rank=mean)
-
-    return [
-        replace(table, rows=tuple(ranked(row, own) for row in table.rows))
-        for table, own in zip(tables, places, strict=True)
-    ]
-
-
-def _table(
-    study: StudyConfig, dataset: str, results: Mapping[str, Method], split: Split
-) -> DatasetTable:
-    columns = tuple(map(Column, shown_in("study"))) + (SCALED if split == "test" else ())
-    rows = []
-    for key, method in study.methods.items():
-        kinds = ["plain", *method.post_hoc.values()]
-        for label, kind in zip(row_names(key, method), kinds, strict=True):
-            if split == "test" or kind == "plain":
-                named = replace(results[f"{dataset}/{key}"], label=label, kind=kind)
-                values = {column.key: _values(named, column, split) for column in columns}
-                complete = len(values[RANKED[0].key]) == len(study.seeds)
-                rows.append(Row(key, named, values, complete))
-    baseline = row_names(study.baseline, study.methods[study.baseline])[0]
-    measured = [found for row in rows for found in row.method.seeds.values()]
-    bins, images = (measured[0].bins, measured[0].images(split)) if measured else (None, None)
-    return DatasetTable(
-        dataset, split, columns, tuple(_tested(rows, baseline)), baseline, bins, images
-    )
-
-
-def _values(method: Method, column: Column, split: Split) -> dict[int, float]:
-    if not column.scaled:
-        return method.values(column.measure, split=split)
-    return method.values(column.measure, "scaled") if method.kind == "plain" else {}
-
-
-def _tested(rows: Sequence[Row], baseline: str) -> list[Row]:
-    against = next(row for row in rows if row.method.label == baseline)
-    others = [row for row in rows if row is not against]
-    found = {
-        measure.key: compare_all(
-            {row.method.label: row.values[measure.key] for row in others},
-            against.values[measure.key],
-            measure,
-        )
-        for measure in TESTED
-    }
-    return [
-        replace(
-            row,
-            tests={
-                key: tests[row.method.label]
-                for key, tests in found.items()
-                if row.method.label in tests
-            },
-        )
-        for row in rows
-    ]
-
-
-def _ranks(table: DatasetTable) -> dict[str, list[float]]:
-    """Ranks by each measure in RANKED, ECE first, of the rows that have every seed."""
-    complete = [row for row in table.rows if row.complete]
-    by_measure = [
-        ranks([fmean(row.values[measure.key].values()) for row in complete], measure)
-        for measure in RANKED
-    ]
-    return {row.method.label: [r[place] for r in by_measure] for place, row in enumerate(complete)}
+# Tables
 
 
 def measure_table(table: DatasetTable) -> Table:
-    """Means and deviations; the best mean of a column among rows that have every seed."""
+    """Means and deviations; the best mean of a column among complete rows."""
+
+    def places(row: Row) -> list[Shown]:
+        ranked = (row.rank, row.mean_rank)
+        return [Shown(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
+
+    titles = [*(column.title for column in table.columns), "rank", "mean rank"]
+    cells = _cells(table, table.columns)
+    rows = [(_label(row), cells[row.label] + places(row)) for row in table.rows]
+    return Table("", "", titles, rows)
+
+
+def further_table(table: DatasetTable) -> Table:
+    """The same of corrupted and of foreign images, of the rows of which they are measured."""
+    cells = _cells(table, table.further)
+    rows = [
+        (_label(row), cells[row.label])
+        for row in table.rows
+        if any(row.values[column.key] for column in table.further)
+    ]
+    return Table("", "", [column.title for column in table.further], rows)
+
+
+def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Shown]]:
     best = {
         column: column.measure.best(
             found.mean for row in table.rows if row.complete and (found := row.summary(column))
         )
-        for column in table.columns
+        for column in columns
+    }
+    return {
+        row.label: [
+            Shown.of(column.measure, row.summary(column), best[column] if row.complete else None)
+            for column in columns
+        ]
+        for row in table.rows
     }
 
-    def cells(row: Row) -> list[Shown]:
-        shown = [
-            Shown.of(column.measure, row.summary(column), best[column] if row.complete else None)
-            for column in table.columns
-        ]
-        places = (row.rank, row.mean_rank)
-        return shown + [Shown(DASH if rank is None else f"{rank:.3g}") for rank in places]
 
-    titles = [*(column.title for column in table.columns), "rank", "mean rank"]
-    return Table("", "", titles, [(_label(row), cells(row)) for row in table.rows])
+def change_table(
+    tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
+) -> Table:
+    """Changes with their intervals, and p corrected over the rows of this table."""
 
-
-def significance_table(table: DatasetTable) -> Table:
-    """Changes against the baseline, seed by seed, of the rows that share seeds with it."""
-
-    def cells(measure: Measure, test: Comparison | None) -> list[Shown]:
+    def cells(column: Column, test: Comparison | None) -> list[Shown]:
         if test is None:
-            return [Shown()] * 4
-        change = measure.text(test.change, signed=True)
-        texts = (change, f"{test.better}/{test.shared}", _p_value(test.p), _p_value(test.p_holm))
-        return list(map(Shown, texts))
+            return [Shown()] * 2
+        change = column.measure.text(test.change, signed=True)
+        return [Shown(change, interval_text(test, column.measure)), Shown(_p_values(test))]
 
-    titles = []
-    for measure in TESTED:
-        titles += [f"{measure.short}{measure.unit} change", "better", "p", "p (Holm)"]
-    rows = [
-        (_label(row), [cell for m in TESTED for cell in cells(m, row.tests.get(m.key))])
-        for row in table.rows
-        if row.tests
+    titles = [title for c in tested for title in (f"{c.title} change", "p (Holm)")]
+    shown = [
+        (label, [cell for c in tested for cell in cells(c, tests.get(c.key))])
+        for label, tests in rows
+        if tests
     ]
-    return Table("", "", titles, rows)
+    return Table("", "", titles, shown)
+
+
+def baseline_changes(table: DatasetTable) -> Table:
+    return change_table(table.tested, [(_label(row), row.tests) for row in table.rows])
+
+
+def contrast_changes(table: DatasetTable) -> Table:
+    rows = [(f"{new} against {old}", tests) for (new, old), tests in table.contrasts.items()]
+    return change_table(table.tested, rows)
+
+
+def choices(table: DatasetTable) -> list[str]:
+    """A sentence for each chosen row: which combinations it took, and how often."""
+    counted = {row.label: Counter(row.chosen.values()).most_common() for row in table.rows}
+    return [
+        f"{label}: {', '.join(f'{point} ({times})' for point, times in found)}"
+        for label, found in counted.items()
+        if found
+    ]
 
 
 def _label(row: Row) -> str:
     """The row's name; where seeds are missing, how many it has."""
-    return row.method.label if row.complete else f"{row.method.label} (n = {row.seeds})"
+    return row.label if row.complete else f"{row.label} (n = {row.units})"
 
 
-def _p_value(p: float | None) -> str:
-    if p is None:
-        return DASH
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+def _p_values(test: Comparison) -> str:
+    """`0.012 (0.24)`."""
+    shown = ["<0.001" if p is not None and p < 0.001 else p for p in (test.p, test.p_holm)]
+    texts = [f"{p:.3f}" if isinstance(p, float) else p for p in shown]
+    return DASH if texts[0] is None else f"{texts[0]} ({texts[1]})"
+
+
+def verdicts(table: DatasetTable) -> list[str]:
+    """Sentences on what can be told apart, and from what; none goes beyond its interval."""
+    rows = [(row.label, table.baseline, row.tests) for row in table.rows if row.tests]
+    rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
+    sentences = []
+    for new, old, tests in rows:
+        told: dict[str, list[str]] = {"better": [], "worse": []}
+        for column in table.tested:
+            test = tests.get(column.key)
+            if test is not None and (verdict := told_apart(test, column.measure)):
+                told[verdict].append(column.title.removesuffix(" %"))
+        parts = [f"{verdict} in {', '.join(names)}" for verdict, names in told.items() if names]
+        sentences.append(f"{new} against {old}: {'; '.join(parts) or 'nothing is told apart'}.")
+    return sentences
 
 
 # Documents
@@ -343,8 +261,18 @@ def markdown_document(
     for table in tables:
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
         parts += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
-        if (tests := significance_table(table)).rows:
-            parts += [f"Against {markdown_text(table.baseline)}, seed by seed:", as_markdown(tests)]
+        if (further := further_table(table)).rows:
+            parts += ["Corrupted and foreign test images:", as_markdown(further)]
+        if chosen := choices(table):
+            lines = [f"- {markdown_text(line)}" for line in chosen]
+            parts += ["Chosen on validation, and in how many replicates:", "\n".join(lines)]
+        if (tests := baseline_changes(table)).rows:
+            parts += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
+        if (tests := contrast_changes(table)).rows:
+            parts += ["Further comparisons:", as_markdown(tests)]
+        if lines := verdicts(table):
+            told = [f"- {markdown_text(line)}" for line in lines]
+            parts += ["Of these, 95 % intervals tell apart:", "\n".join(told)]
     parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -352,24 +280,36 @@ def markdown_document(
 def legend(study: StudyConfig, tables: Sequence[DatasetTable]) -> str:
     """How to read the figures, in sentences."""
     bins = sorted({table.bins for table in tables if table.bins is not None})
-    seeds = ", ".join(map(str, study.seeds))
     baseline = markdown_text(tables[0].baseline)
     ranked = ", ".join(measure.short for measure in RANKED)
     sentences = [
-        f"Mean ± sample standard deviation over seeds, n = {len(study.seeds)} ({seeds});"
-        f" binned errors with {' or '.join(map(str, bins)) or 'no'} bins.",
-        "The best mean of a column is bold, among rows that have every seed; O-ECE + U-ECE = ECE"
-        " are not marked.",
+        _replication(study),
+        f"Binned errors have {' or '.join(map(str, bins)) or 'no'} bins.",
+        "The best mean of a column is bold, among rows that have every seed; a mark says nothing"
+        " about how far away the next is. O-ECE + U-ECE = ECE are not marked.",
         f"Rank is by ECE on the dataset, mean rank over datasets and {ranked}; 1 is the best.",
-        f"Tests against {baseline} are two-sided paired t-tests over shared seeds,"
-        " corrected by Holm's method over the rows of a dataset for each measure;"
-        " below three shared seeds there is no p-value.",
+        f"Changes are against {baseline}, in the units of the table, with 95 % intervals by a"
+        " hierarchical bootstrap over splits, draws, training seeds and test images; behind them p"
+        " of a two-sided t-test, paired over splits where there are three or more, else Welch's"
+        " over seeds, and in brackets corrected by Holm's method over the rows of the table.",
     ]
     if tables[0].split == "test":
         sentences.append("TS: after temperature scaling on validation images.")
     else:
         sentences.append("Validation images also chose the temperature, and epochs where asked to.")
     return " ".join(sentences)
+
+
+def _replication(study: StudyConfig) -> str:
+    seeds = f"training seeds {', '.join(map(str, study.seeds))}"
+    if not (study.splits or study.draws):
+        return f"Mean ± sample standard deviation over {seeds}."
+    units = [f"{len(study.splits)} splits of the real images"] if study.splits else []
+    units += [f"{len(study.draws)} draws of mixed images"] if study.draws else []
+    return (
+        f"Means over {' x '.join(units)} (rows without mixed images have no draws) and {seeds};"
+        " ± sample standard deviation of the replicates' means."
+    )
 
 
 def latex_document(
@@ -383,12 +323,13 @@ def latex_document(
     for table in tables:
         bins = "" if table.bins is None else f"; {table.bins} bins"
         images = "" if table.images is None else f"{table.images} "
-        caption = f"{table.dataset}, {images}{table.split} images: mean and standard deviation over"
-        parts.append(_floating(measure_table(table), f"{caption} {len(study.seeds)} seeds{bins}."))
-        if (tests := significance_table(table)).rows:
-            caption = f"{table.dataset}: change against {table.baseline}, seeds on which it is"
-            caption += " better, and p of a paired t-test, as it is and Holm-corrected."
-            parts.append(_floating(tests, caption))
+        caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
+        parts.append(_floating(measure_table(table), caption))
+        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p as"
+        caption += " it is and Holm-corrected."
+        for tests, of in ((baseline_changes(table), caption), (contrast_changes(table), "")):
+            if tests.rows:
+                parts.append(_floating(tests, of or f"{table.dataset}: further comparisons."))
     return "\n\n".join([*parts, r"\end{document}"]) + "\n"
 
 
@@ -409,11 +350,11 @@ class RowRecord(TypedDict):
     kind: str
     complete: bool
     summary: dict[str, Spread | None]  # by column
-    seeds: dict[str, dict[str, float]]  # every measure by seed
-    scaled: dict[str, dict[str, float]]  # likewise after temperature scaling, of plain rows
+    units: int  # trained classifiers
+    chosen: dict[str, int]  # combinations of the grid, and in how many replicates
     rank: float | None
     mean_rank: float | None
-    tests: dict[str, dict[str, float | None]]  # a `Comparison` by measure
+    tests: dict[str, dict[str, float | str | None]]  # a `Comparison` by column
 
 
 class TableRecord(TypedDict):
@@ -423,6 +364,7 @@ class TableRecord(TypedDict):
     images: int | None
     baseline: str
     rows: list[RowRecord]
+    contrasts: list[dict[str, object]]
 
 
 def as_csv(records: Mapping[str, TableRecord]) -> str:
@@ -440,14 +382,12 @@ def as_csv(records: Mapping[str, TableRecord]) -> str:
 
 def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
     line: dict[str, object] = {"method": row["method"], "run": row["run"], "kind": row["kind"]}
-    line |= {"seeds": len(row["seeds"]), "bins": bins}
+    line |= {"units": row["units"], "bins": bins}
     for key, found in row["summary"].items():
         line |= {key: found and found["mean"], f"{key}_sd": found and found["sd"]}
     line |= {"rank": row["rank"], "mean_rank": row["mean_rank"]}
-    for measure in TESTED:
-        test = row["tests"].get(measure.key, {})
-        for key in ("change", "better", "shared", "p", "p_holm"):
-            line[f"{measure.key}_{key}"] = test.get(key)
+    for column, test in row["tests"].items():
+        line |= {f"{column}_{key}": value for key, value in test.items()}
     return line
 
 
@@ -459,29 +399,87 @@ def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
             "images": table.images,
             "baseline": table.baseline,
             "rows": [_record(table, row) for row in table.rows],
+            "contrasts": [
+                {"method": new, "against": old, "tests": _tests(tests)}
+                for (new, old), tests in table.contrasts.items()
+            ],
         }
         for table in tables
     }
 
 
 def _record(table: DatasetTable, row: Row) -> RowRecord:
-    def seeds(kind: str) -> dict[str, dict[str, float]]:
-        found = row.method.figures(kind, table.split)
-        return {str(seed): dict(values) for seed, values in found.items()}
-
-    summaries = {column.key: row.summary(column) for column in table.columns}
+    columns = (*table.columns, *table.further)
+    summaries = {column.key: row.summary(column) for column in columns}
     return {
-        "method": row.method.label,
-        "run": f"{table.dataset}/{row.key}",
-        "kind": row.method.kind,
+        "method": row.label,
+        "run": f"{table.dataset}/{row.config.method}",
+        "kind": row.config.kind,
         "complete": row.complete,
         "summary": {key: found.record() if found else None for key, found in summaries.items()},
-        "seeds": seeds(row.method.kind),
-        "scaled": seeds("scaled") if row.method.kind == "plain" else {},
+        "units": row.units,
+        "chosen": dict(Counter(row.chosen.values())),
         "rank": row.rank,
         "mean_rank": row.mean_rank,
-        "tests": {key: asdict(test) for key, test in row.tests.items()},
+        "tests": _tests(row.tests),
     }
+
+
+def _tests(tests: Mapping[str, Comparison]) -> dict[str, dict[str, float | str | None]]:
+    return {key: asdict(test) for key, test in tests.items()}
+
+
+# Every value
+
+
+def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
+    """A line a row, kind and classifier: every measure as it was measured."""
+    from pandas import DataFrame
+
+    return DataFrame(
+        [
+            {
+                **place,
+                "temperature": found.temperature,
+                **found.kinds[kind],
+                **({} if kind != "plain" else _further(found)),
+            }
+            for place, row, unit, kind in _lines(tables)
+            if kind in (found := row.method.seeds[unit]).kinds
+        ]
+    )
+
+
+def _further(found: Measured) -> dict[str, float]:
+    return {f"{part}_{key}": value for part in PARTS for key, value in found.mean_of(part).items()}
+
+
+def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
+    """A line a row, kind, classifier and test set drawn anew: the measures that are tested."""
+    from pandas import DataFrame
+
+    lines = []
+    for place, row, unit, kind in _lines(tables):
+        drawn = {m.key: row.method.drawn(m, kind) for m in COMPARED}
+        sets = zip(*(values[unit] for values in drawn.values() if unit in values), strict=True)
+        lines += [
+            {**place, "set": number, **dict(zip(drawn, values, strict=True))}
+            for number, values in enumerate(sets)
+        ]
+    return DataFrame(lines)
+
+
+def _lines(
+    tables: Sequence[DatasetTable],
+) -> Iterator[tuple[dict[str, object], Row, Unit, str]]:
+    """What every line begins with, and what it is of."""
+    for table in tables:
+        for row in table.rows:
+            kinds = ("plain", "scaled") if row.config.kind == "plain" else (row.config.kind,)
+            for unit, kind in product(row.method.seeds, kinds):
+                point = row.chosen.get((unit.split, unit.draw)) or row.config.points[0]
+                about = {"dataset": table.dataset, "row": row.label, "point": point, "kind": kind}
+                yield {**about, **unit._asdict()}, row, unit, kind
 
 
 def _sentence(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:

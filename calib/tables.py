@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from calib.replicates import Comparison, compare
 from calib.results import (
     ACCURACY,
     ECE,
@@ -21,9 +22,9 @@ from calib.results import (
     Spread,
     Summary,
     Values,
-    compare,
     load_methods,
     shown_in,
+    told_apart,
 )
 from calib.run_folder import Shift
 from data.printable import markdown_text
@@ -39,22 +40,30 @@ KIND_LABELS = {
     "isotonic": "+ isotonic regression",
 }
 DASH = "\N{EN DASH}"
+WORDS = {"shift": "corrupted", "foreign": "foreign"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A measure of a row as it is, or after temperature scaling."""
+    """A measure of a row as it is, or after temperature scaling.
+
+    Attributes:
+        part: of the test images, of corrupted ones, or of those of other datasets.
+    """
 
     measure: Measure
     scaled: bool = False
+    part: Literal["kinds", "shift", "foreign"] = "kinds"
 
     @property
     def key(self) -> str:
-        return f"{self.measure.key}_scaled" if self.scaled else self.measure.key
+        prefix = "" if self.part == "kinds" else f"{self.part}_"
+        return f"{prefix}{self.measure.key}" + ("_scaled" if self.scaled else "")
 
     @property
     def title(self) -> str:
-        return self.measure.short + (" + TS" if self.scaled else "") + self.measure.unit
+        where = "" if self.part == "kinds" else f", {WORDS[self.part]}"
+        return self.measure.short + (" + TS" if self.scaled else "") + where + self.measure.unit
 
 
 SCALED = (Column(ECE, scaled=True), Column(NLL, scaled=True))
@@ -66,7 +75,7 @@ class Cell:
     """One place of a table: a figure, what stands beside it, and whether it is the best."""
 
     text: str = DASH
-    note: str = ""  # the standard deviation, or on how many seeds it is better
+    note: str = ""  # the standard deviation, or the interval of a difference
     best: bool = False
 
     @classmethod
@@ -269,15 +278,14 @@ def comparison(methods: Sequence[Method]) -> list[list[Line]]:
 
 
 def differences(methods: Sequence[Method]) -> list[list[Line]]:
-    """Mean difference to the first method over shared seeds, and on how many seeds it is better."""
+    """Mean difference to the first method over shared seeds, with its interval."""
     baseline, *others = methods
 
     def cell(method: Method, measure: Measure, kind: str) -> Cell:
-        found = compare(method.values(measure, kind), baseline.values(measure, kind), measure)
+        found = compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
         if found is None:
             return Cell("n/a", "no shared seed")
-        text = measure.text(found.change, signed=True)
-        return Cell(text, f"better {found.better}/{found.shared}")
+        return Cell(measure.text(found.change, signed=True), interval_text(found, measure))
 
     return [
         [
@@ -286,6 +294,14 @@ def differences(methods: Sequence[Method]) -> list[list[Line]]:
         ]
         for method in others
     ]
+
+
+def interval_text(found: Comparison, measure: Measure) -> str:
+    """`[-0.95, -0.41]`, then what it tells apart; empty without an interval."""
+    if found.low is None or found.high is None:
+        return ""
+    ends = ", ".join(measure.text(end, signed=True) for end in (found.low, found.high))
+    return f"[{ends}] {told_apart(found, measure)}".rstrip()
 
 
 # One run in detail, or several

@@ -10,7 +10,8 @@ from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from calib.run_folder import claim_run, is_measured
-from calib.study import Cell, plan_jobs
+from calib.study import Cell
+from calib.study_jobs import plan_jobs
 from data.machine import usable_cores
 from data.root import Progress, Root
 from data.series import contact_sheet, read_series, some_of_all_pairs

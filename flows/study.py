@@ -19,6 +19,7 @@ from flows.failures import RunFailed
 from flows.gpus import visible_gpus
 from flows.paths import check_writable, training_folder
 from flows.slots import MOST_SLOTS
+from flows.study_mixed import MixedPlan, mixed_plans
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -39,14 +40,16 @@ def study(
 ) -> dict[str, Any]:
     """Start a study, or continue it.
 
+    Mixed datasets that its `builds` name are made first, with the small models that they need.
     Measured cells are left as they are, interrupted ones go on from their checkpoints. A cell
     that fails does not stop the others; the tables are written with what there is.
 
     Args:
         config: settings, or the path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
-        out: the study's folder; DATASET/METHOD below it are ordinary run folders.
-        slots: trainers at a time; None is one a GPU, or one.
+        out: the study's folder; DATASET/METHOD below it are ordinary run folders, with splits
+            and draws DATASET-split0-draw1/METHOD; mixed/ holds the mixed datasets that it makes.
+        slots: trainers, and before them workers of builds, at a time; None is one a GPU, or one.
         only: names of cells as DATASET/METHOD, `*` and `?` as in file names; empty for all.
     Returns:
         What study.json holds.
@@ -83,11 +86,13 @@ class ReadyStudy:
 
     Attributes:
         todo: the chosen cells that are not measured; the settings of their runs are written.
+        mixed: the mixed datasets that those need, made or not.
     """
 
     settings: StudyConfig
     cells: Sequence[Cell]
     todo: Sequence[Cell]
+    mixed: Sequence[MixedPlan]
 
 
 def prepared(
@@ -109,18 +114,19 @@ def prepared(
     place = Store(str(out))
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         place.refuse_strangers("study", own=STUDY)
-    cells = list(cells_of(settings))
+    cells = cells_of(settings, out)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))
     check_writable("out", out)
+    mixed = mixed_plans(settings, todo)
     check_cells(todo)
     if todo:
         visible_gpus()  # or why that cannot be known
     place.check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
-    return ReadyStudy(settings, cells, todo)
+    return ReadyStudy(settings, cells, todo, mixed)
 
 
 def kept(cells: Sequence[Cell], out: Path) -> str:

@@ -16,10 +16,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from calib.config import TrainConfig
 from calib.run_folder import CONFIG, is_measured
-from calib.study import (
-    Cell,
+from calib.study import Cell, StudyConfig
+from calib.study_jobs import (
     Job,
-    StudyConfig,
     failure_of,
     forget_failure,
     note_failure,
@@ -27,9 +26,11 @@ from calib.study import (
     take_over,
 )
 from calib.study_tables import write_study
+from data.real import load_real
 from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
+from flows.build_flow import build_flow
 from flows.calling import handed
 from flows.child import Outcome, supervise
 from flows.flow_runs import flow_options, name_of, running
@@ -47,9 +48,11 @@ from flows.launcher import (
     write_launcher,
 )
 from flows.paths import training_folder
-from flows.slots import MOST_SLOTS, QUIET, own_gpu
+from flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
 from flows.slots.slot import RECORD
 from flows.study import ReadyStudy, StudyFailed, failure_message, prepared
+from flows.study_mixed import MODELS, MixedPlan, begun, is_made
+from pipeline.standins import StandIns, train_standins
 
 LOOK_EVERY_S = 1.0
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)
@@ -73,13 +76,15 @@ def study_flow(
 ) -> dict[str, Any]:
     """Train and measure every cell of a study that is not measured, then write its tables.
 
-    Start it again at any time: measured cells are kept, interrupted ones go on.
+    The mixed datasets that it makes come first. Start it again at any time: measured cells are
+    kept, interrupted ones go on.
     """
     with running("study"):
         place = training_folder(out)
         ready = handed(ReadyStudy) or prepared(config, place, overrides, slots=slots, only=only)
         gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
         count = slots or max(1, len(gpus))
+        make_mixed(ready, place, slots=count)
         try:
             with trainings(plan_jobs(ready.todo, slots=count), place, slots=count, gpus=gpus):
                 pass
@@ -89,6 +94,22 @@ def study_flow(
         if failed is not None:
             raise failed
         return {"study": str(place / "study.json"), "missing": len(record["missing"])}
+
+
+def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
+    """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
+    for plan in ready.mixed:
+        models = small_models(plan, out / MODELS) if ready.settings.standins else None
+        root, config = begun(plan, models)
+        if not is_made(root):
+            with workers_ahead(SlotSettings(slots), url=root.url):
+                build_flow(out=root.url, config=str(config), slots=slots)
+
+
+@task(task_run_name="small models", **RECORD)
+def small_models(plan: MixedPlan, folder: Path) -> StandIns:
+    """Of the split's training images; found where they are trained."""
+    return train_standins(load_real(plan.real), folder)
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from calib.check import check_evaluation
 from calib.config import EvaluationConfig, TrainConfig
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import measure_ood, measure_shift
-from calib.metrics.bootstrap import intervals_of
+from calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
 from calib.metrics.measures import summarise
 from calib.metrics.one_pass import as_given, read_predictions
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from calib.processes import decided
 from calib.real_data import TrainingData, open_data
+from calib.replicates import DRAWN
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -42,6 +43,7 @@ from calib.run_folder import (
 from data.files import read_json, write_json
 from data.settings import load_settings
 
+COMPARED = ("accuracy", "ece", "nll", "brier")  # of which test sets drawn anew are kept
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
@@ -195,16 +197,22 @@ def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None)
         found: validation_logits, validation_targets, test_logits, test_targets.
         config: how many bins and resamples; by default those of `EvaluationConfig`.
     Returns:
-        Intervals [low, high] only where there are resamples.
+        Intervals [low, high], and measures on test sets drawn anew, only where there are resamples.
     """
     config = config or EvaluationConfig()
     held_out = found["validation_logits"], found["validation_targets"]
     temperature = fit_temperature(*held_out)
     figures: dict[Kind, dict[str, float]] = {}
     intervals: dict[str, Intervals] = {}
+    drawn: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
         logits = _after(found, kind, temperature)
-        figures[kind], intervals[kind] = _measured(logits, found["test_targets"], config)
+        predictions = read_predictions(*as_given(logits, found["test_targets"]), config.bins)
+        figures[kind] = summarise(predictions, config.bins).as_dict()
+        if config.bootstrap:
+            anew = resampled(predictions, config.bins, resamples=config.bootstrap, seed=0)
+            intervals[kind] = {name: list(ends) for name, ends in intervals_of(anew).items()}
+            drawn[kind] = _kept_of(anew)
     row: Measures = {
         "bins": config.bins,
         "temperature": temperature,
@@ -216,7 +224,16 @@ def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None)
     if config.bootstrap:
         row["intervals"] = intervals.pop("plain")
         row["posthoc_intervals"] = intervals
+        row["drawn"] = drawn
     return row
+
+
+def _kept_of(drawn: Tensor) -> dict[str, list[float]]:
+    """By measure, what comparisons need of `resampled`, in more digits than they can tell."""
+    columns = zip(INTERVALS, drawn[:DRAWN].T.tolist(), strict=True)
+    return {
+        name: [round(value, 7) for value in column] for name, column in columns if name in COMPARED
+    }
 
 
 def _after(found: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tensor:
@@ -228,14 +245,3 @@ def _after(found: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tenso
     if kind == "isotonic":
         return fit_isotonic(*held_out).apply(logits)
     return logits / (temperature if kind == "scaled" else 1.0)
-
-
-def _measured(
-    logits: Tensor, targets: Tensor, config: EvaluationConfig
-) -> tuple[dict[str, float], Intervals]:
-    predictions = read_predictions(*as_given(logits, targets), config.bins)
-    measures = summarise(predictions, config.bins).as_dict()
-    if not config.bootstrap:
-        return measures, {}
-    intervals = intervals_of(predictions, config.bins, resamples=config.bootstrap, seed=0)
-    return measures, {name: list(interval) for name, interval in intervals.items()}

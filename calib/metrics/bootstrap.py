@@ -47,17 +47,27 @@ def bootstrap_intervals(
     if resamples < 1:
         raise ValueError(f"resamples = {resamples}: give a whole number of at least 1")
     found = read_predictions(*as_given(logits, targets), bins)
-    return intervals_of(found, bins, resamples=resamples, seed=seed)
+    return intervals_of(resampled(found, bins, resamples=resamples, seed=seed))
 
 
-def intervals_of(
-    found: Predictions, bins: int, *, resamples: int, seed: int
-) -> dict[str, tuple[float, float]]:
-    """The intervals of what one pass found; `bins` as in that pass."""
+def resampled(found: Predictions, bins: int, *, resamples: int, seed: int) -> Tensor:
+    """The measures in INTERVALS on test images drawn anew, float64 [resamples, M].
+
+    Resample r draws the same of N images whatever was predicted of them, so that classifiers can
+    be compared resample by resample.
+
+    Args:
+        found: of one pass, with these bins.
+    """
     samples = _Sorted.of(found, bins)
     parts = [samples.measures(counts) for counts in _draws(len(found.nll), resamples, seed)]
+    return torch.cat(parts)
+
+
+def intervals_of(drawn: Tensor) -> dict[str, tuple[float, float]]:
+    """The intervals of what `resampled` gave."""
     edges = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    low, high = torch.cat(parts).quantile(edges, dim=0).tolist()
+    low, high = drawn.quantile(edges, dim=0).tolist()
     return dict(zip(INTERVALS, zip(low, high, strict=True), strict=True))
 
 
@@ -65,6 +75,7 @@ def intervals_of(
 class _Sorted:
     """The samples in order of confidence, so that adaptive bins are runs of them."""
 
+    order: Tensor  # [N], the samples' own indices
     shares: Tensor  # [N, 3 + M]: correct, nll, brier, and the gap in the column of its bin
     gap: Tensor  # [N], confidence - correct
     last: Tensor  # [G], where each run of equal confidences ends
@@ -82,10 +93,11 @@ class _Sorted:
         _, ties = confidence.unique_consecutive(return_counts=True)
         sizes = equal_sizes(len(order), bins)
         cuts = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return cls(torch.cat([figures, by_bin], 1), gap, ties.cumsum(0) - 1, cuts.double())
+        return cls(order, torch.cat([figures, by_bin], 1), gap, ties.cumsum(0) - 1, cuts.double())
 
     def measures(self, counts: Tensor) -> Tensor:
         """Resamples, as how often each sample was drawn [B, N], to INTERVALS [B, 7]."""
+        counts = counts[:, self.order]
         means = counts @ self.shares / len(self.gap)
         gaps = means[:, 3:]
         over, under = gaps.clamp(min=0).sum(1), (-gaps).clamp(min=0).sum(1)

@@ -7,7 +7,7 @@ import pytest
 from calib.figures import ece_figure, pooled_bins, reliability_figure
 from calib.results import load_methods
 from calib.study import cells_of
-from calib.study_tables import make_tables, read_results
+from calib.study_results import make_tables, read_results
 from data.errors import InputError
 from tests.calib.measured import write_run
 
@@ -21,7 +21,7 @@ def drawn(make_study, tmp_path):
         intervals = {"intervals": {"ece": [0.05, 0.25]}} if cell.method == "ls" else {}
         write_run(cell, tmp_path, figures, **intervals)
     (table,) = make_tables(study, read_results(cells, tmp_path), "test")
-    return [row.method for row in table.rows if row.seeds]
+    return [row.method for row in table.rows if row.units]
 
 
 def test_means_spreads_seeds_and_intervals_are_drawn(drawn):

@@ -156,8 +156,8 @@ def test_page_escapes_names_that_others_chose(source: str):
 def test_page_holds_the_numbers_worked_out_by_hand(source: str):
     text = re.sub(r"\s+", " ", Page(source).text)
     assert "91.00 ± 1.41" in text and "5.00 ± 1.41" in text and "3.50 ± 2.12" in text
-    assert f"{MINUS}1.50 better 2/2" in text  # ECE of CSM against CE, in percent
-    assert "+0.150 better 0/2" in text  # NLL
+    assert f"{MINUS}1.50 [{MINUS}2.00, {MINUS}1.00] " in text  # ECE of CSM against CE, in percent
+    assert "+0.150 [+0.100, +0.200] " in text  # NLL
     assert "T = 2.00 ± 0.71" in text
     assert "83.3 % (5 of 6)" in text
     assert "Spearman(alpha, weight), median over series1.000" in text  # of rho 1, 1 and 0.5
@@ -166,12 +166,13 @@ def test_page_holds_the_numbers_worked_out_by_hand(source: str):
     assert "Two seeds are few." in text
 
 
-def test_headline_says_what_got_better_and_what_did_not(runs: list[Path]):
+def test_headline_says_what_changed_and_claims_nothing_of_two_seeds(runs: list[Path]):
     first, second, scaled = (s.replace("\xa0", " ") for s in headlines(load_methods(runs)))
     assert first == (
-        "Over 2 seeds, CSM against CE: better in mean ECE (5.00 ± 1.41 % → 3.50 ± 2.12 %, better "
-        "on 2 of 2) and accuracy (91.00 ± 1.41 % → 92.00 ± 0.00 %, better on 1 of 2); not better "
-        "in mean NLL (0.400 ± 0.141 → 0.550 ± 0.071, better on 0 of 2)."
+        "Over 2 seeds, CSM against CE: not told apart in ECE (5.00 ± 1.41 % → 3.50 ± 2.12 %, "
+        f"change {MINUS}1.50 [{MINUS}2.00, {MINUS}1.00]), NLL (0.400 ± 0.141 → 0.550 ± 0.071, "
+        "change +0.150 [+0.100, +0.200]) and accuracy (91.00 ± 1.41 % → 92.00 ± 0.00 %, "
+        "change +1.00 [+0.00, +2.00])."
     )
     assert second.startswith("Over 2 seeds, CSM + MaC-Cal against CE: ")
     assert scaled == (
@@ -180,14 +181,27 @@ def test_headline_says_what_got_better_and_what_did_not(runs: list[Path]):
     )
 
 
-def test_headline_of_a_method_that_is_worse_everywhere(tmp_path: Path):
-    good, bad = {"accuracy": 0.9, "ece": 0.1, "nll": 0.2}, {"accuracy": 0.8, "ece": 0.2, "nll": 0.2}
-    methods = load_methods(
-        [make_run(tmp_path / "a", "CE", [good]), make_run(tmp_path / "b", "X", [bad])]
+def test_headline_says_better_and_worse_where_intervals_of_three_seeds_do(tmp_path: Path):
+    def runs_of(name: str, ece: float, accuracy: float, nll: list[float]) -> Path:
+        given = [
+            {"ece": ece + 0.01 * k, "accuracy": accuracy, "nll": each} for k, each in enumerate(nll)
+        ]
+        return make_run(tmp_path / name, name, given)
+
+    old, new = runs_of("CE", 0.2, 0.9, [0.2, 0.3, 0.4]), runs_of("X", 0.1, 0.8, [0.3, 0.3, 0.3])
+    first = headlines(load_methods([old, new]))[0].replace("\xa0", " ")
+    parts = re.sub(r" \(.*?\)", "", first)
+    assert (
+        parts
+        == "Over 3 seeds, X against CE: better in ECE; worse in accuracy; not told apart in NLL."
     )
+
+
+def test_headline_of_one_seed(tmp_path: Path):
+    methods = load_methods([make_run(tmp_path / n, n, [{"ece": 0.1}]) for n in ("CE", "X")])
     first = headlines(methods)[0].replace("\xa0", " ")
-    assert first.startswith("Over 1 seed, X against CE: not better in mean ECE (10.00 % → 20.00 %")
-    assert "better in" not in first.replace("not better in", "")
+    told = "Over 1 seed, X against CE: not told apart in ECE (10.00 % → 10.00 %, change +0.00), "
+    assert first.startswith(told)
 
 
 def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
@@ -201,7 +215,7 @@ def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
     write_report(page, runs=runs, mixed=None, agreement=None, facts={}, title="two")
     text = " ".join(Page(page.read_text()).text.split())
     for data in ("digits", "birds"):
-        assert f"Over 1 seed, LS, {data} against CE, {data}: better in mean ECE" in text
+        assert f"Over 1 seed, LS, {data} against CE, {data}: not told apart in ECE" in text
         assert f"On {data}" in text and f"Difference to CE, {data}" in text
         assert f"The test set of {data} has 3 images" in text
     assert "birds against CE, digits" not in text

@@ -1,35 +1,29 @@
 """The list of measures, what is read of run folders, and how methods are compared."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from calib.metrics import calibration_metrics
+from calib.replicates import Comparison
 from calib.results import (
     ACCURACY,
     ECE,
+    MEASURE,
     NLL,
     Summary,
     by_data,
-    compare,
-    holm,
     load_methods,
     ranks,
     shown_in,
+    told_apart,
 )
 from data.errors import InputError
 from tests.calib.measured import change_rows, make_run
 
 MINUS = "\N{MINUS SIGN}"
-
-
-def test_only_shared_seeds_are_paired(runs: list[Path], tmp_path: Path):
-    one = make_run(tmp_path / "one", "one seed", [{"ece": 0.01}])
-    baseline, *_, short = load_methods([*runs, one])
-    got = compare(short.values(ECE), baseline.values(ECE), ECE)
-    assert got is not None
-    assert (got.change, got.better, got.shared) == (pytest.approx(0.01 - 0.04), 1, 1)
 
 
 def test_measures_are_those_of_calibration_metrics():
@@ -109,41 +103,16 @@ def test_no_runs():
         load_methods([])
 
 
-def test_the_paired_test_is_student_s_over_the_differences():
-    # Differences -1, -2, -3: mean -2, deviation 1, so t = -2 sqrt(3) with two degrees of freedom,
-    # for which the two-sided p is 1 - |t| / sqrt(t^2 + 2) = 1 - sqrt(12 / 14).
-    found = compare({0: 4.0, 1: 3.0, 2: 5.0, 9: 0.0}, {0: 5.0, 1: 5.0, 2: 8.0}, ECE)
-    assert found is not None
-    assert (found.change, found.better, found.shared) == (-2, 3, 3)
-    assert found.p == pytest.approx(1 - (12 / 14) ** 0.5)
-
-
-def test_better_follows_the_measure_and_ties_are_not_better():
-    new, old = {0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 1.0, 2: 4.0}
-    for measure in (ACCURACY, ECE):
-        found = compare(new, old, measure)
-        assert found is not None
-        assert found.better == 1
-
-
-def test_without_three_shared_seeds_or_any_spread_there_is_no_p():
-    def p(*changes):
-        new = {seed: 1.0 + change for seed, change in enumerate(changes)}
-        found = compare(new, dict.fromkeys(new, 1.0), ACCURACY)
-        assert found is not None
-        return found.p
-
-    assert p(0.5, 0.25) is None
-    assert p(0.5, 0.5, 0.5) is None
-    assert p(0.5, 0.25, 0.125) is not None
-    assert compare({0: 1.0}, {1: 1.0}, ACCURACY) is None
-
-
-def test_holm_multiplies_by_what_is_left_and_never_falls():
-    # Sorted: 0.01 x 4, 0.02 x 3, 0.025 x 2 = 0.05 but not below 0.06, 0.7 x 1.
-    assert holm([0.025, None, 0.01, 0.7, 0.02]) == pytest.approx([0.06, None, 0.04, 0.7, 0.06])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([None]) == [None]
+@pytest.mark.parametrize(
+    ("measure", "change", "told"),
+    [(ECE, -1.0, "better"), (ECE, 1.0, "worse"), (ACCURACY, 1.0, "better"), (NLL, 0.5, "worse")],
+)
+def test_better_follows_the_measure(measure, change, told):
+    clear = Comparison(change, change - 0.1, change + 0.1, 3, "seeds", 0.01)
+    assert told_apart(clear, measure) == told
+    for low, high, n in ((-1.0, 1.0, 3), (change - 0.1, change + 0.1, 2), (None, None, 3)):
+        assert told_apart(replace(clear, low=low, high=high, n=n), measure) == ""
+    assert told_apart(clear, MEASURE["over_ece"]) == ""  # half of an error
 
 
 def test_equal_values_share_the_mean_of_their_ranks():

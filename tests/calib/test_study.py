@@ -8,16 +8,8 @@ import pytest
 
 from calib.config import TrainConfig
 from calib.run_folder import claim_run
-from calib.study import (
-    Job,
-    StudyConfig,
-    cells_of,
-    check_cells,
-    choose,
-    merged,
-    plan_jobs,
-    take_over,
-)
+from calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
+from calib.study_jobs import Job, plan_jobs, take_over
 from calib.train import train
 from data.errors import InputError
 from data.settings import load_settings
@@ -55,9 +47,62 @@ def test_only_methods_that_want_mixed_images_get_the_dataset_s(make_study):
     assert (found["ls"].url, found["ls"].weight) == ("there", 0.25)
 
 
+BUILDS = "builds={random: {mixing: {groups_per_pair: 1}}}"
+REPLICATED = [
+    "splits=[3, 4]",
+    "draws=[7, 8]",
+    "standins=true",
+    BUILDS,
+    "methods.ls.mixed=random",
+    "methods.ls.name=CSM",
+    "methods.ls.grid={w: {w 1: {mixed.weight: 1}, 'w 2.5': {mixed.weight: 2.5}},"
+    " labels: {CLIP: {}, hard: {mixed.scale: 20}}}",
+]
+
+
+def test_replicates_are_splits_and_for_mixed_images_their_draws(make_study, tmp_path):
+    cells = cells_of(make_study(*REPLICATED), tmp_path)
+    points = [f"{w}+{labels}" for w in ("w-1", "w-2-5") for labels in ("CLIP", "hard")]
+    assert [cell.name for cell in cells if cell.split == 3] == [
+        "digits-split3/ce",
+        *(f"digits-split3-draw{draw}/ls+{point}" for draw in (7, 8) for point in points),
+        "digits-split3/mac",
+    ]
+    assert {cell.config.real.split_seed for cell in cells if cell.place == "digits-split4"} == {4}
+    last = cells[-2]
+    assert (last.name, last.build, last.draw) == ("digits-split4-draw8/ls+w-2-5+hard", "random", 8)
+    assert last.config.name == "CSM (w 2.5, hard)"
+    assert (last.config.mixed.weight, last.config.mixed.scale) == (2.5, 20)
+    assert last.config.mixed.url == str(tmp_path / "mixed" / "digits-split4-draw8-random")
+    check_cells(cells)  # before there is any mixed dataset
+
+
+def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
+    study = make_study(*REPLICATED, "methods.ls.chosen={best: {by: ece}, soft: {match: best}}")
+    labels = [row.label for row in rows_of(study)]
+    points = [f"CSM ({w}, {labels})" for w in ("w 1", "w 2.5") for labels in ("CLIP", "hard")]
+    assert labels == ["CE", *points, "best", "soft", "CE + MaC-Cal"]
+    assert len(rows_of(study)[5].points) == 4
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (
+            ["methods.ls.mixed=other", BUILDS],
+            r"^methods\.ls\.mixed = other: .* choose one of random",
+        ),
+        (["methods.ls.mixed=other"], r"^methods\.ls\.mixed = other: a key of `builds`; none is"),
+        (["methods.ce.grid={a: {b: {}}}"], r"^baseline = ce: has a grid"),
+        (
+            ["methods.ls.grid={a: {x y: {}, x-y: {}}}"],
+            r"^methods = ls \(x-y\): two combinations would share a folder",
+        ),
+        (
+            ["methods.ls.grid={a: {b: {}}}", "methods.ls.chosen={best: {match: CE + MaC-Cal}}"],
+            r"chosen\.best\.match = CE \+ MaC-Cal: name a row that comes before: CE, ls \(b\)$",
+        ),
+        (['contrasts=[["ls", "LS"]]'], r"^contrasts = LS: no row is called so; there are CE, ls,"),
         (["baseline=cee"], r"^baseline = cee: choose one of ce, ls, mac"),
         (["methods.ls.name=CE"], r"^methods = CE: two rows have this name"),
         (["methods.ls.post_hoc={CE: scaled}"], r"^methods = CE: two rows have this name"),

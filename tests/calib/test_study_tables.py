@@ -4,19 +4,23 @@ import csv
 import io
 import json
 
+import pandas
 import pytest
 from PIL import Image
+from scipy.stats import ttest_ind
 
 from calib.metrics import calibration_metrics
-from calib.study import cells_of, note_failure
+from calib.replicates import interval
+from calib.study import Choice, cells_of
+from calib.study_jobs import note_failure
+from calib.study_results import choose_point, make_tables, read_results
 from calib.study_tables import (
     as_csv,
     latex_document,
-    make_tables,
     markdown_document,
     measure_table,
-    read_results,
     table_records,
+    value_frame,
     what_ran,
     write_study,
 )
@@ -69,15 +73,15 @@ def test_means_deviations_ranks_and_tests_are_those_of_the_seeds(make_study, tmp
     assert rows["CE + TS"]["summary"]["ece_scaled"] is None
     # By ECE: CE + TS 0.02, ls 0.17, then CE and its head with 0.2 each.
     assert [row["rank"] for row in rows.values()] == [3.5, 1, 2, 3.5]
-    test = rows["ls"]["tests"]["ece"]  # differences -0.02, -0.04, -0.03: t = -3 sqrt(3)
-    assert (test["better"], test["shared"]) == (3, 3)
-    assert test["change"] == pytest.approx(-0.03)
-    assert test["p"] == pytest.approx(1 - (27 / 29) ** 0.5)
-    # CE + TS differs by -0.09, -0.18, -0.27, t = -2 sqrt(3); the head's differences are all 0.
-    assert rows["CE + TS"]["tests"]["ece"]["p"] == pytest.approx(1 - (12 / 14) ** 0.5)
-    assert rows["CE + MaC-Cal"]["tests"]["ece"]["p"] is None
-    assert test["p_holm"] == pytest.approx(2 * test["p"])
-    assert rows["ls"]["tests"]["accuracy"]["better"] == 0
+    test = rows["ls"]["tests"]["ece"]  # differences -0.02, -0.04, -0.03
+    assert (test["n"], test["over"]) == (3, "seeds")
+    assert [test[key] for key in ("change", "low", "high")] == pytest.approx([-0.03, -0.04, -0.02])
+    assert test["p"] == pytest.approx(ttest_ind(ECE["ls"], ECE["ce"], equal_var=False).pvalue)
+    # The head's are those of CE, with which it shares its mean: p = 1.
+    assert [rows[name]["tests"]["ece"]["p_holm"] for name in ("CE + TS", "CE + MaC-Cal")] == [
+        pytest.approx(3 * rows["CE + TS"]["tests"]["ece"]["p"]),
+        1.0,
+    ]
     assert rows["CE"]["tests"] == {}
 
 
@@ -95,8 +99,12 @@ def test_validation_figures_are_measured_from_the_logits(make_study, tmp_path):
     write_all(study, tmp_path)
     expected = calibration_metrics(*random_predictions(2)).as_dict()
     row = rows_of(study, tmp_path, "validation")["ls"]
-    assert row["seeds"]["2"] == pytest.approx(expected)
-    assert row["scaled"] == {}
+    (table,) = tables_of(study, tmp_path, "validation")
+    ls = next(row for row in table.rows if row.label == "ls")
+    assert {k: v[0, None, 2] for k, v in ls.values.items()} == pytest.approx(
+        {key: expected[key] for key in ls.values}
+    )
+    assert "ece_scaled" not in row["summary"]
     text = markdown_document(study, tables_of(study, tmp_path, "validation"), missing={})
     assert text.startswith("# a study: validation images\n")
     assert "## digits, 50 validation images" in text
@@ -112,7 +120,7 @@ def test_an_incomplete_study_says_what_is_missing(make_study, tmp_path):
     rows = rows_of(study, tmp_path)
     assert [row["complete"] for row in rows.values()] == [True, False, False]
     assert [row["rank"] for row in rows.values()] == [1, None, None]
-    assert rows["ls"]["tests"]["ece"]["shared"] == 2
+    assert rows["ls"]["tests"]["ece"]["n"] == 2
     assert rows["CE + MaC-Cal"]["summary"]["ece"] is None
     tables = tables_of(study, tmp_path)
     text = markdown_document(study, tables, missing=missing)
@@ -171,7 +179,7 @@ def test_csv_holds_full_precision(make_study, tmp_path):
     ls = lines[1]
     assert float(ls["ece"]) == sum(ECE["ls"]) / 3
     assert float(ls["ece_change"]) == pytest.approx(-0.03)
-    assert (ls["ece_better"], ls["bins"], lines[0]["ece_p"]) == ("3", "15", "")
+    assert (ls["ece_over"], ls["bins"], lines[0]["ece_p"]) == ("seeds", "15", "")
 
 
 def test_a_seed_that_was_measured_otherwise_is_not_measured(make_study, tmp_path):
@@ -198,7 +206,8 @@ def test_every_file_is_written_and_the_document_shows_the_figures(make_study, tm
     for cell in cells:
         write_run(cell, tmp_path, {0: {}, 1: {}, 2: {"plain": {"ece": 0.5}}})
     record = write_study(study, cells, tmp_path)
-    names = ["study-validation.md", "study.csv", "study.json", "study.md", "study.tex"]
+    names = [f"study.{form}" for form in ("csv", "json", "md", "tex")]
+    names = ["resamples.csv.gz", "study-validation.md", *names, "values.csv"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == names
     assert json.loads((tmp_path / "study.json").read_text()) == record
     assert record["missing"] == {}
@@ -213,6 +222,91 @@ def test_every_file_is_written_and_the_document_shows_the_figures(make_study, tm
         with Image.open(tmp_path / name) as image:
             assert image.format == "PNG"
             assert min(image.size) > 150
+
+
+GRID = [
+    "seeds=[0, 1]",
+    "splits=[3, 4]",
+    "methods.ls.grid={smoothing: {s 0.1: {loss.smoothing: 0.1}, s 0.2: {loss.smoothing: 0.2}}}",
+    "methods.ls.chosen={LS by NLL: {by: nll}, LS kept: {by: ece, within: 0.01}}",
+    'contrasts=[["LS by NLL", "ls (s 0.1)"]]',
+]
+
+
+def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monkeypatch):
+    study = make_study(*GRID)
+    nll = {(3, "s-0-1"): 1.0, (3, "s-0-2"): 2.0, (4, "s-0-1"): 2.0, (4, "s-0-2"): 1.5}
+    for cell in cells_of(study):
+        given = nll.get((cell.split, cell.point), 3.0)
+        write_run(cell, tmp_path, {seed: {"plain": {"nll": given}} for seed in (0, 1)})
+    monkeypatch.setattr(  # as on the test images, whose figures are made by hand
+        "calib.results.Measured.on_validation", property(lambda self: self.kinds["plain"])
+    )
+    (table,) = tables_of(study, tmp_path)
+    rows = {row.label: row for row in table.rows}
+    assert list(rows) == ["CE", "ls (s 0.1)", "ls (s 0.2)", "LS by NLL", "LS kept", "CE + MaC-Cal"]
+    chosen = rows["LS by NLL"]
+    assert chosen.chosen == {(3, None): "s-0-1", (4, None): "s-0-2"}
+    assert set(chosen.values["nll"].items()) == {
+        ((split, None, seed), value) for split, value in ((3, 1.0), (4, 1.5)) for seed in (0, 1)
+    }
+    summary = table_records([table])["digits"]["rows"][3]["summary"]["nll"]
+    assert summary == pytest.approx({"mean": 1.25, "sd": 0.125**0.5})  # of 1 and 1.5, the splits
+    against = table.contrasts["LS by NLL", "ls (s 0.1)"]["nll"]
+    assert (against.change, against.low, against.high) == (-0.25, -0.5, 0.0)
+    lines = value_frame([table]).query("row == 'LS by NLL' and kind == 'plain' and split == 4")
+    assert (list(lines["point"]), list(lines["nll"])) == (["s-0-2"] * 2, [1.5] * 2)
+    text = markdown_document(study, [table], missing={})
+    assert "- LS by NLL: s-0-1 (1), s-0-2 (1)" in text
+    assert "Means over 2 splits of the real images" in text
+    for line in text.splitlines():  # what is called better or worse has an interval without zero
+        assert "nothing is told apart" in line or not line.startswith("- LS by NLL against")
+
+
+@pytest.mark.parametrize(
+    ("choice", "taken"),
+    [
+        ({"by": "ece"}, "bold"),
+        ({"by": "accuracy"}, "shy"),
+        ({"by": "ece", "within": 0.01}, "shy"),
+        ({"by": "nll", "within": 0.2}, "mild"),
+        ({"by": "ece", "within": 0.0}, "shy"),  # all lose more: the most accurate
+        ({"match": "CE"}, "mild"),
+    ],
+)
+def test_what_a_choice_takes(choice, taken):
+    means = {
+        "bold": {"accuracy": 0.80, "ece": 0.01, "nll": 0.5, "confidence": 0.7},
+        "mild": {"accuracy": 0.85, "ece": 0.02, "nll": 0.4, "confidence": 0.8},
+        "shy": {"accuracy": 0.895, "ece": 0.03, "nll": 0.6, "confidence": 0.9},
+    }
+    reference = {"accuracy": 0.90, "confidence": 0.83}
+    assert choose_point(Choice(**choice), means, reference) == taken
+
+
+def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path):
+    study = make_study("seeds=[0, 1, 2]", "splits=[0, 1, 2]")
+    cells = cells_of(study)
+    for number, cell in enumerate(cells):
+        anew = {
+            kind: {
+                m: [0.01 * (number + k) for k in range(4)]
+                for m in ("accuracy", "ece", "nll", "brier")
+            }
+            for kind in ("plain", "scaled")
+        }
+        values = {s: {"plain": {"ece": ECE[cell.method][s] + 0.02 * cell.split}} for s in (0, 1, 2)}
+        write_run(cell, tmp_path, values, drawn=anew)
+    write_study(study, cells, tmp_path)
+    frame = pandas.read_csv(tmp_path / "resamples.csv.gz")
+    assert list(frame.columns[:7]) == ["dataset", "row", "point", "kind", "split", "draw", "seed"]
+    assert len(frame) == 3 * 9 * 2 * 4
+    record = json.loads((tmp_path / "study.json").read_text())
+    rows = {row["method"]: row for row in record["test"]["digits"]["rows"]}
+    found = frame.query("kind == 'plain'").set_index(["row", "split", "seed", "set"])["ece"]
+    changes = (found["ls"] - found["CE"]).to_numpy().reshape(3, 1, 3, 4)
+    test = rows["ls"]["tests"]["ece"]
+    assert interval(changes) == pytest.approx((test["low"], test["high"]), abs=1e-6)
 
 
 def test_nothing_measured_is_a_table_too(make_study, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from calib.page import headlines
+from calib.replicates import Unit
 from calib.results import load_methods
 from calib.tables import (
     as_markdown,
@@ -39,7 +40,7 @@ def test_a_method_alone_is_not_the_best(runs: list[Path]):
 
 def test_without_shared_seeds_nothing_is_paired(runs: list[Path]):
     ce, csm, _ = load_methods(runs)
-    late = replace(csm, seeds={9: csm.seeds[0]})
+    late = replace(csm, seeds={Unit(0, None, 9): csm.seeds[0, None, 0]})
     assert differences([ce, late])[0][0].cells[1].note == "no shared seed"
     assert "no shared seeds" in headlines([ce, late])[0]
 

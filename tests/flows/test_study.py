@@ -15,7 +15,8 @@ from prefect.client.orchestration import get_client
 from safetensors import SafetensorError
 
 from calib.run_folder import claim_run
-from calib.study import Job, StudyConfig, cells_of, failure_of
+from calib.study import StudyConfig, cells_of
+from calib.study_jobs import Job, failure_of
 from data.errors import InputError
 from data.settings import load_settings
 from flows import study_flow

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from calib.metrics import bootstrap_intervals, calibration_metrics
-from calib.metrics.bootstrap import INTERVALS
-from calib.metrics.one_pass import top_label
+from calib.metrics.bootstrap import INTERVALS, resampled
+from calib.metrics.one_pass import as_given, read_predictions
 
 
 def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, Tensor]:
@@ -25,9 +25,6 @@ def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, 
 def test_intervals_equal_the_plain_loop(samples: int, levels: int):
     logits, targets = random_case(1, samples, levels)
     got = bootstrap_intervals(logits, targets, bins=10, resamples=40, seed=5)
-    # Sample n of the draws is the n-th by confidence.
-    order = top_label(logits, targets)[0].argsort(stable=True)
-    logits, targets = logits[order], targets[order]
     rng = np.random.default_rng(5)
     drawn = [
         calibration_metrics(logits[rows], targets[rows], bins=10).as_dict()
@@ -36,6 +33,17 @@ def test_intervals_equal_the_plain_loop(samples: int, levels: int):
     for name in INTERVALS:
         expected = np.quantile([measures[name] for measures in drawn], [0.025, 0.975])
         assert got[name] == pytest.approx(tuple(expected), abs=1e-12), name
+
+
+def test_a_resample_draws_the_same_images_whatever_was_predicted_of_them():
+    logits, targets = random_case(4, 30)
+    cooler = logits * torch.linspace(0.2, 3, 30)[:, None]  # another order, the same predictions
+    one, other = (
+        resampled(read_predictions(*as_given(each, targets), 10), 10, resamples=5, seed=0)
+        for each in (logits, cooler)
+    )
+    assert one[:, 0].tolist() == pytest.approx(other[:, 0].tolist(), abs=1e-12)  # accuracy
+    assert one[:, 1].tolist() != pytest.approx(other[:, 1].tolist(), abs=1e-3)
 
 
 def test_the_width_for_accuracy_is_that_of_the_textbook():

@@ -1,0 +1,321 @@
+"""What a study found: rows over all replicates, chosen ones among them, and comparisons."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+
+from calib.replicates import Comparison, Drawn, Unit, compare, compare_all, corrected
+from calib.results import (
+    MEASURE,
+    RANKED,
+    Measured,
+    Method,
+    Split,
+    Summary,
+    measured_seeds,
+    ranks,
+    shown_in,
+)
+from calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, rows_of
+from calib.tables import SCALED, Column
+
+Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
+Place = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
+Results = Mapping[Place, Mapping[int, Measured]]  # by seed
+
+
+def read_results(cells: Sequence[Cell], out: Path) -> Results:
+    """Every seed that is measured under the settings of its cell.
+
+    Raises:
+        InputError: a seed was trained under other settings.
+    """
+    return {
+        (cell.dataset, cell.method, cell.point, cell.split or 0, cell.draw): measured_seeds(
+            cell.config, cell.run(out), stage=cell.stage
+        )
+        for cell in cells
+    }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row on one dataset, over all its replicates.
+
+    Attributes:
+        chosen: by replicate, the combination that its choice took; empty where nothing is chosen.
+        values: by column and unit; none where nothing was measured.
+        complete: whether every seed of every replicate is measured.
+        rank: by ECE on this dataset; `mean_rank` over datasets and ranked measures. None unless
+            complete.
+        tests: by column, against the baseline; none of the baseline.
+    """
+
+    config: RowConfig
+    method: Method
+    chosen: Mapping[Replicate, str]
+    values: Mapping[str, Mapping[Unit, float]]
+    complete: bool
+    rank: float | None = None
+    mean_rank: float | None = None
+    tests: Mapping[str, Comparison] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.config.label
+
+    @property
+    def units(self) -> int:
+        """Trained classifiers that are measured."""
+        return len(self.method.seeds)
+
+    def summary(self, column: Column) -> Summary | None:
+        """Mean, and deviation over the means of replicates, or over seeds where there is one."""
+        values = self.values.get(column.key)
+        if not values:
+            return None
+        by_replicate: dict[Replicate, list[float]] = {}
+        for unit, value in values.items():
+            by_replicate.setdefault((unit.split, unit.draw), []).append(value)
+        means = [fmean(each) for each in by_replicate.values()]
+        return Summary.of(means if len(means) > 1 else values.values())
+
+
+@dataclass(frozen=True)
+class DatasetTable:
+    """All rows of one dataset and split of its images; the baseline is among them.
+
+    Attributes:
+        columns: of the images as they are; further: of corrupted and of foreign ones.
+        contrasts: comparisons that the study asks for, by new row and old.
+        bins: of the binned errors, and `images` measured; None where nothing is measured yet.
+    """
+
+    dataset: str
+    split: Split
+    columns: tuple[Column, ...]
+    further: tuple[Column, ...]
+    tested: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    baseline: str
+    contrasts: Mapping[tuple[str, str], Mapping[str, Comparison]]
+    bins: int | None
+    images: int | None
+
+
+SHIFT = tuple(Column(MEASURE[key], part="shift") for key in ("accuracy", "ece", "scaled_ece"))
+FOREIGN = tuple(Column(MEASURE[key], part="foreign") for key in ("auroc", "fpr95"))
+TESTED = (
+    *(Column(MEASURE[key]) for key in ("accuracy", "ece")),
+    SCALED[0],
+    Column(MEASURE["nll"]),
+    SCALED[1],
+    Column(MEASURE["brier"]),
+    *SHIFT[1:],
+    FOREIGN[0],
+)
+
+
+def make_tables(study: StudyConfig, results: Results, split: Split) -> list[DatasetTable]:
+    """One table a dataset; ranks are means over the datasets on which every seed is measured."""
+    tables = [_table(study, dataset, results, split) for dataset in study.datasets]
+    places = [_ranks(table) for table in tables]
+
+    def ranked(row: Row, own: Mapping[str, Sequence[float]]) -> Row:
+        mean = None
+        if all(row.label in of_dataset for of_dataset in places):
+            mean = fmean(rank for of_dataset in places for rank in of_dataset[row.label])
+        return replace(row, rank=own[row.label][0] if row.label in own else None, mean_rank=mean)
+
+    return [
+        replace(table, rows=tuple(ranked(row, own) for row in table.rows))
+        for table, own in zip(tables, places, strict=True)
+    ]
+
+
+def _table(study: StudyConfig, dataset: str, results: Results, split: Split) -> DatasetTable:
+    on_test, baseline = split == "test", baseline_row(study)
+    columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
+    further = SHIFT + FOREIGN if on_test else ()
+    rows = _rows(study, dataset, results, split, columns=(*columns, *further))
+    known = {key for row in rows.values() for key, values in row.values.items() if values}
+    tested = tuple(column for column in TESTED if column.key in known)
+    seen = [found for row in rows.values() for found in row.method.seeds.values()]
+    bins, images = (seen[0].bins, seen[0].images(split)) if seen else (None, None)
+    return DatasetTable(
+        dataset,
+        split,
+        columns,
+        tuple(column for column in further if column.key in known),
+        tested,
+        tuple(_tested(rows, baseline, tested, split)),
+        baseline,
+        _contrasts(study, rows, tested) if on_test else {},
+        bins,
+        images,
+    )
+
+
+# Rows
+
+
+def _rows(
+    study: StudyConfig, dataset: str, results: Results, split: Split, *, columns: Sequence[Column]
+) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for config in rows_of(study):
+        if split == "test" or config.kind == "plain":
+            own = {
+                place: each
+                for place, each in results.items()
+                if place[:2] == (dataset, config.method)
+            }
+            replicates = list(dict.fromkeys(place[3:] for place in own))
+            points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
+            if config.choice is not None:
+                points = {
+                    at: _chosen(config, {p[2]: own[p] for p in own if p[3:] == at}, at, rows, study)
+                    for at in replicates
+                }
+            seeds = {
+                Unit(*place[3:], seed): found
+                for place, each in own.items()
+                if place[2] == points[place[3:]]
+                for seed, found in each.items()
+            }
+            method = Method(config.label, "", Path(), seeds, kind=config.kind)
+            values = {column.key: column_values(method, column, split) for column in columns}
+            chosen = {at: point for at, point in points.items() if point and config.choice}
+            complete = len(seeds) == len(replicates) * len(study.seeds)
+            rows[config.label] = Row(config, method, chosen, values, complete)
+    return rows
+
+
+def _chosen(
+    config: RowConfig,
+    candidates: Mapping[str, Mapping[int, Measured]],
+    at: Replicate,
+    rows: Mapping[str, Row],
+    study: StudyConfig,
+) -> str | None:
+    """The combination that a replicate's validation images choose; None until all are measured."""
+    choice = config.choice
+    assert choice is not None
+    against = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
+    against += [rows[choice.match]] if choice.match is not None else []
+    known = [_of_replicate(row, at) for row in against]
+    if any(len(seeds) < len(study.seeds) for seeds in [*candidates.values(), *known]):
+        return None
+    means = {point: _validation(seeds) for point, seeds in candidates.items()}
+    return choose_point(choice, means, *map(_validation, known))
+
+
+def choose_point(
+    choice: Choice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
+) -> str:
+    """The combination that a choice takes, of the first where several are alike.
+
+    Args:
+        means: by combination, measures of validation images.
+        against: likewise of the row that `within` counts from, and of the one to `match`, as far
+            as the choice names them.
+    """
+    allowed = dict(means)
+    if choice.within is not None:
+        least = against[0]["accuracy"] - choice.within
+        allowed = {point: found for point, found in means.items() if found["accuracy"] >= least}
+        if not allowed:
+            return max(means, key=lambda point: means[point]["accuracy"])
+    if choice.match is not None:
+        wanted = against[-1]["confidence"]
+        return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - wanted))
+    sign = -1 if choice.by == "accuracy" else 1
+    return min(allowed, key=lambda point: sign * allowed[point][choice.by])
+
+
+def _of_replicate(row: Row, at: Replicate) -> Mapping[int, Measured]:
+    """A row's seeds of a replicate; those of its split where no draw changes it."""
+    split, draw = at
+    return {
+        unit.seed: found
+        for unit, found in row.method.seeds.items()
+        if unit.split == split and unit.draw in (draw, None)
+    }
+
+
+def _validation(seeds: Mapping[int, Measured]) -> dict[str, float]:
+    found = [measured.on_validation for measured in seeds.values()]
+    return {key: fmean(each[key] for each in found) for key in found[0]}
+
+
+# Columns
+
+
+def column_values(method: Method, column: Column, split: Split) -> dict[Unit, float]:
+    """One value a unit; none of what is not measured of this row."""
+    of_the_network = column.part != "kinds" or column.scaled  # which was measured on test images
+    if of_the_network and (split == "validation" or method.kind != "plain"):
+        return {}
+    if column.part != "kinds":
+        means = {unit: found.mean_of(column.part) for unit, found in method.seeds.items()}
+        return {unit: mean[column.measure.key] for unit, mean in means.items() if mean}
+    return method.values(column.measure, "scaled" if column.scaled else None, split=split)
+
+
+def column_drawn(method: Method, column: Column, split: Split) -> Drawn:
+    """The same on test sets drawn anew, where those are measured."""
+    if column.part == "kinds" and column_values(method, column, split):
+        return method.drawn(column.measure, "scaled" if column.scaled else None, split=split)
+    return {unit: [value] for unit, value in column_values(method, column, split).items()}
+
+
+# Comparisons and ranks
+
+
+def _tested(
+    rows: Mapping[str, Row], baseline: str, tested: Sequence[Column], split: Split
+) -> list[Row]:
+    others = [row for label, row in rows.items() if label != baseline]
+    found = {
+        column.key: compare_all(
+            {row.label: column_drawn(row.method, column, split) for row in others},
+            column_drawn(rows[baseline].method, column, split),
+        )
+        for column in tested
+    }
+    return [
+        replace(
+            row,
+            tests={key: tests[row.label] for key, tests in found.items() if row.label in tests},
+        )
+        for row in rows.values()
+    ]
+
+
+def _contrasts(
+    study: StudyConfig, rows: Mapping[str, Row], tested: Sequence[Column]
+) -> dict[tuple[str, str], dict[str, Comparison]]:
+    """What the study compares besides, corrected over all of it, measure by measure."""
+    found: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
+    for column in tested:
+        tests = {}
+        for new, old in study.contrasts:
+            test = compare(
+                *(column_drawn(rows[label].method, column, "test") for label in (new, old))
+            )
+            if test is not None:
+                tests[new, old] = test
+        for pair, test in corrected(tests).items():
+            found[pair][column.key] = test
+    return {pair: tests for pair, tests in found.items() if tests}
+
+
+def _ranks(table: DatasetTable) -> dict[str, list[float]]:
+    """Ranks by each measure in RANKED, ECE first, of the rows that are complete."""
+    complete = [row for row in table.rows if row.complete]
+    by_measure = [
+        ranks([fmean(row.values[measure.key].values()) for row in complete], measure)
+        for measure in RANKED
+    ]
+    return {row.label: [r[place] for r in by_measure] for place, row in enumerate(complete)}
