@@ -270,7 +270,7 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
         data.images("train", accelerator),
         data.train_targets,
         batch_size=config.head.batch_size,
-        augment=config.augment,
+        augment=config.head.changes(config.augment),
         device=accelerator.device,
         process=accelerator.process_index,
         processes=accelerator.num_processes,
