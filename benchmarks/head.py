@@ -62,7 +62,7 @@ def config(epochs: int) -> TrainConfig:
         "real": {"name": "digits", "train_per_class": 50, "validation_per_class": 10},
         "model": {"name": "resnet32", "width": 16},
         "augment": {"shift": 0},
-        "head": {"epochs": epochs, "batch_size": 125},
+        "head": {"epochs": epochs, "batch_size": 125, "extra_pass": False},
     }
     return load_settings(TrainConfig, values)
 
@@ -99,6 +99,7 @@ def train_in_loop(
     assert isinstance(head, MaskedBottleneckHead)
     rule = SparsityController(
         base_accuracy=base_accuracy,
+        chance=1 / data.num_classes,
         seed=derived_seed(SEED, "masks"),
         **controller_params(settings.head),
     )

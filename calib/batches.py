@@ -27,6 +27,8 @@ class Batch:
         images, mixed_images: uint8 [B, S, S, 3] and [M, S, S, 3], augmented.
         targets, indices: class and place in the training set, int64 [B].
         mixed_labels: float32 [M, K].
+        mixed_kinds: float32 [M, 2], one over how many end points the step has, or inner images,
+            in the column of the image's kind: weights with which means of a kind are sums.
         drawn: state of the epoch's generator after the step; of a whole batch alone.
     """
 
@@ -35,6 +37,7 @@ class Batch:
     indices: Tensor
     mixed_images: Tensor | None = None
     mixed_labels: Tensor | None = None
+    mixed_kinds: Tensor | None = None
     drawn: Tensor | None = None
 
 
@@ -109,6 +112,7 @@ class Batches:
         self.targets = targets.cpu()  # as the order is
         self.augment, self.device = augment, device
         self.mixed, self.class_matched = mixed, class_matched
+        self._kinds = kinds_of(drawing * self.count, self.count).to(device)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -176,7 +180,14 @@ class Batches:
         mixed = (tensor.to(self.device, non_blocking=True) for tensor in read.mixed)
         changes_of_mixed, mixed_images, labels = mixed
         mixed_images = apply_changes(mixed_images, changes_of_mixed, self.augment)
-        return Batch(images, targets, own, mixed_images, labels, read.drawn)
+        return Batch(images, targets, own, mixed_images, labels, self._kinds, read.drawn)
+
+
+def kinds_of(total: int, count: int) -> Tensor:
+    """`Batch.mixed_kinds` of series of `count` images each, whose first is an end point."""
+    end = torch.arange(total) % count == 0
+    kinds = torch.stack([end, ~end], dim=1).float()  # [M, 2]
+    return kinds / kinds.sum(0).clamp(min=1)
 
 
 def pin(values: Tensor, device: torch.device) -> Tensor:
@@ -270,7 +281,7 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
         data.images("train", accelerator),
         data.train_targets,
         batch_size=config.head.batch_size,
-        augment=config.augment,
+        augment=config.head.changes(config.augment),
         device=accelerator.device,
         process=accelerator.process_index,
         processes=accelerator.num_processes,
@@ -304,7 +315,8 @@ def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
         return
     check_accumulation(len(batch.targets), count)
     real = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
-    if batch.mixed_images is None or batch.mixed_labels is None:
+    mixed = [batch.mixed_images, batch.mixed_labels, batch.mixed_kinds]
+    if batch.mixed_images is None:
         for images, targets, indices in zip(*real, strict=True):
             yield Part(Batch(images, targets, indices), 1 / count, 0.0)
         return
@@ -312,6 +324,6 @@ def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
     if total // count < LEAST:
         remedy = f"the {total} mixed images of a step leave fewer than {LEAST} for each part"
         raise InputError("accumulate", count, f"{remedy}; choose fewer parts")
-    mixed = [tensor.tensor_split(count) for tensor in (batch.mixed_images, batch.mixed_labels)]
-    for tensors in zip(*real, *mixed, strict=True):
+    parts = [tensor.tensor_split(count) for tensor in mixed if tensor is not None]
+    for tensors in zip(*real, *parts, strict=True):
         yield Part(Batch(*tensors), 1 / count, len(tensors[3]) / total)

@@ -124,10 +124,14 @@ def require_trackers(names: Iterable[str]) -> None:
 
 
 def _check_views(config: TrainConfig) -> None:
-    views = None if config.head is None else config.head.views
-    if views is not None and not (config.augment.shift or config.augment.flip):
+    if config.head is None or config.head.views is None:
+        return
+    if not (config.augment.shift or config.augment.flip):
         remedy = "nothing is augmented, so that all views are alike; leave it out"
-        raise InputError("head.views", views, remedy)
+        raise InputError("head.views", config.head.views, remedy)
+    if not config.head.augment:
+        remedy = "there are none to take turns, as head.augment is false; set it, or leave this out"
+        raise InputError("head.views", config.head.views, remedy)
 
 
 def _check_image_size(config: TrainConfig, wanted: int | None) -> None:

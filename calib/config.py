@@ -173,6 +173,11 @@ class TSTOptimiserConfig(HeadOptimiserConfig):
     )
 
 
+AUGMENTED = (
+    "learn from augmented images, as TST's code does; MaC-Cal's paper has non-augmented ones"
+)
+
+
 class SecondStageConfig(Settings):
     """What every second stage has: a head trained on the frozen network, from real images alone."""
 
@@ -185,12 +190,21 @@ class SecondStageConfig(Settings):
         description="augmented views of each image whose features are made once and used in turn;"
         " none makes features anew each epoch, or once where nothing is augmented",
     )
+    augment: bool = Field(True, description=AUGMENTED)
+    reduction: Literal["mean", "sum"] = Field(
+        "mean", description="of the loss over a step's images; the paper's base code sums"
+    )
+
+    def changes(self, augment: AugmentConfig) -> AugmentConfig:
+        """Random changes of the images that the head learns from."""
+        return augment if self.augment else AugmentConfig(shift=0)
 
 
 class MaCCalConfig(SecondStageConfig):
     """MaC-Cal: a bottleneck head whose weights are masked anew each epoch."""
 
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
+    augment: bool = Field(False, description=AUGMENTED)
     loss: PartConfig = Field(
         PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
     )
@@ -215,7 +229,9 @@ class MaCCalConfig(SecondStageConfig):
     delta_max: float = Field(0.1, gt=0, le=1, description="largest change of the share at first")
     delta_min: float = Field(0.001, gt=0, le=1, description="largest change at the end")
     extra_pass: bool = Field(
-        False, description="take accuracy and confidence from a pass of their own after each epoch"
+        True,
+        description="take accuracy and confidence from a pass of their own after each epoch; means"
+        " over its steps lag behind",
     )
 
 

@@ -34,7 +34,7 @@ def check_memory(config: TrainConfig, *, images: int, num_classes: int) -> None:
     with torch.device("meta"):  # shapes only
         width = Network(config, num_classes).num_features
     each, views = 4 * images * width, 1
-    if is_augmented(config.augment) and config.head.views is not None:
+    if is_augmented(config.head.changes(config.augment)) and config.head.views is not None:
         views = min(config.head.views, config.head.epochs)
     if views * each > LIMIT:
         need = f"{width} features of {images} images take {views * each / 2**30:.1f} GiB"
@@ -85,8 +85,8 @@ class FeatureViews:
         assert config.head is not None
         self.network, self.seed, self.accelerator = network, seed, accelerator
         self.device, self.views = accelerator.device, config.head.views
-        self.augmented = is_augmented(config.augment)
         self.batches = head_batches(config, data, accelerator)
+        self.augmented = is_augmented(self.batches.augment)
         self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
         self._kept: dict[int, Tensor] = {}
 

@@ -1,6 +1,7 @@
 """Second-stage heads: bottleneck, TST, VTST, MaC-Cal's sparsity."""
 
 import math
+from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -143,6 +144,8 @@ def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> Non
 
 
 GUARD = 0.05  # accuracy below stage one's at which more masking would cost too much
+NEARLY = 0.1  # of the way from chance to stage one's accuracy: no better than chance
+LOOKED_AT = 3  # epochs after one another that tell a lost head from an unlucky one
 
 
 class ControllerState(TypedDict):
@@ -163,9 +166,14 @@ class SparsityController:
     Overconfident on the training set, so Conf > gamma Acc: p falls, more is masked, confidence
     falls. p never falls while accuracy is 5 points below that of stage one.
 
+    Masks that set weights to 0 for good can take more than an epoch gives back: the gradient of
+    each layer is a product with the other, so a head with few weights left learns ever less and
+    ends at chance. Where accuracy is there, or falls on towards it, p rises by all of delta_max.
+
     Args:
         epochs: E, of the head's training.
         base_accuracy: of the stage-one model on the training set, in [0, 1].
+        chance: accuracy of a guess, 1 / K.
         p_start: p of the first epoch, in [p_min, 1].
         p_min: in (0, 1]; an unguarded p can fall until nothing is learnt.
         gamma: share of the training accuracy, which is optimistic, to aim confidence at, in
@@ -176,7 +184,7 @@ class SparsityController:
         InputError: a value out of range.
 
     Source: MaC-Cal (arXiv 2508.09116), eqs. (12), (13), as reconstructed from its text; p_start,
-    p_min, both deltas and the guard are ours.
+    p_min, both deltas, the guard and the rise from chance are ours.
     """
 
     def __init__(
@@ -184,6 +192,7 @@ class SparsityController:
         *,
         epochs: int,
         base_accuracy: float,
+        chance: float,
         p_start: float = 0.5,
         p_min: float = 0.1,
         gamma: float = 0.9,
@@ -199,7 +208,7 @@ class SparsityController:
         in_range("head.delta_max", delta_max, low=1e-6, high=1, what="must lie in (0, 1]")
         what = f"must lie in (0, {delta_max}], the range up to delta_max"
         in_range("head.delta_min", delta_min, low=1e-9, high=delta_max, what=what)
-        self.epochs, self.base_accuracy = epochs, base_accuracy
+        self.epochs, self.base_accuracy, self.chance = epochs, base_accuracy, chance
         self.p_min, self.gamma = p_min, gamma
         self.delta_max, self.delta_min = delta_max, delta_min
         self.p = p_start
@@ -237,9 +246,28 @@ class SparsityController:
         change = min(max(self.gamma * accuracy - confidence, -delta), delta)
         if accuracy < self.base_accuracy - GUARD:
             change = max(change, 0.0)
+        if self.at_chance() or self._falls_on():
+            change = self.delta_max
         self.p = min(max(self.p + change, self.p_min), 1.0)
         self.epoch += 1
         return self.p
+
+    def at_chance(self) -> bool:
+        """Whether the last epochs were hardly better than a guess, which stage one is."""
+        better = self.base_accuracy - self.chance
+        last = self._accuracies(LOOKED_AT)
+        known = len(last) == LOOKED_AT and better > GUARD
+        return known and max(last) <= self.chance + NEARLY * better
+
+    def _falls_on(self) -> bool:
+        """Whether accuracy fell epoch after epoch, to below half of what stage one learnt."""
+        last = self._accuracies(LOOKED_AT + 1)
+        fell = all(after < before for before, after in pairwise(last))
+        known = len(last) == LOOKED_AT + 1
+        return known and fell and last[-1] < (self.base_accuracy + self.chance) / 2
+
+    def _accuracies(self, count: int) -> list[float]:
+        return [line["accuracy"] for line in self.history[-count:]]
 
     def state_dict(self) -> ControllerState:
         """For a checkpoint; the masks are buffers of the head."""
@@ -349,7 +377,8 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
     """A fresh head, features [N, D] to logits [N, K]. Raises InputError for values it refuses."""
     if config.method == "mac_cal":
-        SparsityController(base_accuracy=1.0, **controller_params(config))  # refuses in time
+        chance = 1 / num_classes
+        SparsityController(base_accuracy=1.0, chance=chance, **controller_params(config))  # refuses
         return MaskedBottleneckHead(
             in_features,
             num_classes,

@@ -209,7 +209,7 @@ class TrainingStep:
     accelerator: Accelerator
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Returns real loss, mixed loss and accuracy of this process's share, float32 [3]."""
+        """Returns the FIGURES of this process's share, float32 [7]."""
         *first, last = micro_batches(batch, self.config.accumulate)
         figures = []
         for part in first:
@@ -224,18 +224,22 @@ class TrainingStep:
         batch = part.batch
         outcome = self.method(self.forward, batch, self.loss)
         real = total = part.real * outcome.loss
-        mixed = torch.zeros_like(real)
+        mixed, softness = torch.zeros_like(real), real.new_zeros(4, dtype=torch.float32)
         settings = self.config.mixed
         if settings is not None and batch.mixed_images is not None:
             assert batch.mixed_labels is not None
+            assert batch.mixed_kinds is not None
             with mixed_pass(self.network, settings.batch_norm):
-                mixed = part.mixed * self.method.on_mixed(
+                loss, logits = self.method.on_mixed(
                     self.forward, batch.mixed_images, batch.mixed_labels, self.mixed_loss
                 )
+            mixed = part.mixed * loss
+            softness = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
             total = real + settings.weight * mixed
         self.accelerator.backward(total)
         right = part.real * (outcome.logits.argmax(1) == outcome.targets).float().mean()
-        return torch.stack([real.detach().float(), mixed.detach().float(), right])
+        figures = torch.stack([real.detach().float(), mixed.detach().float(), right])
+        return torch.cat([figures, softness])
 
     def _update(self) -> None:
         share_gradients(self.loss.parameters(), self.accelerator)
@@ -307,13 +311,37 @@ def check_compiler(device: torch.device) -> None:
         raise InputError("compile", True, f"{remedy}{variable}, or leave compile off")
 
 
-FIGURES = ("loss", "mixed_loss", "accuracy")
+def confidence_and_label(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+    """How sure a network is of mixed images, beside how sure their labels are.
+
+    Args:
+        logits, labels: [M, K].
+        kinds: as `Batch.mixed_kinds`, [M, 2]; a part's rows give its share of the means.
+    Returns:
+        float32 [4], without gradient: of end points the mean probability of the class with the
+        largest label, and of that label; then both of inner images, 0 where there are none.
+    """
+    label, largest = labels.max(1, keepdim=True)  # [M, 1]
+    confidence = logits.detach().float().softmax(1).gather(1, largest)
+    pairs = torch.cat([confidence, label], dim=1)  # [M, 2]
+    return (kinds[:, :, None] * pairs[:, None]).sum(0).flatten()
+
+
+FIGURES = (
+    "loss",
+    "mixed_loss",
+    "accuracy",
+    "mixed_confidence_end",
+    "mixed_label_end",
+    "mixed_confidence_interior",
+    "mixed_label_interior",
+)
 LOSSES = {"real": 0, "mixed": 1}  # the figures that must be finite
 CHECK_EVERY = 50  # steps between two looks, each a wait for the device
 
 
 class EpochRecord:
-    """Real loss, mixed loss and accuracy of this process's share of every step.
+    """The FIGURES of this process's share of every step.
 
     Args:
         steps: of the epoch.
@@ -325,7 +353,7 @@ class EpochRecord:
         self.figures = torch.zeros(steps, len(FIGURES), device=accelerator.device)
 
     def note(self, step: int, figures: Tensor) -> None:
-        """Keep the figures of a step, float32 [3].
+        """Keep the figures of a step, float32 [7].
 
         Raises:
             Diverged: every CHECK_EVERY steps, as `check`.

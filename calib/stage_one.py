@@ -157,10 +157,15 @@ class BaseStage:
         share_buffers(self.network, self.accelerator)
         record.check()
         refuse_not_finite(self.network.state_dict())
-        figures: Figures = {**record.means(), "learning_rate": rate, **self.loss.pop_health()}
+        means = {name: mean for name, mean in record.means().items() if self._has(name)}
+        return {**means, "learning_rate": rate, **self.loss.pop_health()}
+
+    def _has(self, name: str) -> bool:
+        """Whether there are images of which a figure of an epoch could tell."""
         if self.config.mixed is None:
-            del figures["mixed_loss"]
-        return figures
+            return not name.startswith("mixed_")
+        # The only image of a series is an end or an inner one by a coin, and nobody says which.
+        return self.batches.count > 1 or not name.endswith(("_end", "_interior"))
 
     def _stop(self, done: int, record: EpochRecord, batch: Batch) -> None:
         """Raises Stopped, or Diverged rather than keep what is of no use."""

@@ -58,6 +58,8 @@ class Objective(nn.Module):
         objective.after_backward(); optimiser.step(); objective.after_step()
         objective.end_epoch(accuracy=..., confidence=...)
 
+    and, after the last epoch, `objective.refuse_lost()`.
+
     Attributes:
         extra_pass: whether accuracy and confidence come from a pass after the epoch, in eval
             mode, and not from the epoch's training passes.
@@ -86,6 +88,9 @@ class Objective(nn.Module):
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> None:
         """Called after every epoch with means over the training images, in [0, 1]."""
+
+    def refuse_lost(self) -> None:
+        """Called after the last epoch. Raises Diverged for a head that is of no use."""
 
     def objects(self) -> StateDict:
         """State besides that of head and loss, as plain values and tensors."""
@@ -142,6 +147,15 @@ class MaskedObjective(Objective):
         # Rounding may lift a mean of float32 confidences above 1 by a last digit.
         self.controller.end_epoch(accuracy=accuracy, confidence=min(confidence, 1.0))
 
+    def refuse_lost(self) -> None:
+        if self.controller.at_chance():
+            share = 100 * self.controller.history[-1]["accuracy"]
+            found = (
+                f"masked, the head is right in {share:.1f} % of the training images, as by chance"
+            )
+            settings = "head.p_start, head.p_min or head.optimiser.learning_rate"
+            raise Diverged(f"{found}; raise {settings}, and train in a fresh run folder")
+
     def objects(self) -> StateDict:
         return {"controller": self.controller.state_dict()}
 
@@ -187,6 +201,7 @@ def build_objective(
         assert isinstance(head, MaskedBottleneckHead)
         controller = SparsityController(
             base_accuracy=base_accuracy(),
+            chance=1 / num_classes,
             seed=derived_seed(seed, "masks"),
             **controller_params(config),
         )
@@ -233,6 +248,7 @@ class HeadStage:
         self.network = network.eval().requires_grad_(False)
         self.views = FeatureViews(config, data, network=network, seed=seed, accelerator=accelerator)
         self.steps, self.images = self.views.steps, self.views.images
+        self.scale = self.views.batches.batch_size if config.head.reduction == "sum" else 1
         self.targets = data.train_targets.to(accelerator.device)
         self.plain = PlainFeatures(network, data, self.views)
         self.objective = build_objective(
@@ -255,7 +271,7 @@ class HeadStage:
         """Train an epoch, or what is left of it after `middle`; returns its figures.
 
         Raises:
-            Diverged: the loss or a weight is NaN or infinite.
+            Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
             Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
         """
         features = self.views.of_epoch(epoch, stop)
@@ -273,6 +289,8 @@ class HeadStage:
         if self.objective.extra_pass:
             accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
         self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
+        if epoch + 1 == self.epochs:
+            self.objective.refuse_lost()
         figures |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
         figures |= {**self.loss.pop_health(), **self._judge(epoch)}
         self.history.append({"epoch": epoch, **figures})
@@ -346,7 +364,8 @@ class HeadStage:
         """One update; returns loss, right predictions and confidence, summed."""
         targets = self.targets[chosen]
         loss, logits = self.objective(features, targets, chosen)
-        loss.backward()
+        # Processes average their gradients, so that each multiplies with the batch of all.
+        (loss * self.scale).backward()
         share_gradients(self.parameters, self.accelerator)
         self.objective.after_backward()
         if self.settings.optimiser.clip_norm is not None:

@@ -159,9 +159,12 @@ class BalCAL(Method):
         ]
         return Outcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
 
-    def on_mixed(self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss) -> Tensor:
+    def on_mixed(
+        self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss
+    ) -> tuple[Tensor, Tensor]:
         linear, frame = network(images)[0].chunk(2, dim=1)
-        return self._mix(loss(linear, labels), loss(frame, labels))
+        value = self._mix(loss(linear, labels), loss(frame, labels))
+        return value, self._mix(linear, frame)
 
     @torch.no_grad()
     def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:

@@ -53,9 +53,13 @@ class Method(nn.Module):
     def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
         raise NotImplementedError
 
-    def on_mixed(self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss) -> Tensor:
-        """Loss of images from a mixed dataset, uint8 [N, S, S, 3], and their soft labels [N, K]."""
-        return loss(network(images)[0], labels)
+    def on_mixed(
+        self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of images from a mixed dataset, uint8 [N, S, S, 3], with soft labels [N, K]; and
+        what the network says of them, logits [N, K]."""
+        logits, _ = network(images)
+        return loss(logits, labels), logits
 
     def after_backward(self, backbone: ImageClassifier) -> None:
         """Called once a step, between backward and clipping, then the optimiser's step."""

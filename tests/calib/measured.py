@@ -38,7 +38,7 @@ STUDY: dict[str, Any] = {
         "ls": {"overrides": {"loss": {"name": "ls"}}},
         "mac": {
             "name": "CE + MaC-Cal",
-            "overrides": {"head": {"epochs": 2, "batch_size": 20, "views": 1}},
+            "overrides": {"head": {"epochs": 2, "batch_size": 20, "augment": True, "views": 1}},
         },
     },
 }

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from calib.batches import Batch, Batches, Normalise, apply_changes, micro_batches
+from calib.batches import Batch, Batches, Normalise, apply_changes, kinds_of, micro_batches
 from calib.check import check_shares
 from calib.config import AugmentConfig
 from calib.real_data import count_pixels
@@ -274,13 +274,21 @@ def make_batch(real: int = 6, mixed: int | None = 7) -> Batch:
     batch = (images, torch.arange(real), torch.arange(real) + 100)
     if mixed is None:
         return Batch(*batch)
-    return Batch(*batch, torch.arange(mixed).view(mixed, 1, 1, 1), torch.rand(mixed, 3))
+    images = torch.arange(mixed).view(mixed, 1, 1, 1)
+    return Batch(*batch, images, torch.rand(mixed, 3), torch.rand(mixed, 2))
+
+
+def test_weights_of_kinds_by_hand():
+    # Two series of three: an end point and two inner images each.
+    expected = [[0.5, 0], [0, 0.25], [0, 0.25], [0.5, 0], [0, 0.25], [0, 0.25]]
+    torch.testing.assert_close(kinds_of(6, 3), torch.tensor(expected))
 
 
 def test_parts_hold_everything_once_and_means_add_up():
     batch = make_batch()
     parts = list(micro_batches(batch, 3))
-    for name in ("images", "targets", "indices", "mixed_images", "mixed_labels"):
+    names = ("images", "targets", "indices", "mixed_images", "mixed_labels", "mixed_kinds")
+    for name in names:
         joined = torch.cat([getattr(part.batch, name) for part in parts])
         torch.testing.assert_close(joined, getattr(batch, name))
     assert [len(part.batch.mixed_images) for part in parts] == [3, 2, 2]

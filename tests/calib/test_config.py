@@ -51,6 +51,9 @@ def test_what_cannot_be_trained_is_named(make_config, override, text):
 def test_views_of_what_is_not_augmented_are_named(make_config):
     text = r"^head\.views = 3: nothing is augmented, so that all"
     refused(make_config, text, "augment.shift=0", "head={views: 3, method: tst}")
+    text = r"^head\.views = 3: there are none to take turns, as head\.augment is false"
+    refused(make_config, text, "head.views=3")
+    check(make_config("head.views=3", "head.augment=true"))
 
 
 def test_other_classes_are_named_on_both_sides(make_config, tmp_path):

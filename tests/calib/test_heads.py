@@ -188,7 +188,7 @@ def test_a_share_outside_its_range_is_refused(p: float):
 
 
 def controller(**params: object) -> SparsityController:
-    values = {"epochs": 40, "base_accuracy": 0.9} | params
+    values = {"epochs": 40, "base_accuracy": 0.9, "chance": 0.1} | params
     return SparsityController(**values)  # type: ignore[arg-type]
 
 
@@ -213,6 +213,37 @@ def test_delta_decays_from_its_largest_to_its_smallest():
 def test_p_by_hand(accuracy: float, confidence: float, expected: float):
     got = controller(gamma=0.9).end_epoch(accuracy=accuracy, confidence=confidence)
     assert got == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ((0.17, 0.17), 0.5),  # a tenth of the way from 0.1 to 0.9 is 0.18
+        ((0.17, 0.17, 0.17), 0.6),
+        ((0.17, 0.19, 0.17), 0.5),
+        ((0.6, 0.17, 0.17, 0.17), 0.6),  # the last three
+        ((0.7, 0.6, 0.49), 0.5),
+        ((0.8, 0.7, 0.6, 0.49), 0.6),  # half of the way is 0.5
+        ((0.8, 0.7, 0.6, 0.51), 0.5),
+        ((0.7, 0.7, 0.6, 0.49), 0.5),
+        ((0.6, 0.7, 0.6, 0.49), 0.5),
+    ],
+)
+def test_p_rises_where_accuracy_is_at_chance_or_falls_on_towards_it(
+    accuracies: tuple[float, ...], expected: float
+):
+    rule = controller()
+    for accuracy in accuracies:
+        rule.end_epoch(accuracy=accuracy, confidence=0.95)  # over-confident: else p would stay
+    assert rule.p == pytest.approx(expected)  # by delta_max, not by the delta of a later epoch
+
+
+def test_what_stage_one_has_not_learnt_is_not_lost():
+    for base, expected in ((0.14, False), (0.3, True)):
+        rule = controller(base_accuracy=base)
+        for _ in range(3):
+            rule.end_epoch(accuracy=0.1, confidence=0.1)
+        assert rule.at_chance() == expected
 
 
 def test_p_stays_between_its_floor_and_one():

@@ -15,6 +15,7 @@ from calib.loop import (
     TrainingStep,
     build_optimiser,
     check_compiler,
+    confidence_and_label,
 )
 from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
 from calib.methods import METHODS, build_method
@@ -26,10 +27,28 @@ from data.errors import InputError
 
 def test_means_are_over_the_steps(accelerator):
     record = EpochRecord(2, accelerator)
-    record.note(0, torch.tensor([1.0, 0.5, 0.25]))
-    record.note(1, torch.tensor([3.0, 0.0, 0.75]))
+    record.note(0, torch.tensor([1.0, 0.5, 0.25, 0.5, 1.0, 0.25, 0.75]))
+    record.note(1, torch.tensor([3.0, 0.0, 0.75, 1.0, 1.0, 0.75, 0.25]))
     record.check()
-    assert record.means() == {"loss": 2.0, "mixed_loss": 0.25, "accuracy": 0.5}
+    assert record.means() == {
+        "loss": 2.0,
+        "mixed_loss": 0.25,
+        "accuracy": 0.5,
+        "mixed_confidence_end": 0.75,
+        "mixed_label_end": 1.0,
+        "mixed_confidence_interior": 0.5,
+        "mixed_label_interior": 0.5,
+    }
+
+
+def test_confidence_and_label_by_hand():
+    # Probabilities of the labels' class: 3/4 and 1/4 of end points, 1/2 and 1/2 of inner images.
+    logits = torch.tensor([[3.0, 1.0], [1.0, 1.0], [3.0, 1.0], [1.0, 1.0]]).log()
+    labels = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.8, 0.2]])
+    kinds = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.5, 0.0], [0.0, 0.5]])
+    found = confidence_and_label(logits.requires_grad_(), labels, kinds)
+    torch.testing.assert_close(found, torch.tensor([0.5, 0.8, 0.5, 0.7]))
+    assert not found.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -50,10 +69,10 @@ def test_the_first_loss_that_is_no_number_is_named(accelerator, bad, text):
 
 def test_an_epoch_does_not_go_on_for_long(accelerator):
     record = EpochRecord(10 * CHECK_EVERY, accelerator)
-    record.note(0, torch.tensor([float("nan"), 0.0, 0.0]))
+    record.note(0, torch.tensor([float("nan"), *[0.0] * 6]))
     with pytest.raises(Diverged, match=r"^step 1 of 500"):
         for step in range(1, CHECK_EVERY):
-            record.note(step, torch.zeros(3))
+            record.note(step, torch.zeros(7))
     assert step == CHECK_EVERY - 1
 
 
@@ -150,7 +169,8 @@ def batch_of(count):
     images = torch.empty(3 * count, 16, 16, 3, dtype=torch.uint8, device=META)
     numbers = torch.empty(count, dtype=torch.int64, device=META)
     labels = torch.empty(2 * count, CLASSES, device=META)
-    return Batch(images[:count], numbers, numbers, images[count:], labels)
+    kinds = torch.empty(2 * count, 2, device=META)
+    return Batch(images[:count], numbers, numbers, images[count:], labels, kinds)
 
 
 STEPS = (

@@ -7,7 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calib.network import load_classifier
+from calib.real_data import open_data
 from calib.run_folder import claim_run
+from calib.stage_two import HeadStage
 from calib.train import train
 from tests.calib.runs import assert_same_results, history, run_two
 
@@ -25,6 +28,12 @@ CURVES = {
     "averaged": ("loss={name: ce}", "ema=0.8", "select=nll", "real.validation_per_class=3"),
     "plp": ("loss={name: ce}", "method={name: plp}"),
 }
+# Clipping would hide what a sum is of.
+SUMMED = (
+    "head.reduction=sum",
+    "head.optimiser={learning_rate: 0.001, clip_norm: null}",
+    "head.loss={name: fedlas_ls, smoothing: 0.5}",
+)
 SMALL_STEPS = "optimiser={learning_rate: 0.02, schedule: constant}"
 
 # Each is the run of its name once more, asked to stop after so many steps, then again after more.
@@ -84,13 +93,15 @@ for name, steps in settings["stopped"].items():
     for last in steps:
         ask_process_1_after(last, run.with_name(f"{name}-stopped"))
     train(run.with_name(f"{name}-stopped"))
-config = load_settings(TrainConfig, run / "config.json")
+config = load_settings(TrainConfig, run / "config.json", settings["summed"])
 accelerator, data = make_accelerator(config, run), open_data(config)
 head = HeadStage(
     config, data, network=load_classifier(run, 0).network, seed=0, accelerator=accelerator
 )
 head.train_epoch(0)
 agree(head.head)
+if accelerator.is_main_process:
+    save_file(head.head.state_dict(), run / "summed.safetensors")
 curves = {}
 for name, values in settings["curves"].items():
     config = load_settings(TrainConfig, values)
@@ -112,7 +123,8 @@ with torch.no_grad():
 torch.testing.assert_close((found.logits, found.features), (logits, features))
 assert found.targets.tolist() == odd.validation.targets.tolist()
 print("outputs of an odd number of images agree", flush=True)
-stage.step = lambda batch: torch.tensor([float("nan") if accelerator.process_index else 0, 0, 0])
+bad = float("nan") if accelerator.process_index else 0
+stage.step = lambda batch: torch.tensor([bad, *[0] * 6])
 try:
     stage.train_epoch(0)
 except Diverged as error:
@@ -135,7 +147,7 @@ def two_processes(make_config, tmp_path_factory):
         claim_run(make_config("epochs=2", *DRAWS), folder / f"mixup{suffix}")
     run = folder / "all"
     curves = {name: curve_config(make_config, name).model_dump(mode="json") for name in CURVES}
-    settings = {"curves": curves, "epochs": EPOCHS, "stopped": STOPPED}
+    settings = {"curves": curves, "epochs": EPOCHS, "stopped": STOPPED, "summed": SUMMED}
     (folder / "settings.json").write_text(json.dumps(settings))
     return run, run_two(SCRIPT, folder, run, folder / "settings.json")
 
@@ -176,6 +188,19 @@ def test_the_loss_curve_is_that_of_one_process(two_processes, make_stage, name):
     found = load_file(run / f"{name}.safetensors")
     for key, value in stage.loss.state_dict().items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_summed_loss_is_that_of_the_batch_of_all_processes(
+    two_processes, make_config, accelerator
+):
+    run, _ = two_processes
+    config = make_config("epochs=2", *SUMMED)
+    network = load_classifier(run, 0).network
+    data = open_data(config)
+    stage = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
+    stage.train_epoch(0)
+    found = load_file(run / "summed.safetensors")
+    torch.testing.assert_close(found, dict(stage.head.state_dict()), rtol=1e-4, atol=1e-5)
 
 
 def test_both_processes_hold_the_outputs_of_a_whole_split(two_processes):

@@ -58,7 +58,7 @@ def limited_files() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        ("select=nll", "head.views=2", "ema=0.9"),
+        ("select=nll", "head.augment=true", "head.views=2", "ema=0.9"),
         ("mixed=null", "method={name: plp}", "loss={name: ce}", "head=null", "epochs=2"),
         ("head={method: tst, epochs: 2, batch_size: 40}", "augment={shift: 0}"),
     ],

@@ -46,6 +46,23 @@ def test_a_step_follows_the_gradient_of_real_plus_weighted_mixed_loss(make_stage
         torch.testing.assert_close(value.detach(), before[name] - 0.1 * gradient)
     assert figures["loss"] == pytest.approx(real.item(), rel=1e-5)
     assert figures["mixed_loss"] == pytest.approx(mixed.item(), rel=1e-5)
+    label, largest = batch.mixed_labels.max(1)
+    confidence = p.detach().gather(1, largest[:, None])[:, 0]
+    for first, kind in enumerate(("end", "interior")):  # in turn, two images a series
+        mean = confidence[first::2].mean().item()
+        assert figures[f"mixed_confidence_{kind}"] == pytest.approx(mean, rel=1e-5)
+        mean = label[first::2].mean().item()
+        assert figures[f"mixed_label_{kind}"] == pytest.approx(mean, rel=1e-5)
+    assert figures["mixed_label_end"] == pytest.approx(1.0)
+    assert figures["mixed_label_interior"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"), [("mixed=null", set()), ("mixed.per_real=1", {"mixed_loss"})]
+)
+def test_what_no_mixed_image_tells_is_absent(make_stage, override, expected):
+    figures = make_stage("loss={name: ce}", override).train_epoch(0)
+    assert {name for name in figures if name.startswith("mixed_")} == expected
 
 
 def test_batch_norms_see_real_then_mixed_and_fedlas_real_alone(make_stage):

@@ -51,10 +51,10 @@ def accelerator(precision: str) -> Iterator[Accelerator]:
 
 @pytest.fixture(scope="module")
 def configured(make_config: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
-    """configured(*overrides): a head of 4 epochs and no mixed images."""
+    """configured(*overrides): a head of 4 epochs on augmented images, and no mixed ones."""
 
     def make(*overrides: str) -> TrainConfig:
-        head = (f"head.epochs={EPOCHS}", f"head.batch_size={BATCH}")
+        head = (f"head.epochs={EPOCHS}", f"head.batch_size={BATCH}", "head.augment=true")
         return make_config("mixed=null", "loss.name=ce", *head, *overrides)
 
     return make
@@ -119,7 +119,7 @@ def assert_equal(first: HeadStage, second: HeadStage) -> None:
         ("head.optimiser.name=adam", "head.optimiser.learning_rate=0.01"),
         ("head.mask_mode=preserve", "head.inference=expected", "head.select=ece"),
         ("head.mask_mode=preserve", "head.inference=last", "augment.shift=0"),
-        ("head.loss.name=fedlas_ls", "head.views=3", "head.extra_pass=true"),
+        ("head.loss.name=fedlas_ls", "head.views=3", "head.extra_pass=false"),
         ("head.loss.name=ada_focal",),  # learns from validation after each epoch
         ("head.loss.name=crl", "augment.shift=0"),  # keeps a history of each image
         ("head.method=tst",),
@@ -167,6 +167,7 @@ def step_by_step(
     right = network(images)[0].argmax(1) == targets
     rule = SparsityController(
         base_accuracy=right.float().mean().item(),
+        chance=0.1,
         seed=derived_seed(0, "masks"),
         **controller_params(config.head),
     )
@@ -197,8 +198,9 @@ def step_by_step(
 def test_the_head_is_that_of_a_network_inside_the_loop(
     make_stage: Make, configured: Callable, network: Network, shift: int
 ):
-    stage = make_stage(f"augment.shift={shift}")
-    expected, features = step_by_step(configured(f"augment.shift={shift}"), network, stage)
+    settings = (f"augment.shift={shift}", "head.extra_pass=false")
+    stage = make_stage(*settings)
+    expected, features = step_by_step(configured(*settings), network, stage)
     trained(stage)
     torch.testing.assert_close(dict(stage.head.state_dict()), dict(expected), rtol=0, atol=1e-5)
     order = stage.views.order(EPOCHS - 1)
@@ -253,6 +255,34 @@ def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, dat
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
 
 
+def test_images_are_augmented_for_the_head_where_it_asks(make_stage: Make, make_config: Callable):
+    assert not make_config().head.augment  # MaC-Cal's paper
+    assert make_config("head.method=tst").head.augment  # TST's code
+    views = make_stage("head.augment=false").views
+    unchanged = make_stage("augment.shift=0").views.of_epoch(0)
+    assert views.of_epoch(0) is views.of_epoch(3)
+    torch.testing.assert_close(views.of_epoch(0), unchanged, rtol=0, atol=0)
+    assert (make_stage().views.of_epoch(0) - unchanged).abs().max() > 0.01
+
+
+def test_a_summed_loss_is_a_mean_at_a_learning_rate_of_a_batch_more(make_stage: Make):
+    rule = "momentum: 0, weight_decay: 0, clip_norm: null"
+    summed = make_stage("head.reduction=sum", f"head.optimiser={{learning_rate: 0.001, {rule}}}")
+    mean = make_stage(f"head.optimiser={{learning_rate: {0.001 * BATCH}, {rule}}}")
+    assert summed.train_epoch(0) == pytest.approx(mean.train_epoch(0), rel=1e-4)
+    weights = [dict(stage.head.state_dict()) for stage in (summed, mean)]
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_that_ends_at_chance_is_no_result(make_stage: Make):
+    stage = make_stage("head.optimiser.learning_rate=1e-12")
+    stage.objective.controller.base_accuracy = 0.9
+    trained(stage, range(EPOCHS - 1))
+    text = r"^masked, the head is right in [\d.]+ % of the training images, as by chance; raise"
+    with pytest.raises(Diverged, match=text):
+        stage.train_epoch(EPOCHS - 1)
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_network_and_its_batch_norms_stay_as_they_are(
     make_stage: Make, network: Network, shift: int
@@ -300,7 +330,7 @@ def test_features_that_do_not_fit_are_refused_before_any_is_made(
 
 def test_an_extra_pass_measures_the_head_as_it_is_used(make_stage: Make):
     options = ("head.mask_mode=preserve", "head.inference=expected")
-    plain, extra = make_stage(*options), make_stage(*options, "head.extra_pass=true")
+    plain, extra = make_stage(*options, "head.extra_pass=false"), make_stage(*options)
     running, figures = plain.train_epoch(0), extra.train_epoch(0)
     logits = extra.head.eval()(extra.views.of_epoch(0))
     confidence, predicted = logits.softmax(1).max(1)

@@ -309,6 +309,7 @@ RUNS = {
         "optimiser.name=sgd",
         "head.inference=expected",
         "head.mask_mode=preserve",
+        "head.augment=true",
         "head.views=1",
     ),
     "separate norms, tst": ("mixed.batch_norm=separate", "head.method=tst", "augment.shift=0"),

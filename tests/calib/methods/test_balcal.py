@@ -164,9 +164,12 @@ def test_mixed_images_train_both_heads():
     method, backbone = adapted()
     head, seen = backbone.classifier, features()
     labels, loss = torch.rand(8, 4).softmax(1), build_mixed_loss("l2")
-    got = method.on_mixed(lambda images: (head(seen), seen), torch.zeros(8, 4, 4, 3), labels, loss)
+    got, logits = method.on_mixed(
+        lambda images: (head(seen), seen), torch.zeros(8, 4, 4, 3), labels, loss
+    )
     linear, frame = head.both(seen)
     torch.testing.assert_close(got, 0.8 * loss(linear, labels) + 0.2 * loss(frame, labels))
+    torch.testing.assert_close(logits, 0.8 * linear + 0.2 * frame)
 
 
 def test_too_few_features_are_named():
