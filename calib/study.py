@@ -205,7 +205,7 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
         )
         for dataset, split in product(study.datasets, study.splits or (None,))
         for key, method in study.methods.items()
-        for draw in _draws(study, method)
+        for draw in draws_of(study, method)
         for point in points_of(method)
     ]
     first: dict[str, Cell] = {}
@@ -328,7 +328,8 @@ def baseline_row(study: StudyConfig) -> str:
     return study.methods[study.baseline].name or study.baseline
 
 
-def _draws(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
+def draws_of(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
+    """Draws of mixed images on which a method is trained; None alone where none change it."""
     return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -17,7 +18,8 @@ from calib.results import (
     ranks,
     shown_in,
 )
-from calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, rows_of
+from calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, draws_of, rows_of
+from calib.study_jobs import failure_of
 from calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
@@ -26,7 +28,9 @@ Results = Mapping[Place, Mapping[int, Measured]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
-    """Every seed that is measured under the settings of its cell.
+    """Every seed that is measured under the settings of its cell; cells that failed are left out.
+
+    Nothing is chosen in a replicate before all else is measured there.
 
     Raises:
         InputError: a seed was trained under other settings.
@@ -36,6 +40,7 @@ def read_results(cells: Sequence[Cell], out: Path) -> Results:
             cell.config, cell.run(out), stage=cell.stage
         )
         for cell in cells
+        if failure_of(cell.run(out)) is None
     }
 
 
@@ -171,7 +176,8 @@ def _rows(
                 for place, each in results.items()
                 if place[:2] == (dataset, config.method)
             }
-            replicates = list(dict.fromkeys(place[3:] for place in own))
+            draws = draws_of(study, study.methods[config.method])
+            replicates = list(product(study.splits or (0,), draws))
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
                 points = {
@@ -205,7 +211,8 @@ def _chosen(
     against = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
     against += [rows[choice.match]] if choice.match is not None else []
     known = [_of_replicate(row, at) for row in against]
-    if any(len(seeds) < len(study.seeds) for seeds in [*candidates.values(), *known]):
+    needed = [*candidates.values(), *known]
+    if not candidates or any(len(seeds) < len(study.seeds) for seeds in needed):
         return None
     means = {point: _validation(seeds) for point, seeds in candidates.items()}
     return choose_point(choice, means, *map(_validation, known))

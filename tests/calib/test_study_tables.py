@@ -263,6 +263,24 @@ def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monke
         assert "nothing is told apart" in line or not line.startswith("- LS by NLL against")
 
 
+def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(
+    make_study, tmp_path
+):
+    study = make_study(*GRID)
+    cells = {cell.name: cell for cell in cells_of(study)}
+    late = cells.pop("digits-split3/ls+s-0-1")
+    for cell in cells.values():
+        write_run(cell, tmp_path, {0: {}, 1: {}})
+    (table,) = tables_of(study, tmp_path)
+    chosen = next(row for row in table.rows if row.label == "LS by NLL")
+    assert (list(chosen.chosen), chosen.complete) == ([(4, None)], False)
+    note_failure(late.run(tmp_path), "it diverged", last_lines=[])
+    (table,) = tables_of(study, tmp_path)
+    rows = {row.label: row for row in table.rows}
+    assert rows["LS by NLL"].chosen[3, None] == "s-0-2"
+    assert (rows["LS by NLL"].complete, rows["ls (s 0.1)"].complete) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("choice", "taken"),
     [

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
+import pandas
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -18,6 +19,7 @@ from calib.run_folder import claim_run
 from calib.study import StudyConfig, cells_of
 from calib.study_jobs import Job, failure_of
 from data.errors import InputError
+from data.root import Root
 from data.settings import load_settings
 from flows import study_flow
 from flows.artifacts import artifact_key
@@ -88,8 +90,11 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     assert record["missing"]["digits/mac"].startswith("diverged: ")
     (measured,) = json.loads((ce / "evaluation.json").read_text())["rows"]
     (row,) = [row for row in record["test"]["digits"]["rows"] if row["method"] == "CE"]
-    assert row["seeds"]["3"] == measured["plain"]
     assert row["summary"]["nll_scaled"]["mean"] == measured["scaled"]["nll"]
+    values = pandas.read_csv(out / "values.csv").query("row == 'CE' and kind == 'plain'")
+    assert {key: values[key].item() for key in measured["plain"]} == pytest.approx(
+        measured["plain"]
+    )
 
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
@@ -103,6 +108,73 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     left = (ce / "evaluation.json").stat().st_mtime_ns
     study(config, out, only=["*/ce"])  # measured: nothing is started
     assert (ce / "evaluation.json").stat().st_mtime_ns == left
+
+
+@pytest.fixture
+def replicated(tmp_path, hasty_standins):
+    """Two splits, a mixed dataset of each, and a method with a grid of two on them."""
+    base = {**SETTINGS["base"], "epochs": 1, "evaluation": {"bootstrap": 20}}
+    build = {
+        "generator": {
+            "model": str(hasty_standins.diffusion),
+            "steps": 2,
+            "guidance_scale": 1.0,
+        },
+        "mixing": {"alphas": 2, "groups_per_pair": 1},
+        "annotation": {"model": f"local-dir:{hasty_standins.clip}"},
+        "shards": {"groups_per_shard": 5, "groups_per_batch": 5},
+    }
+    grid = {"w": {"w 1": {"mixed.weight": 1.0}, "w 2": {"mixed.weight": 2.0}}}
+    csm = {"name": "CSM", "mixed": "random", "grid": grid, "chosen": {"CSM, chosen": {}}}
+    values = {
+        **SETTINGS,
+        "seeds": [0, 1],
+        "splits": [0, 1],
+        "draws": [5],
+        "base": base,
+        "builds": {"random": build},
+        "methods": {"ce": {"name": "CE"}, "csm": csm},
+    }
+    path = tmp_path / "replicated.yaml"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
+    prefect_api, replicated, tmp_path, until
+):
+    out = tmp_path / "out"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "study", str(replicated), "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PREFECT_API_URL": prefect_api},
+        start_new_session=True,
+    )
+    until(lambda: list(out.glob("mixed/digits-split0-draw5-random/shards/*/*.tar")))
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    made = {path: path.stat().st_mtime_ns for path in out.glob("mixed/*/shards/*/*.tar")}
+    assert not list(out.glob("*/*/seed-*"))
+
+    record = study(replicated, out, slots=2)
+    assert record["missing"] == {}
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    roots = [Root(str(out / "mixed" / f"digits-split{split}-draw5-random")) for split in (0, 1)]
+    plans = [root.plan.config for root in roots]
+    assert [plan["real"]["split_seed"] for plan in plans] == [0, 1]
+    assert [plan["mixing"]["seed"] for plan in plans] == [5, 5]
+    trained_on = json.loads((out / "digits-split1-draw5/csm+w-2/data.json").read_text())
+    assert trained_on["mixed"]["url"] == roots[1].url
+    rows = {row["method"]: row for row in record["test"]["digits"]["rows"]}
+    assert {name: row["units"] for name, row in rows.items()} == dict.fromkeys(
+        ["CE", "CSM (w 1)", "CSM (w 2)", "CSM, chosen"], 4
+    )
+    assert sum(rows["CSM, chosen"]["chosen"].values()) == 2
+    frame = pandas.read_csv(out / "resamples.csv.gz")
+    assert len(frame) == 4 * 4 * 2 * 20
+    left = {path: path.stat().st_mtime_ns for path in out.glob("*/*/evaluation.json")}
+    study(replicated, out)
+    assert {path: path.stat().st_mtime_ns for path in left} == left
 
 
 def test_a_slot_whose_gpu_torch_cannot_use_does_not_go_on_without(
