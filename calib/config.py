@@ -1,7 +1,7 @@
 """The settings of a training run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     JsonValue,
     Tag,
+    model_validator,
 )
 
 from calib.parameters import choose, refuse_unknown
@@ -136,6 +137,11 @@ class MixedConfig(Settings):
     labels: str | None = Field(
         None, description="digest of a label set; none takes the labels in the shards"
     )
+    rule: Literal["stored", "mixing_ratio"] = Field(
+        "stored",
+        description="labels as they are stored, by `labels` and `scale`; or the conditioning "
+        "weights themselves, as an ablation",
+    )
     exclude: Exclusion | None = Field(None, description="rules for series to leave out")
     memory_gib: float = Field(
         8.0,
@@ -145,6 +151,19 @@ class MixedConfig(Settings):
     cache_gib: float = Field(
         50.0, ge=0, description="copies of shards on this machine, of a root that is not local"
     )
+
+    @model_validator(mode="after")
+    def _has_labels_of_one_kind(self) -> Self:
+        for name in ("scale", "labels"):
+            if self.rule != "stored" and getattr(self, name) is not None:
+                raise ValueError(f"`rule: {self.rule}` takes no stored labels; leave `{name}` out")
+        return self
+
+
+class ForeignDataConfig(RealDataConfig):
+    """Labelled pictures of which the test images show none of the classes."""
+
+    grey: bool = Field(False, description="in shades of grey, as foreign to pictures in grey")
 
 
 class AugmentConfig(Settings):
@@ -293,7 +312,7 @@ class EvaluationConfig(Settings):
     shift: Annotated[ShiftConfig | None, BeforeValidator(_switched)] = Field(
         None, description="none measures no corrupted images; true: with these defaults"
     )
-    ood: dict[str, RealDataConfig] = Field(
+    ood: dict[str, ForeignDataConfig] = Field(
         {}, description="datasets by name whose test images show none of the classes"
     )
 

@@ -217,6 +217,7 @@ def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedData
             config.url,
             index=config.index or pinned,
             scale=config.scale,
+            rule=config.rule,
             labels=config.labels,
             exclude=config.exclude,
             side=side,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from data.errors import InputError
 from data.exclusion import Exclusion
 from data.fingerprint import fingerprint
 from data.formats import SeriesRecord
-from data.labels import SoftLabels, joined, sharpened, sparse_arrays
+from data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
 from data.machine import cores
 from data.pinned import Pinned
 from data.root import Root
@@ -56,6 +56,7 @@ class MixedDataset(Dataset[Sample]):
     Args:
         index: name of the index to pin; the newest one by default.
         scale: sharpen the raw weights anew; None takes the labels as stored.
+        rule: "mixing_ratio" takes the conditioning weights for labels, whatever is stored.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
         exclude: rules for groups to leave out.
         side: scale images to so many pixels when they are decoded; None leaves them as stored.
@@ -77,6 +78,7 @@ class MixedDataset(Dataset[Sample]):
         index: str | None = None,
         scale: float | None = None,
         labels: str | None = None,
+        rule: Literal["stored", "mixing_ratio"] = "stored",
         exclude: Exclusion | None = None,
         side: int | None = None,
         memory_limit: int = MEMORY_LIMIT,
@@ -99,6 +101,8 @@ class MixedDataset(Dataset[Sample]):
             self.soft_labels = sharpened(
                 self.weights, self.classes, scale, num_classes=self.num_classes
             )
+        if rule == "mixing_ratio":
+            self.soft_labels = by_ratio(self.mixtures, self.classes, num_classes=self.num_classes)
         self._of_class = ClassIndex(self.classes, self.num_classes)
         numbers = self.numbers.numpy()
         stored = open_images(

@@ -112,6 +112,16 @@ def sharpened(weights: Tensor, classes: Tensor, scale: float, *, num_classes: in
     return SoftLabels(torch.stack([first, 1 - first], dim=-1), each, num_classes)
 
 
+def by_ratio(mixtures: Tensor, classes: Tensor, *, num_classes: int) -> SoftLabels:
+    """The conditioning weights as labels: what an image was asked to be, whatever it shows.
+
+    Args:
+        mixtures: float32 [G, A, k]; classes: int64 [G, k].
+    """
+    each = classes.int()[:, None].expand(-1, mixtures.shape[1], -1)
+    return SoftLabels(mixtures, each, num_classes)
+
+
 def shared(classes: Tensor) -> Tensor:
     """The same [G, A, m], with what all groups or all images of a group share kept once."""
     for once in (classes[:1, :1], classes[:, :1]):

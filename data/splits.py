@@ -109,6 +109,30 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class _Grey:
+    """Images in shades of grey; pickled where workers are not forked."""
+
+    coloured: ImageSplit
+
+    def load(self, chosen: np.ndarray) -> np.ndarray:
+        pixels = self.coloured.load(chosen).astype(np.uint32)
+        luma = (pixels @ LUMA + 0x8000) >> 16  # [B, S, S], as Pillow rounds
+        return np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1)
+
+    def content(self) -> str:
+        return fingerprint(["grey", self.coloured.content()])
+
+
+LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601, of 65,536
+
+
+def in_grey(split: ImageSplit) -> ImageSplit:
+    """The same images with their luma in all three channels."""
+    grey = _Grey(split)
+    return ImageSplit(split.targets, grey.load, grey.content, split.name)
+
+
+@dataclass(frozen=True)
 class RealDataset:
     """The splits of one dataset; class k of every split is `class_names[k]`.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calib.check import MEAN, corruption_names
-from calib.config import ShiftConfig
+from calib.config import ForeignDataConfig, ShiftConfig
 from calib.corruptions import corrupt
 from calib.evaluate.predictions import TrainedSeed
 from calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
@@ -17,7 +17,7 @@ from calib.real_images import Images, open_images
 from calib.run_folder import Shift, Stage
 from data.fingerprint import derived_seed
 from data.real import load_real
-from data.splits import RealDataConfig
+from data.splits import in_grey
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
@@ -91,7 +91,7 @@ Ood = dict[str, Cell]
 
 
 def measure_ood(
-    trained: TrainedSeed, sets: Mapping[str, RealDataConfig], test: Mapping[Stage, Tensor]
+    trained: TrainedSeed, sets: Mapping[str, ForeignDataConfig], test: Mapping[Stage, Tensor]
 ) -> dict[Stage, Ood]:
     """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
 
@@ -106,6 +106,7 @@ def measure_ood(
     rows: dict[Stage, Ood] = {stage: {} for stage in test}
     for name, config in sets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
+        split = in_grey(split) if config.grey else split
         found = trained.predict(trained.data.read(split).parts, len(split), what=name)
         for stage, known in test.items():
             rows[stage][name] = {"images": len(split), **_compared(known, found[stage])}
