@@ -13,6 +13,7 @@ from calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, to
 from calib.run_folder import EVALUATION, Evaluation, is_measured
 from calib.study import Cell, StudyConfig
 from calib.study_jobs import failure_of
+from calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
 from calib.study_results import DatasetTable, Row, make_tables, read_results
 from calib.tables import (
     DASH,
@@ -69,7 +70,9 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     versions = merged_versions(found["versions"] for found in finished.values())
     facts = _sentence(finished, versions)
     texts = {
-        "study.md": markdown_document(study, test, missing=missing, figures=figures, facts=facts),
+        "study.md": markdown_document(
+            study, test, missing=missing, figures=figures, facts=facts, mixed=read_mixed(out)
+        ),
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
         "study.tex": latex_document(study, test, missing=missing),
@@ -245,6 +248,7 @@ def markdown_document(
     missing: Mapping[str, str],
     figures: Sequence[str] = (),
     facts: str = "",
+    mixed: "DataFrame | None" = None,
 ) -> str:
     """What was compared, a table and the tests of each dataset, what is missing.
 
@@ -252,6 +256,7 @@ def markdown_document(
         missing: by cell, why.
         figures: paths below the document's folder.
         facts: what was run, in a sentence.
+        mixed: figures of the mixed datasets that were made; see `mixed_table`.
     """
     title = f"# {markdown_text(study.name)}: {tables[0].split} images"
     parts = [title, markdown_text(study.description)]
@@ -273,6 +278,8 @@ def markdown_document(
         if lines := verdicts(table):
             told = [f"- {markdown_text(line)}" for line in lines]
             parts += ["Of these, 95 % intervals tell apart:", "\n".join(told)]
+    if mixed is not None:
+        parts += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
     parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

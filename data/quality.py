@@ -195,6 +195,28 @@ def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:
     return {"agreed": agreed, "images": len(predicted), "share": agreed / len(predicted)}
 
 
+def diversity(features: Tensor, classes: Tensor) -> float | None:
+    """How different images are that were asked to be the same.
+
+    Args:
+        features: [G, A, D], of CLIP or any other encoder.
+        classes: [G, k], the classes of each series.
+    Returns:
+        1 - cosine, in [0, 2], averaged over all pairs of series of the same classes at the same
+        position, then over positions and sets of classes; None where no set has two series.
+    """
+    unit = torch.nn.functional.normalize(features.double(), dim=-1)
+    sets, of_set = classes.unique(dim=0, return_inverse=True)
+    sums = unit.new_zeros(len(sets), *unit.shape[1:]).index_add_(0, of_set, unit)  # [S, A, D]
+    count = torch.bincount(of_set, minlength=len(sets))[:, None]  # [S, 1]
+    several = count[:, 0] > 1
+    if not bool(several.any()):
+        return None
+    # Of n unit vectors, the sum's square holds n ones and every pair's cosine twice.
+    cosine = (sums.square().sum(-1) - count)[several] / (count * (count - 1))[several]  # [S, A]
+    return 1 - float(cosine.mean())
+
+
 def label_gap(labels: Tensor, probabilities: Tensor) -> float:
     """Mean total variation distance between soft labels and a classifier's probabilities.
 

@@ -19,7 +19,7 @@ from flows.failures import RunFailed
 from flows.gpus import visible_gpus
 from flows.paths import check_writable, training_folder
 from flows.slots import MOST_SLOTS
-from flows.study_mixed import MixedPlan, mixed_plans
+from flows.study_builds import MixedPlan, mixed_plans
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -86,7 +86,7 @@ class ReadyStudy:
 
     Attributes:
         todo: the chosen cells that are not measured; the settings of their runs are written.
-        mixed: the mixed datasets that those need, made or not.
+        mixed: the mixed datasets that all cells need, made or not.
     """
 
     settings: StudyConfig
@@ -119,7 +119,7 @@ def prepared(
     for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))
     check_writable("out", out)
-    mixed = mixed_plans(settings, todo)
+    mixed = mixed_plans(settings, cells)
     check_cells(todo)
     if todo:
         visible_gpus()  # or why that cannot be known

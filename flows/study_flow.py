@@ -27,6 +27,7 @@ from calib.study_jobs import (
 )
 from calib.study_tables import write_study
 from data.real import load_real
+from data.root import Root
 from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
@@ -51,7 +52,7 @@ from flows.paths import training_folder
 from flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
 from flows.slots.slot import RECORD
 from flows.study import ReadyStudy, StudyFailed, failure_message, prepared
-from flows.study_mixed import MODELS, MixedPlan, begun, is_made
+from flows.study_builds import MODELS, MixedPlan, begun, is_made, write_figures_of
 from pipeline.standins import StandIns, train_standins
 
 LOOK_EVERY_S = 1.0
@@ -98,12 +99,16 @@ def study_flow(
 
 def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
     """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
-    for plan in ready.mixed:
+    wanted = {cell.config.mixed.url for cell in ready.todo if cell.config.mixed is not None}
+    plans = [plan for plan in ready.mixed if plan.url in wanted or Root(plan.url).indices()]
+    for plan in plans:
         models = small_models(plan, out / MODELS) if ready.settings.standins else None
         root, config = begun(plan, models)
         if not is_made(root):
             with workers_ahead(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)
+    if plans:
+        write_figures_of(plans, out)
 
 
 @task(task_run_name="small models", **RECORD)

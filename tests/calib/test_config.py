@@ -131,3 +131,10 @@ def test_the_settings_know_each_part_and_its_parameters():
 def test_a_shift_can_be_switched_on_with_its_defaults(make_config):
     assert make_config("evaluation.shift=true").evaluation.shift == ShiftConfig()
     assert make_config("evaluation.shift=false").evaluation.shift is None
+
+
+def test_the_mixing_ratio_takes_no_stored_labels(make_config):
+    assert make_config("mixed.rule=mixing_ratio").mixed.rule == "mixing_ratio"
+    for other in ("scale=4", "labels=abc"):
+        with pytest.raises(InputError, match="`rule: mixing_ratio` takes no stored labels; leave"):
+            make_config("mixed.rule=mixing_ratio", f"mixed.{other}")

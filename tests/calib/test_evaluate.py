@@ -14,20 +14,23 @@ from safetensors.torch import load_file
 
 from calib.check import check_evaluation
 from calib.checkpoint import read_metadata, save_tensors
-from calib.config import EvaluationConfig, TrainConfig
+from calib.config import EvaluationConfig, ForeignDataConfig, TrainConfig
 from calib.corruptions import corrupt
 from calib.evaluate import evaluate_run, measure
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import chosen_images
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
+from calib.metrics.bootstrap import INTERVALS, resampled
+from calib.metrics.one_pass import as_given, read_predictions
 from calib.network import load_classifier, predict
 from calib.posthoc import fit_isotonic, fit_vector
 from calib.real_data import open_data
 from calib.run_folder import KINDS, claim_run, is_measured, run_digest
 from calib.train import train
 from data.errors import InputError
-from data.real import RealDataConfig, load_real
+from data.real import load_real
 from data.settings import load_settings
+from data.splits import in_grey
 from tests.calib.runs import run_two
 
 CPU = torch.device("cpu")
@@ -197,6 +200,38 @@ def test_shift_and_foreign_images(run, tmp_path):
     assert rows[0]["ood"]["letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
 
 
+def test_foreign_images_may_be_in_grey(run, tmp_path):
+    coloured = letters(tmp_path / "letters")
+    sets = {"letters": coloured, "grey letters": {**coloured, "grey": True}}
+    set_evaluation(run, bootstrap=0, ood=sets)
+    config = load_settings(TrainConfig, run / "config.json")
+    row = evaluate_run(run)["rows"][0]
+    stored = load_file(run / row["logits"])["test_logits"]
+    settings = config.evaluation.ood["grey letters"].model_copy(update={"image_size": 16})
+    images = torch.from_numpy(in_grey(load_real(settings).test).images())
+    assert bool((images[..., 0] == images[..., 2]).all())
+    seen = predict(load_classifier(run, 0), images, device=CPU)
+    expected = ood_metrics(max_probability(stored), max_probability(seen))
+    assert row["ood"]["grey letters"]["auroc"] == pytest.approx(expected.auroc, abs=1e-5)
+    assert row["ood"]["grey letters"]["auroc"] != row["ood"]["letters"]["auroc"]
+
+
+def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
+    set_evaluation(run, bootstrap=50)
+    for row in evaluate_run(run)["rows"]:
+        assert row["drawn"].keys() == {"plain", "scaled", "vector", "isotonic"}
+        for kind, drawn in row["drawn"].items():
+            assert drawn.keys() == {"accuracy", "ece", "nll", "brier"}
+            assert {len(values) for values in drawn.values()} == {20}
+            figures = load_file(run / row["logits"])
+            logits = figures["test_logits"] / row["temperature"]
+            found = read_predictions(*as_given(logits, figures["test_targets"]), 15)
+            if kind == "scaled":
+                anew = resampled(found, 15, resamples=20, seed=0)
+                at = INTERVALS.index("nll")
+                assert drawn["nll"] == pytest.approx(anew[:, at].tolist(), abs=1e-6)
+
+
 def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     before = [row["shift"] for row in evaluate_run(run)["rows"]]
@@ -236,7 +271,8 @@ def test_classes_are_the_same_in_any_spelling(tmp_path):
     for name in ("Aircraft-Carrier", "tree"):
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "test" / name).mkdir(parents=True)
-    config = EvaluationConfig(ood={"x": RealDataConfig(name="imagefolder", path=str(tmp_path))})
+    foreign = ForeignDataConfig(name="imagefolder", path=str(tmp_path))
+    config = EvaluationConfig(ood={"x": foreign})
     with pytest.raises(InputError, match=r"^evaluation\.ood\.x classes = Aircraft-Carrier: "):
         check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)
     check_evaluation(config, ["car", "cat"], image_size=32)
@@ -264,6 +300,7 @@ from calib.config import TrainConfig
 from calib.evaluate import evaluate_seed
 from calib.real_data import open_data
 from data.settings import load_settings
+from data.splits import in_grey
 run = Path(sys.argv[1])
 config, accelerator = load_settings(TrainConfig, run / "config.json"), Accelerator(cpu=True)
 assert accelerator.num_processes == 2

@@ -150,13 +150,6 @@ def test_a_cell_that_cannot_be_trained_is_named_before_anything_runs(make_study)
     check_cells(cells_of(make_study()))
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("study-*.yaml")), ids=lambda path: path.stem)
-def test_shipped_studies_train_acls_with_the_margin_of_small_images(path):
-    """10, the default, is that for Tiny-ImageNet."""
-    losses = [cell.config.loss for cell in cells_of(load_settings(StudyConfig, path))]
-    assert {loss.params.get("margin") for loss in losses if loss.name == "acls"} <= {6}
-
-
 def test_cells_are_chosen_by_name(make_study):
     cells = cells_of(make_study(TWO))
     assert [cell.name for cell in choose(cells, ["*/ce", "small/m*"])] == [

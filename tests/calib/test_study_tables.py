@@ -263,9 +263,7 @@ def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monke
         assert "nothing is told apart" in line or not line.startswith("- LS by NLL against")
 
 
-def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(
-    make_study, tmp_path
-):
+def test_what_failed_is_not_chosen_and_what_is_not_measured_yet_is_waited_for(make_study, tmp_path):
     study = make_study(*GRID)
     cells = {cell.name: cell for cell in cells_of(study)}
     late = cells.pop("digits-split3/ls+s-0-1")

@@ -126,6 +126,17 @@ def test_weights_can_be_sharpened_anew(root):
     torch.testing.assert_close(mixed.labels[2].sum(-1), torch.ones(COUNT))
 
 
+def test_labels_can_be_the_mixing_ratio(root):
+    stored = MixedDataset(root.url, scale=4.0)
+    mixed = MixedDataset(root.url, rule="mixing_ratio")
+    first, second = mixed.classes[2].tolist()
+    torch.testing.assert_close(mixed.labels[2, :, first], mixed.alphas[2])
+    torch.testing.assert_close(mixed.labels[2, :, second], 1 - mixed.alphas[2])
+    torch.testing.assert_close(mixed.labels.sum(-1), torch.ones(len(mixed), COUNT))
+    assert not torch.equal(mixed.labels, stored.labels)
+    assert torch.equal(mixed.weights, stored.weights)
+
+
 def test_an_index_stays_what_it_was_while_the_root_grows(tmp_path):
     root = handmade.make_root(tmp_path, 3, 3)
     for name in ("shards/0000/0000002.json", "index/0.json"):

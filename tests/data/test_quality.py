@@ -6,6 +6,7 @@ from scipy.stats import spearmanr
 
 from data.labels import sharpen, soft_labels
 from data.quality import (
+    diversity,
     end_points,
     endpoint_agreement,
     label_gap,
@@ -90,6 +91,22 @@ def test_end_points_carry_the_class_they_were_made_for():
 def test_endpoint_agreement_by_hand():
     got = endpoint_agreement(torch.tensor([7, 3, 1, 1]), torch.tensor([7, 3, 1, 2]))
     assert got == {"agreed": 3, "images": 4, "share": 0.75}
+
+
+def test_diversity_by_hand():
+    classes = torch.tensor([[0, 1], [0, 1], [1, 2], [0, 1]])
+    features = torch.tensor(
+        [
+            [[1.0, 0.0], [1.0, 0.0]],
+            [[0.0, 3.0], [2.0, 0.0]],
+            [[1.0, 1.0], [0.0, 1.0]],  # alone of its classes: compared with nothing
+            [[1.0, 0.0], [-1.0, 0.0]],
+        ]
+    )
+    # First position: 1, 0 and 1 between three; second: 0, 2 and 2.
+    assert diversity(features, classes) == pytest.approx((2 / 3 + 4 / 3) / 2)
+    assert diversity(5 * features, classes) == pytest.approx(1)
+    assert diversity(features[2:], classes[2:]) is None
 
 
 def test_label_gap_by_hand():

@@ -14,7 +14,7 @@ from data.errors import InputError
 from data.imagefolder import survey
 from data.real import RealDataConfig, class_names, load_real
 from data.settings import load_settings
-from data.splits import shared_images
+from data.splits import ImageSplit, in_grey, shared_images
 
 
 def pictures(folder, count, *, colour=0):
@@ -305,3 +305,15 @@ def test_one_value_makes_a_difference():
     other[0, 1, 1, 2] += 1
     assert shared_images({"train": [images(1)], "test": [other]}) == []
     assert shared_images({"train": [], "test": [images(1)]}) == []
+
+
+def test_pictures_in_grey_have_the_luma_of_pillow():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    split = ImageSplit(np.arange(5), pixels.__getitem__, lambda: "digest")
+    grey = in_grey(split)
+    found = grey.images([1, 3])
+    for image, chosen in zip(found, (1, 3), strict=True):
+        luma = np.asarray(Image.fromarray(pixels[chosen]).convert("L"))
+        np.testing.assert_array_equal(image, np.repeat(luma[..., None], 3, axis=-1))
+    assert grey.digest != split.digest

@@ -165,6 +165,11 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     assert [plan["mixing"]["seed"] for plan in plans] == [5, 5]
     trained_on = json.loads((out / "digits-split1-draw5/csm+w-2/data.json").read_text())
     assert trained_on["mixed"]["url"] == roots[1].url
+    mixed = pandas.read_csv(out / "mixed.csv")
+    found = mixed[["build", "split", "draw", "images"]].values.tolist()
+    assert found == [["random", 0, 5, 90], ["random", 1, 5, 90]]
+    assert mixed["end_points"].between(0, 1).all()
+    assert "## Mixed images" in (out / "study.md").read_text()
     rows = {row["method"]: row for row in record["test"]["digits"]["rows"]}
     assert {name: row["units"] for name, row in rows.items()} == dict.fromkeys(
         ["CE", "CSM (w 1)", "CSM (w 2)", "CSM, chosen"], 4

@@ -1,14 +1,24 @@
 """The mixed datasets that a study makes: one of each build, split and draw."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
 
 from calib.study import Cell, StudyConfig, merged, naming
+from calib.study_mixed import MIXED_FIGURES
 from data.files import write_atomically
+from data.pinned import Pinned
+from data.quality import (
+    diversity,
+    end_points,
+    endpoint_agreement,
+    prototype_distances,
+    series_quality,
+)
 from data.root import Root
 from data.settings import load_settings
 from data.splits import RealDataConfig
@@ -27,11 +37,13 @@ class MixedPlan:
         url: of its root.
         settings: of its build; where the study trains models, without those.
         real: the images of the runs that train on it.
+        about: dataset, build, split and draw.
     """
 
     url: str
     settings: dict[str, Any]
     real: RealDataConfig
+    about: Mapping[str, object]
 
     def config(self, models: StandIns | None) -> BuildConfig:
         """Raises InputError for settings that no build takes."""
@@ -66,7 +78,8 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
         values = merged(values, {"mixing.seed": cell.draw})
     if study.standins:  # named when they are trained
         values = merged(values, {"generator.model": "", "annotation.model": ""})
-    plan = MixedPlan(url, values, cell.config.real)
+    about = {"dataset": cell.dataset, "build": cell.build, "split": cell.split, "draw": cell.draw}
+    plan = MixedPlan(url, values, cell.config.real, about)
     with naming(f"builds.{cell.build}"):
         plan.config(None)
     return plan
@@ -88,3 +101,48 @@ def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
 
 def is_made(root: Root) -> bool:
     return bool(root.indices()) and not root.missing()
+
+
+def figures_of(root: Root) -> dict[str, float | int | None]:
+    """What a mixed dataset shows of itself.
+
+    Returns:
+        How many images; stability of the noises that were used, and of all that were scored to
+        choose them; diversity of its CLIP features; the share of unmixed images whose features
+        are nearest to their own class; and Spearman of alpha and weight, the mean over series.
+    """
+    import torch
+
+    source = Pinned(root)
+    shards = [(list(source.samples(shard)), source.features(shard)) for shard in source.shards]
+    records = [sample.record for samples, _ in shards for sample in samples]
+    features = torch.cat([each for _, each in shards])  # [G, A, D]
+    classes = torch.tensor([record.classes for record in records])
+    group, position, intended = end_points(torch.tensor([r.mixtures for r in records]), classes)
+    nearest = prototype_distances(features[group, position], source.prototypes).argmin(-1)
+    alphas, weights = (
+        torch.tensor([getattr(r, name) for r in records]) for name in ("alphas", "weights")
+    )
+    scored = [score for record in records for score in record.noise.get("scores", [])]
+    return {
+        "images": alphas.numel(),
+        "stability": _mean([record.stability for record in records]),
+        "candidates_stability": _mean(scored),
+        "diversity": diversity(features, classes),
+        "end_points": endpoint_agreement(nearest, intended)["share"],
+        "spearman": series_quality(alphas, weights).mean,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def write_figures_of(plans: Sequence[MixedPlan], out: Path) -> None:
+    """A line a mixed dataset in mixed.csv, which the study's tables show."""
+    from pandas import DataFrame
+
+    lines = [{**plan.about, **figures_of(Root(plan.url))} for plan in plans]
+    text = DataFrame(lines).to_csv(index=False, lineterminator="\n")
+    write_atomically(out / MIXED_FIGURES, text.encode())

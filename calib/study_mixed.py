@@ -1,0 +1,70 @@
+"""What the mixed datasets of a study show of themselves, build beside build."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calib.replicates import Drawn, Unit, compare
+from calib.results import Summary
+from calib.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MIXED_FIGURES = "mixed.csv"  # below a study's folder
+# Titles, and figures behind the point.
+OF_MIXED = {
+    "stability": ("stability of the noises", 3),
+    "candidates_stability": ("of all candidates", 3),
+    "diversity": ("diversity", 4),
+    "end_points": ("end points nearest to their class", 3),
+    "spearman": ("Spearman of alpha and weight", 3),
+}
+MIXED_NOTE = (
+    "Means over splits and draws, ± sample standard deviation. Stability: cosine of a start noise"
+    " and the one found back by inversion. Diversity: 1 - cosine of CLIP features, over pairs of"
+    " series of the same classes at the same alpha. Changes are against the first row, with 95 %"
+    " intervals over splits and draws."
+)
+
+
+def read_mixed(out: Path) -> "DataFrame | None":
+    """What the study wrote of its mixed datasets; None where it made none."""
+    from pandas import read_csv
+
+    return read_csv(out / MIXED_FIGURES) if (out / MIXED_FIGURES).is_file() else None
+
+
+def mixed_table(frame: "DataFrame") -> Table:
+    """Each build's means, and its changes against the first build of the dataset.
+
+    Args:
+        frame: a line a mixed dataset: dataset, build, split, draw, and the figures of OF_MIXED,
+            empty where they were not measured.
+    """
+    rows, first = [], dict[str, "DataFrame"]()
+    for (dataset, build), own in frame.groupby(["dataset", "build"], sort=False):
+        base = first.setdefault(dataset, own)
+        cells = [
+            _cell(_by_unit(own, key), None if base is own else _by_unit(base, key), digits)
+            for key, (_, digits) in OF_MIXED.items()
+        ]
+        rows.append((f"{dataset}, {build}", cells))
+    return Table("", "", [title for title, _ in OF_MIXED.values()], rows)
+
+
+def _by_unit(frame: "DataFrame", key: str) -> dict[Unit, list[float]]:
+    known = frame[frame[key].notna()].fillna({"split": 0, "draw": 0})
+    places = zip(known["split"], known["draw"], known[key], strict=True)
+    return {Unit(int(split), int(draw), 0): [value] for split, draw, value in places}
+
+
+def _cell(own: Drawn, base: Drawn | None, digits: int) -> Cell:
+    if not own:
+        return Cell()
+    found = Summary.of(value for [value] in own.values())
+    note = "" if found.sd is None else f"± {found.sd:.{digits}f}"
+    change = compare(own, base) if base else None
+    if change is not None and change.low is not None and change.high is not None:
+        ends = f"[{change.low:+.{digits}f}, {change.high:+.{digits}f}]"
+        note += f", change {change.change:+.{digits}f} {ends}"
+    return Cell(f"{found.mean:.{digits}f}", note)

@@ -1,0 +1,35 @@
+"""What mixed datasets of a study show: means of builds, and changes with intervals."""
+
+import pandas
+import pytest
+
+from calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
+
+
+def line(build: str, split: int, draw: int, **figures: float) -> dict[str, object]:
+    known = dict.fromkeys(
+        ["images", "stability", "candidates_stability", "diversity", "end_points", "spearman"]
+    )
+    place = {"dataset": "digits", "build": build, "split": split, "draw": draw}
+    return {**place, **known, **figures}
+
+
+def test_builds_are_compared_draw_by_draw(tmp_path):
+    lines = [
+        line(build, split, draw, diversity=0.1 + 0.01 * split + gain, end_points=0.9)
+        for build, gain in (("random", 0.0), ("stable", -0.02))
+        for split in (0, 1)
+        for draw in (0, 1)
+    ]
+    assert read_mixed(tmp_path) is None
+    pandas.DataFrame(lines).to_csv(tmp_path / MIXED_FIGURES, index=False)
+    frame = read_mixed(tmp_path)
+    assert frame is not None
+    table = mixed_table(frame)
+    rows = {label: dict(zip(table.columns, cells, strict=True)) for label, cells in table.rows}
+    assert list(rows) == ["digits, random", "digits, stable"]
+    first, second = (rows[label] for label in rows)
+    assert str(first["stability of the noises"]) == "\N{EN DASH}"
+    assert first["diversity"].text == "0.1050"
+    assert float(first["diversity"].note.removeprefix("± ")) == pytest.approx(0.0058, abs=1e-4)
+    assert second["diversity"].note.endswith("change -0.0200 [-0.0200, -0.0200]")
