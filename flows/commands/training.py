@@ -76,6 +76,8 @@ def study(
 ) -> None:
     """Train methods x datasets x seeds, or continue; ends in a table.
 
+    Mixed datasets that its config names under `builds` are made first.
+
     Example:
       semix study configs/study-quickstart.yaml --out digits
     """
@@ -87,7 +89,7 @@ def study(
         return
     page = Path(out, "study.md")
     emit(page.read_text().rstrip())
-    emit(f"written: {page}, study-validation.md, .csv, .tex, .json, figures/")
+    emit(f"written: {page}, study-validation.md, .csv, .tex, .json, values.csv, figures/")
 
 
 def report(
