@@ -108,18 +108,23 @@ def write(results: Sequence[Result], *, kind: str, device: str, config: dict[str
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     path = RESULTS / f"{today}-{kind}.json"
     found = json.loads(path.read_text())["results"] if path.is_file() else {}
-    found |= {result.name: asdict(result) for result in results}
-    content = {
-        "date": today,
+    content = contents(results, device=device, config=config)
+    content["results"] = dict(sorted((found | content["results"]).items()))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def contents(results: Sequence[Result], *, device: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What a file of results holds: where, when and with what they were measured."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device,
         "machine": {"cores": os.cpu_count(), "cpu": cpu_name(), "system": platform.system()},
         "versions": library_versions(),
         "config": config,
-        "results": dict(sorted(found.items())),
+        "results": {result.name: asdict(result) for result in results},
     }
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
 
 
 def cpu_name() -> str:

@@ -117,10 +117,10 @@ class StudyConfig(Settings):
     contrasts: tuple[tuple[str, str], ...] = Field(
         (), description="further pairs of rows to compare, the new one and the old one"
     )
-    standins: bool = Field(
+    standins: bool | Literal["large"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "with which the builds work",
+        "with which the builds work; large: larger ones, minutes on a GPU",
     )
 
     @field_validator("datasets", "methods", "builds")
@@ -389,14 +389,24 @@ def _settings(
         for overrides in (own.overrides, own.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
         if isinstance(own.mixed, str):
-            folder = out / MIXED / f"{replicate_name(dataset, split, draw)}-{own.mixed}"
-            values = merged(values, {"mixed.url": whole_path(folder)})
+            place = replicate_name(_first_alike(study, dataset), split, draw)
+            url = whole_path(out / MIXED / f"{place}-{own.mixed}")
+            values = merged(values, {"mixed.url": url})
         if split is not None:
             values = merged(values, {"real.split_seed": split})
         _refuse_misplaced(values, dataset, mixed=bool(own.mixed))
         label = own.name or method
         name = f"{label} ({', '.join(point.choices)})" if point.choices else label
         return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
+
+
+def _first_alike(study: StudyConfig, dataset: str) -> str:
+    """The first dataset with the same real images: they share the mixed datasets made of them."""
+
+    def real(key: str) -> object:
+        return merged(study.base, study.datasets[key].overrides).get("real")
+
+    return next(key for key in study.datasets if real(key) == real(dataset))
 
 
 def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:

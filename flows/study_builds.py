@@ -11,6 +11,7 @@ import yaml
 from calib.study import Cell, StudyConfig, merged, naming
 from calib.study_mixed import MIXED_FIGURES
 from data.files import write_atomically
+from data.formats import PLAN
 from data.pinned import Pinned
 from data.quality import (
     diversity,
@@ -19,12 +20,13 @@ from data.quality import (
     prototype_distances,
     series_quality,
 )
+from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
 from data.splits import RealDataConfig
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
-from pipeline.standins import StandIns
+from pipeline.standins import StandIns, large_recipe, train_standins
 
 MODELS = "models"  # below a study's folder
 
@@ -85,6 +87,21 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
     return plan
 
 
+def models_of(plan: MixedPlan, study: StudyConfig, out: Path, *, device: str) -> StandIns | None:
+    """The models of a mixed dataset, trained or found; None where its build names them.
+
+    Args:
+        device: where they are trained, if they are large.
+    """
+    if not study.standins:
+        return None
+    real = load_real(plan.real)
+    if study.standins != "large":
+        return train_standins(real, out / MODELS)
+    recipe = large_recipe(image_size=plan.real.image_size)
+    return train_standins(real, out / MODELS, recipe=recipe, device=device)
+
+
 def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     """Its root, which is planned where it is new, and the file of its build's settings beside it.
 
@@ -99,7 +116,11 @@ def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     return root, path
 
 
-def is_made(root: Root) -> bool:
+def is_made(plan: MixedPlan) -> bool:
+    """Whether every shard is there, with an index, whatever settings it was begun with."""
+    if not (Path(plan.url) / PLAN).is_file():
+        return False
+    root = Root(plan.url)
     return bool(root.indices()) and not root.missing()
 
 

@@ -26,8 +26,6 @@ from calib.study_jobs import (
     take_over,
 )
 from calib.study_tables import write_study
-from data.real import load_real
-from data.root import Root
 from data.settings import load_settings
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
@@ -52,8 +50,8 @@ from flows.paths import training_folder
 from flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
 from flows.slots.slot import RECORD
 from flows.study import ReadyStudy, StudyFailed, failure_message, prepared
-from flows.study_builds import MODELS, MixedPlan, begun, is_made, write_figures_of
-from pipeline.standins import StandIns, train_standins
+from flows.study_builds import MixedPlan, begun, is_made, models_of, write_figures_of
+from pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)
@@ -100,11 +98,11 @@ def study_flow(
 def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
     """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
     wanted = {cell.config.mixed.url for cell in ready.todo if cell.config.mixed is not None}
-    plans = [plan for plan in ready.mixed if plan.url in wanted or Root(plan.url).indices()]
+    plans = [plan for plan in ready.mixed if plan.url in wanted or is_made(plan)]
     for plan in plans:
-        models = small_models(plan, out / MODELS) if ready.settings.standins else None
+        models = small_models(plan, ready.settings, out) if ready.settings.standins else None
         root, config = begun(plan, models)
-        if not is_made(root):
+        if not is_made(plan):
             with workers_ahead(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)
     if plans:
@@ -112,9 +110,9 @@ def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
 
 
 @task(task_run_name="small models", **RECORD)
-def small_models(plan: MixedPlan, folder: Path) -> StandIns:
+def small_models(plan: MixedPlan, study: StudyConfig, out: Path) -> StandIns | None:
     """Of the split's training images; found where they are trained."""
-    return train_standins(load_real(plan.real), folder)
+    return models_of(plan, study, out, device="cuda" if visible_gpus() else "cpu")
 
 
 @contextmanager

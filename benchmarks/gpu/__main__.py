@@ -1,4 +1,7 @@
-"""Run GPU benchmarks: `python -m benchmarks.gpu [NAME ...] [--device cuda] [--size sd15]`."""
+"""Run GPU benchmarks: `python -m benchmarks.gpu [NAME ...] [--device cuda] [--size sd15]`.
+
+`python -m benchmarks.gpu study --images FOLDER --out DIR` runs a whole study; see its `--help`.
+"""
 
 import argparse
 import importlib
@@ -23,6 +26,10 @@ GPU = {
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["study"]:
+        from benchmarks.gpu.study import main as study
+
+        return study(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(GPU)}; all by default")
     parser.add_argument("--device", default="cuda")

@@ -1,5 +1,6 @@
 """Small genuine Stable Diffusion and CLIP models, trained here on any labelled images."""
 
+import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -11,13 +12,21 @@ from data.errors import InputError
 from data.files import published
 from data.fingerprint import file_digest, fingerprint
 from data.splits import RealDataset
-from pipeline.standins.recipe import Recipe, Report, Stage, recipe_for, shown_progress
+from pipeline.standins.recipe import (
+    Recipe,
+    Report,
+    Stage,
+    large_recipe,
+    recipe_for,
+    shown_progress,
+)
 
 __all__ = [
     "Recipe",
     "Stage",
     "StandIns",
     "find_standins",
+    "large_recipe",
     "recipe_for",
     "standins_digest",
     "train_standins",
@@ -41,14 +50,17 @@ def train_standins(
     *,
     recipe: Recipe | None = None,
     progress: Report | None = None,
+    device: str = "cpu",
 ) -> StandIns:
     """Train both models on the training split, or find those trained before on the same.
 
     They appear as `folder/DIGEST12/diffusion` and `folder/DIGEST12/clip`, both at once and
-    complete. On one kind of machine the same digest gives the same weights.
+    complete; until then `folder/DIGEST12.begun` keeps each network that is trained. On one kind of
+    machine the same digest gives the same weights.
 
     Args:
         recipe: None takes `recipe_for` the data.
+        device: where they are trained.
         progress: called with (stage, steps done, steps in all); None shows them on stderr.
     Raises:
         InputError: data that the models cannot be trained on; a folder that cannot be written.
@@ -64,8 +76,13 @@ def train_standins(
         from pipeline.standins.two_models import train_both
 
         shown = nullcontext(progress) if progress else shown_progress()
+        kept = final.with_name(f"{final.name}.begun")
+        kept.mkdir(exist_ok=True)
         with published(final) as partial, shown as report:
-            seconds = train_both(real, partial, recipe=recipe, digest=digest, report=report)
+            seconds = train_both(
+                real, partial, recipe=recipe, digest=digest, report=report, kept=kept, device=device
+            )
+        shutil.rmtree(kept)
     return StandIns(final / "diffusion", final / "clip", seconds)
 
 

@@ -23,7 +23,7 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
     The latents' standardisation is part of the model, so `scaling_factor` 1.0 is exact.
     """
     with seeded(recipe.seed):
-        vae = _build(recipe, images.size)
+        vae = nn.Module.to(_build(recipe, images.size), images.device)
     rng = torch.Generator().manual_seed(recipe.seed)
     draw = batches(len(images.pixels), recipe.autoencoder.batch_size, rng=rng)
 
@@ -102,8 +102,9 @@ def train_pipeline(
     """
     latents = encode(vae, images.pixels)
     with seeded(recipe.seed):
-        text_encoder = _text_encoder(tokenizer, recipe)
+        text_encoder = nn.Module.to(_text_encoder(tokenizer, recipe), images.device)
         unet = _unet(recipe, channels=latents[0].shape[1], size=latents[0].shape[-1])
+        unet = nn.Module.to(unet, images.device)
     scheduler = _scheduler()
     caption_ids = torch.stack([tokenise(tokenizer, texts) for texts in captions])  # [K,T,L]
     loss = _v_loss(
@@ -145,13 +146,14 @@ def _v_loss(
 ) -> Callable[[], Tensor]:
     """A function that gives the loss of a fresh batch at each call."""
     means, deviations = latents
+    device = means.device
     size = recipe.denoiser.batch_size
     steps = scheduler.config["num_train_timesteps"]
     rng = torch.Generator().manual_seed(recipe.seed)
     draw = batches(len(targets), size, rng=rng)
 
     def noise_like(tensor: Tensor) -> Tensor:
-        return torch.randn(tensor.shape, generator=rng)
+        return torch.randn(tensor.shape, generator=rng).to(device)
 
     def loss() -> Tensor:
         chosen = next(draw)
@@ -163,9 +165,10 @@ def _v_loss(
         # one time from each of B equal parts of the range: less spread than B free draws
         times = (torch.arange(size) + torch.rand(size, generator=rng)) * (steps / size)
         times = times.long().clamp(max=steps - 1)
+        times = times.to(device)
         noise = noise_like(clean)
         noisy = scheduler.add_noise(clean, noise, times)
-        condition = text_encoder(ids).last_hidden_state  # [B,L,D]
+        condition = text_encoder(ids.to(device)).last_hidden_state  # [B,L,D]
         velocity = unet(noisy, times, encoder_hidden_states=condition).sample
         return F.mse_loss(velocity, scheduler.get_velocity(clean, noise, times))
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ class TrainingImages:
     @property
     def size(self) -> int:
         return self.pixels.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where models train on them; what is drawn, and the targets, stay on the CPU."""
+        return self.pixels.device
+
+    def on(self, device: str) -> "TrainingImages":
+        return replace(self, pixels=self.pixels.to(device))
 
 
 def load_images(split: ImageSplit, *, limit: int) -> TrainingImages:
@@ -78,7 +86,8 @@ def fit(
 ) -> Iterator[int]:
     """Train `modules` together on `loss()`; yields the number of steps done, from 0 on.
 
-    AdamW, warm-up and cosine decay, gradient norm at most 1. After the last step the modules hold
+    AdamW, warm-up and cosine decay, gradient norm at most 1; on a GPU with bfloat16 where torch's
+    autocast has it. After the last step the modules hold
     the moving average of their weights, in evaluation mode and without gradients.
     """
     parameters = [p for module in modules for p in module.parameters()]
@@ -89,7 +98,9 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = stage.learning_rate * _rate(step, stage.steps)
         optimiser.zero_grad()
-        loss().backward()
+        with autocast(parameters[0].device):
+            value = loss()
+        value.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         # a shorter memory at first, so that the untrained weights are forgotten
@@ -100,6 +111,10 @@ def fit(
         parameter.data.copy_(average)
     for module in modules:
         module.eval().requires_grad_(False)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _rate(step: int, steps: int) -> float:

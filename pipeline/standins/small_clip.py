@@ -18,6 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
 
+from data.files import published
 from pipeline.standins.fitting import TrainingImages, batches, fit, seeded
 from pipeline.standins.recipe import Recipe, Report
 from pipeline.standins.text import Captions, build_tokenizer, tokenise
@@ -33,9 +34,9 @@ class SmallClip:
 
     def save(self, folder: Path) -> None:
         """Write what `open_clip.create_model_and_transforms("local-dir:FOLDER")` reads."""
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save_pretrained(folder)
-        weights = {name: t.contiguous() for name, t in self.model.state_dict().items()}
+        weights = {name: t.cpu().contiguous() for name, t in self.model.state_dict().items()}
         save_file(weights, folder / "open_clip_model.safetensors")
         (folder / "open_clip_config.json").write_text(json.dumps(self.config, indent=2) + "\n")
 
@@ -54,10 +55,11 @@ def train_clip(
     mean, std = _pixel_moments(images.pixels)
     config = _config(recipe, tokenizer, image_size=images.size, mean=mean, std=std)
     with seeded(recipe.seed):
-        model = CLIP(**config["model_cfg"])
+        model = CLIP(**config["model_cfg"]).to(images.device)
         nn.init.normal_(model.token_embedding.weight, std=1.0)  # as in the pipeline's text encoder
     rng = torch.Generator().manual_seed(recipe.seed)
     draw = batches(len(images.pixels), recipe.clip.batch_size, rng=rng)
+    targets = images.targets.to(images.device)
     inputs = ((images.pixels + 1) / 2 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
 
     def loss() -> Tensor:
@@ -65,10 +67,10 @@ def train_clip(
         template = torch.randint(caption_ids.shape[1], (len(chosen),), generator=rng)
         pixels = shifted(inputs[chosen], most=images.size // 16, rng=rng)
         image_features = model.encode_image(pixels, normalize=True)
-        texts = caption_ids[images.targets[chosen], template]
+        texts = caption_ids[images.targets[chosen], template].to(images.device)
         text_features = model.encode_text(texts, normalize=True)
         logits = model.logit_scale.exp().clamp(max=100) * image_features @ text_features.T
-        return contrastive_loss(logits, images.targets[chosen])
+        return contrastive_loss(logits, targets[chosen.to(images.device)])
 
     stage = recipe.clip
     for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):
@@ -153,7 +155,9 @@ def main(folder: Path) -> None:
     told = json.loads(sys.stdin.buffer.readline())
     images = TrainingImages(**load(sys.stdin.buffer.read()))
     recipe = TypeAdapter(Recipe).validate_python(told["recipe"])
-    train_clip(images, tuple(told["class_names"]), told["captions"], recipe=recipe).save(folder)
+    with published(folder) as partial:
+        names, captions = tuple(told["class_names"]), told["captions"]
+        train_clip(images, names, captions, recipe=recipe).save(partial)
 
 
 if __name__ == "__main__":

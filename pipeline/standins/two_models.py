@@ -1,6 +1,7 @@
 """Train both stand-ins, CLIP in a process beside, then save them with their model cards."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,8 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from safetensors.torch import save
+from torch import nn
 
+from data.files import published
 from data.splits import RealDataset
 from pipeline.config import PLACEHOLDER
 from pipeline.prompts import prompts
@@ -25,37 +29,60 @@ WORTH_A_PROCESS = 100  # steps of CLIP; a process imports for as long as so many
 
 
 def train_both(
-    real: RealDataset, folder: Path, *, recipe: Recipe, digest: str, report: Report
+    real: RealDataset,
+    folder: Path,
+    *,
+    recipe: Recipe,
+    digest: str,
+    report: Report,
+    kept: Path,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """Train on `real.train` and write `folder/diffusion` and `folder/clip`.
 
-    Returns the seconds of each training; of CLIP's, those that were left when the others ended.
+    Args:
+        kept: a folder where the autoencoder and CLIP are kept as soon as they are trained, and
+            found again.
+    Returns:
+        The seconds of each training; of CLIP's, those that were left when the others ended.
     """
     seconds: dict[str, float] = {}
     names = real.class_names
     captions = captions_of(names, recipe.templates)
     tokenizer = build_tokenizer(names, captions)
-    images = load_images(real.train, limit=recipe.max_images)
+    images = load_images(real.train, limit=recipe.max_images).on(device)
     clip_tokenizer(names, captions)  # refuses names before anything is trained
     with (
         one_thread(),
         clip_training(
-            folder / "clip", images, names, captions, recipe=recipe, report=report
+            kept / "clip", images, names, captions, recipe=recipe, report=report
         ) as finish_clip,
     ):
         with _timed(seconds, "autoencoder"):
-            vae = train_autoencoder(images, recipe, report)
+            vae = autoencoder(kept / "vae", images, recipe, report)
         with _timed(seconds, "denoiser"):
             pipeline = train_pipeline(
                 images, captions, vae=vae, tokenizer=tokenizer, recipe=recipe, report=report
             )
         with _timed(seconds, "CLIP"):
             finish_clip()
-    pipeline.save_pretrained(folder / "diffusion", safe_serialization=True)
+    pipeline.to("cpu").save_pretrained(folder / "diffusion", safe_serialization=True)
+    shutil.copytree(kept / "clip", folder / "clip")
     cards = model_cards(names, recipe, digest=digest, images=len(images.pixels), size=images.size)
     for kind, card in zip(("diffusion", "clip"), cards, strict=True):
         (folder / kind / "README.md").write_text(card, encoding="utf-8")
     return seconds
+
+
+def autoencoder(
+    folder: Path, images: TrainingImages, recipe: Recipe, report: Report
+) -> AutoencoderKL:
+    """Trained, or found in the folder."""
+    if not folder.is_dir():
+        with published(folder) as partial:
+            train_autoencoder(images, recipe, report).save_pretrained(partial)
+    vae: AutoencoderKL = AutoencoderKL.from_pretrained(folder)
+    return nn.Module.to(vae.eval().requires_grad_(False), images.device)
 
 
 @contextmanager
@@ -68,9 +95,20 @@ def clip_training(
     recipe: Recipe,
     report: Report,
 ) -> Iterator[Callable[[], None]]:
-    """What is yielded trains CLIP, or waits for a process that did so beside the block."""
-    if recipe.clip.steps < WORTH_A_PROCESS:
-        yield lambda: train_clip(images, names, captions, recipe=recipe, report=report).save(folder)
+    """What is yielded trains CLIP, or waits for a process that did so beside the block.
+
+    There is none on a GPU, which one training fills, and nothing to do where it is trained.
+    """
+
+    def train() -> None:
+        with published(folder) as partial:
+            train_clip(images, names, captions, recipe=recipe, report=report).save(partial)
+
+    if folder.is_dir():
+        yield lambda: None
+        return
+    if recipe.clip.steps < WORTH_A_PROCESS or images.device.type != "cpu":
+        yield train
         return
     command = [sys.executable, "-P", "-m", "pipeline.standins.small_clip", str(folder)]
     told = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}

@@ -1,0 +1,242 @@
+"""A whole study on one GPU, from images alone: `python -m benchmarks.gpu study --budget 20m ...`.
+
+It trains a generator and a CLIP, makes mixed images, trains and measures every cell of study.yaml
+and writes one result file. When the budget ends it stops whatever runs, which keeps what it has,
+and ends with status 75; the same command goes on. Prefect is not needed. Where nothing can be
+installed, wheels of diffusers, open_clip_torch, webdataset and pydantic must travel along.
+
+Arithmetic for an H100: the denoiser's 12,000 steps at some 20 ms are four minutes, autoencoder and
+CLIP three more; 21,600 images at 20 guided steps on 8 x 8 latents one. A ResNet-18 sees 300,000
+real images in 30 epochs and, with CSM, twice as many mixed ones: at 15,000 a second 20 and 60 s,
+with a ResNet-50 four times that, for three seeds, three trainings on real images alone and three
+weights of CSM: 12 and 48 minutes one after the other, a third of it with three trainers beside
+each other, which one GPU has room for.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calib.run_folder import claim_run, is_measured
+from calib.study import StudyConfig, cells_of, check_cells
+from calib.study_jobs import Job, forget_failure, note_failure, plan_jobs, take_over
+from calib.study_tables import VALUES, write_study
+from data.errors import InputError
+from data.files import read_json, write_json
+from data.settings import load_settings
+from flows.study_builds import (
+    begun,
+    is_made,
+    mixed_plans,
+    models_of,
+    write_figures_of,
+)
+
+CONFIG = Path(__file__).with_name("study.yaml")
+UNFINISHED = 75  # EX_TEMPFAIL
+GRACE_S = 60.0  # for a checkpoint, or the shard at hand
+SECONDS, RESULT = "seconds.json", "result.json"
+# The same path in a minute on a CPU.
+TINY = (
+    "base.real.image_size=16",
+    "base.real.train_per_class=20",
+    "base.real.validation_per_class=10",
+    "base.real.test_per_class=10",
+    "base.epochs=1",
+    "base.batch_size=40",
+    "base.mixed_precision='no'",
+    "base.evaluation={bootstrap: 20, shift: {corruptions: [fog], severities: [3], images: 20}}",
+    "seeds=[0]",
+    "standins=true",
+    "datasets={resnet8: {overrides: {model: {name: resnet8, width: 2}}}}",
+    "builds.random.generator.steps=2",
+    "builds.random.mixing={alphas: 2, groups_per_pair: 1}",
+    "builds.random.shards={groups_per_shard: 15, groups_per_batch: 15}",
+    "methods.control.overrides.head.epochs=1",
+    "methods.mac.overrides.head.epochs=1",
+)
+
+
+class OutOfTime(Exception):
+    """The budget is used up; what was made stays."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parse(arguments)
+    overrides = [f"base.real.path={options.images}", *(TINY if options.size == "tiny" else ())]
+    study = load_settings(StudyConfig, CONFIG, [*overrides, *options.set])
+    story = Story(study, options.out.absolute(), options.device, options.slots)
+    if options.only_mixed:  # the child that makes one mixed dataset, which may be stopped
+        return story.make_mixed(options.only_mixed)
+    story.deadline = time.monotonic() + options.budget
+    given = [*arguments]
+    try:
+        story.tell(given)
+    except OutOfTime:
+        print(f"the budget of {options.budget:.0f} s is used up: {story.progress()}", flush=True)
+        print("the same command goes on", flush=True)
+        return UNFINISHED
+    except (RuntimeError, InputError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    result = story.record(options.size)
+    print(f"written: {result}, study.md")
+    if options.record:
+        from benchmarks.measure import RESULTS
+
+        date = read_json(result)["date"]
+        shutil.copy(result, RESULTS / f"{date}-gpu-study.json")
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu study", description=__doc__)
+    parser.add_argument("--images", type=Path, required=True, help="folder of train/ and test/")
+    parser.add_argument("--out", type=Path, required=True, help="everything is kept here")
+    parser.add_argument("--budget", type=_seconds, default="20m", help="as 20m or 540s")
+    parser.add_argument("--size", choices=("h100", "tiny"), default="h100")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--slots", type=int, default=3, help="trainers beside each other")
+    parser.add_argument("--set", action="append", default=[], help="a setting of study.yaml")
+    parser.add_argument("--record", action="store_true", help="copy to benchmarks/results")
+    parser.add_argument("--only-mixed", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([ms]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text}: write it as 20m or 540s")
+    return float(found[1]) * (60 if found[2] == "m" else 1)
+
+
+@dataclass
+class Story:
+    """The study from its first network to its result file, each step once."""
+
+    study: StudyConfig
+    out: Path
+    device: str
+    slots: int
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.cells = cells_of(self.study, self.out)
+        self.plans = mixed_plans(self.study, self.cells)
+
+    def tell(self, given: Sequence[str]) -> None:
+        """Make whatever is missing.
+
+        Args:
+            given: our own arguments, for the children that make mixed datasets.
+        Raises:
+            OutOfTime: the budget ended first.
+            RuntimeError: a child failed.
+        """
+        check_cells(self.cells)
+        for plan in self.plans:
+            if not is_made(plan):
+                command = [sys.executable, "-m", "benchmarks.gpu", "study", *given]
+                with self._timed("models and mixed images"):
+                    self._run([*command, "--only-mixed", plan.url])
+        if self.plans:
+            write_figures_of(self.plans, self.out)
+        todo = [cell for cell in self.cells if not is_measured(cell.config, cell.run(self.out))]
+        for cell in todo:
+            claim_run(cell.config, cell.run(self.out))
+        with self._timed("trainings"), ThreadPoolExecutor(self.slots) as pool:
+            list(pool.map(self._train, plan_jobs(todo, slots=self.slots)))
+
+    def make_mixed(self, url: str) -> int:
+        """Models and one mixed dataset; the exit status."""
+        from pipeline.worker import main as work
+
+        plan = next(plan for plan in self.plans if plan.url == url)
+        root, _ = begun(plan, models_of(plan, self.study, self.out, device=self.device))
+        status = work([root.url, "--device", self.device])
+        if status == 0:
+            root.write_index()
+        return status
+
+    def progress(self) -> str:
+        """What is done, and what is left."""
+        made = sum(map(is_made, self.plans))
+        measured = sum(is_measured(cell.config, cell.run(self.out)) for cell in self.cells)
+        mixed = f"{made} of {len(self.plans)} mixed datasets are made"
+        return f"{mixed}, {measured} of {len(self.cells)} cells measured"
+
+    def record(self, size: str) -> Path:
+        """The tables of the study, and one file with every seed's values."""
+        import pandas
+        import torch
+
+        from benchmarks.measure import Result, contents
+
+        tables = write_study(self.study, self.cells, self.out)
+        values = pandas.read_csv(self.out / VALUES)
+        result = Result("study", f"{self.study.name}, {size}")
+        result.figures = {
+            "seconds": read_json(self.out / SECONDS),
+            "missing": tables["missing"],
+            "values": json.loads(values.to_json(orient="records")),
+        }
+        on_gpu = self.device != "cpu"
+        name = torch.cuda.get_device_name() if on_gpu else "cpu"
+        config: dict[str, Any] = self.study.model_dump(mode="json")
+        write_json(self.out / RESULT, contents([result], device=name, config=config))
+        return self.out / RESULT
+
+    def _train(self, job: Job) -> None:
+        for name in job.runs:
+            run = self.out / name
+            for seed in job.seeds:
+                take_over(run, seed=seed)
+            seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
+            trainer = ["calib.train", "--config", str(run / "config.json"), *seeds]
+            forget_failure(run)
+            try:
+                self._run([sys.executable, "-m", *trainer, f"--device={self.device}"])
+            except RuntimeError as error:  # the others go on, and the tables name it
+                note_failure(run, str(error), last_lines=[])
+
+    def _run(self, command: Sequence[str]) -> None:
+        """A child until it ends, or is told to when the budget does."""
+        if time.monotonic() >= self.deadline:
+            raise OutOfTime
+        with subprocess.Popen(command, start_new_session=True) as child:
+            try:
+                status = child.wait(max(0.0, self.deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGTERM)
+                try:
+                    child.wait(GRACE_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(child.pid, signal.SIGKILL)
+                raise OutOfTime from None
+        if status:
+            raise RuntimeError(f"{' '.join(command[2:6])} ... ended with status {status}")
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        """Adds to the stage's seconds, over all commands that worked at it."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            path = self.out / SECONDS
+            known: dict[str, float] = read_json(path) if path.is_file() else {}
+            known[stage] = round(known.get(stage, 0.0) + time.monotonic() - start, 1)
+            write_json(path, known)

@@ -1,0 +1,64 @@
+"""The whole study of one GPU in its tiny form, on a CPU: stopped by its budget, then continued."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+from PIL import Image
+
+from data.root import Root
+
+ROOT = Path(__file__).parents[2]
+CLASSES = ("zero", "one", "two", "three")
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def pictures(digits, tmp_path) -> Path:
+    """A folder of train/CLASS and test/CLASS."""
+    for split, name in (("train", "train"), ("train", "validation"), ("test", "test")):
+        real = getattr(digits, name)
+        for target, label in enumerate(CLASSES):
+            folder = tmp_path / "pictures" / split / label
+            folder.mkdir(parents=True, exist_ok=True)
+            chosen = (real.targets == target).nonzero()[0][:30]
+            for index, pixels in zip(chosen, real.images(chosen), strict=True):
+                Image.fromarray(pixels).save(folder / f"{name}-{index}.png")
+    return tmp_path / "pictures"
+
+
+def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "benchmarks.gpu", "study", "--size", "tiny", "--slots", "2"]
+    command += ["--device", "cpu", "--images", str(pictures), "--out", str(out)]
+
+    def run(budget: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--budget", budget], cwd=ROOT, capture_output=True, text=True
+        )
+
+    stopped = run("8s")
+    assert stopped.returncode == 75, stopped.stderr
+    assert "0 of 1 mixed datasets are made, 0 of 8 cells measured" in stopped.stdout
+    assert not (out / "result.json").exists()
+    ended = run("14m")
+    assert ended.returncode == 0, ended.stderr
+    assert "prefect" not in ended.stderr
+    (root,) = [Root(str(path.parent)) for path in out.glob("mixed/*/plan.json")]
+    assert root.missing() == [] and len(root.done()) == 1
+    found = json.loads((out / "result.json").read_text())
+    assert (found["device"], found["config"]["name"]) == ("cpu", "CIFAR-10 on one GPU")
+    figures = found["results"]["study"]["figures"]
+    assert figures["missing"] == {}
+    assert set(figures["seconds"]) == {"models and mixed images", "trainings"}
+    values = pandas.DataFrame(figures["values"]).query("kind == 'plain'")
+    points = [f"CSM (w {w})" for w in (1, 2, 4)]
+    rows = ["CE", "LS", "FeDLaS-MbLS", *points, "CSM, chosen", "head without masks", "CE + MaC-Cal"]
+    assert list(values["row"]) == rows
+    assert values[["accuracy", "ece", "nll", "shift_ece"]].notna().all(axis=None)
+    again = run("14m")
+    assert (again.returncode, again.stderr) == (0, "")
