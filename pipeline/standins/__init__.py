@@ -77,7 +77,6 @@ def train_standins(
 
         shown = nullcontext(progress) if progress else shown_progress()
         kept = final.with_name(f"{final.name}.begun")
-        kept.mkdir(exist_ok=True)
         with published(final) as partial, shown as report:
             seconds = train_both(
                 real, partial, recipe=recipe, digest=digest, report=report, kept=kept, device=device

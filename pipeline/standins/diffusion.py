@@ -23,7 +23,7 @@ def train_autoencoder(images: TrainingImages, recipe: Recipe, report: Report) ->
     The latents' standardisation is part of the model, so `scaling_factor` 1.0 is exact.
     """
     with seeded(recipe.seed):
-        vae = nn.Module.to(_build(recipe, images.size), images.device)
+        vae = nn.Module.to(build_autoencoder(recipe, images.size), images.device)
     rng = torch.Generator().manual_seed(recipe.seed)
     draw = batches(len(images.pixels), recipe.autoencoder.batch_size, rng=rng)
 
@@ -72,7 +72,8 @@ def _channel_moments(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor
     return means.mean(dim=(0, 2, 3)), variance.sqrt()
 
 
-def _build(recipe: Recipe, image_size: int) -> AutoencoderKL:
+def build_autoencoder(recipe: Recipe, image_size: int) -> AutoencoderKL:
+    """Untrained."""
     levels = len(recipe.autoencoder_widths)
     return AutoencoderKL(
         sample_size=image_size,

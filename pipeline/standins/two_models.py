@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import nn
 
-from data.files import published
+from data.files import published, write_atomically
 from data.splits import RealDataset
 from pipeline.config import PLACEHOLDER
 from pipeline.prompts import prompts
-from pipeline.standins.diffusion import train_autoencoder, train_pipeline
+from pipeline.standins.diffusion import build_autoencoder, train_autoencoder, train_pipeline
 from pipeline.standins.fitting import TrainingImages, load_images
 from pipeline.standins.recipe import Recipe, Report
 from pipeline.standins.small_clip import clip_tokenizer, train_clip
@@ -59,7 +59,7 @@ def train_both(
         ) as finish_clip,
     ):
         with _timed(seconds, "autoencoder"):
-            vae = autoencoder(kept / "vae", images, recipe, report)
+            vae = autoencoder(kept / "vae.safetensors", images, recipe, report)
         with _timed(seconds, "denoiser"):
             pipeline = train_pipeline(
                 images, captions, vae=vae, tokenizer=tokenizer, recipe=recipe, report=report
@@ -75,14 +75,16 @@ def train_both(
 
 
 def autoencoder(
-    folder: Path, images: TrainingImages, recipe: Recipe, report: Report
+    path: Path, images: TrainingImages, recipe: Recipe, report: Report
 ) -> AutoencoderKL:
-    """Trained, or found in the folder."""
-    if not folder.is_dir():
-        with published(folder) as partial:
-            train_autoencoder(images, recipe, report).save_pretrained(partial)
-    vae: AutoencoderKL = AutoencoderKL.from_pretrained(folder)
-    return nn.Module.to(vae.eval().requires_grad_(False), images.device)
+    """Trained and kept at the path, or with the weights that are there."""
+    if path.is_file():
+        vae = build_autoencoder(recipe, images.size)
+        vae.load_state_dict(load_file(path))
+        return nn.Module.to(vae.eval().requires_grad_(False), images.device)
+    vae = train_autoencoder(images, recipe, report)
+    write_atomically(path, save({name: t.cpu() for name, t in vae.state_dict().items()}))
+    return vae
 
 
 @contextmanager
