@@ -76,7 +76,7 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
         "study.tex": latex_document(study, test, missing=missing),
-        VALUES: value_frame(test).to_csv(index=False, lineterminator="\n"),
+        VALUES: value_frame(test).to_csv(index=False, lineterminator="\n", float_format="%.7g"),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())

@@ -4,6 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 
 from calib.losses import REAL_LOSSES
@@ -32,6 +33,43 @@ def test_every_link_leads_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
+
+
+STUDIES = ROOT / "docs" / "studies"
+STUDY_PAGE = (STUDIES / "README.md").read_text()
+SECTIONS = [
+    section
+    for section in re.split(r"^## ", STUDY_PAGE, flags=re.MULTILINE)
+    if (folder := re.search(r"\[([\w-]+)/\]", section))
+    and (STUDIES / folder[1] / "values.csv").exists()
+]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=[text.split("\n")[0] for text in SECTIONS])
+def test_every_figure_of_a_study_is_in_its_tables(section):
+    folder = re.search(r"\[([\w-]+)/\]", section)[1]
+    known = set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
+    config = (ROOT / "configs" / f"study-{folder}.yaml").read_text()
+    prose = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    unknown = set(NUMBER.findall(prose)) - known - set(NUMBER.findall(config))
+    assert unknown == set()
+
+
+NUMBER = re.compile(r"\d+\.\d+")
+
+
+def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (lines,) = re.findall(r"```python\n(.*?)```", STUDY_PAGE, re.DOTALL)
+    names: dict = {}
+    exec(compile(lines, "docs/studies/README.md", "exec"), names)
+    folder, dataset = re.search(r"studies/([\w-]+)/", lines)[1], "not-saturated"
+    rows = pandas.read_csv(STUDIES / folder / "study.csv").set_index(["dataset", "method"])
+    row = rows.loc[dataset, "MaC-Cal, chosen"]
+    assert [names["low"], names["high"]] == pytest.approx(
+        [row["ece_low"], row["ece_high"]], abs=1e-6
+    )
+    assert names["changes"].mean() == pytest.approx(row["ece_change"], abs=1e-6)
 
 
 EXAMPLES = re.findall(
