@@ -12,14 +12,6 @@ from calib.study import Cell, StudyConfig, merged, naming
 from calib.study_mixed import MIXED_FIGURES
 from data.files import write_atomically
 from data.formats import PLAN
-from data.pinned import Pinned
-from data.quality import (
-    diversity,
-    end_points,
-    endpoint_agreement,
-    prototype_distances,
-    series_quality,
-)
 from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
@@ -133,6 +125,15 @@ def figures_of(root: Root) -> dict[str, float | int | None]:
         are nearest to their own class; and Spearman of alpha and weight, the mean over series.
     """
     import torch
+
+    from data.pinned import Pinned
+    from data.quality import (  # torch again, which a refusal need not wait for
+        diversity,
+        end_points,
+        endpoint_agreement,
+        prototype_distances,
+        series_quality,
+    )
 
     source = Pinned(root)
     shards = [(list(source.samples(shard)), source.features(shard)) for shard in source.shards]

@@ -14,7 +14,7 @@ from data.root import Root
 ROOT = Path(__file__).parents[2]
 CLASSES = ("zero", "one", "two", "three")
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
