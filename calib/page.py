@@ -192,8 +192,8 @@ def _change(method: Method, baseline: Method, measure: Measure, found: Compariso
     if found is None:
         return f"{_word(measure)} ({means}, no shared seeds)"
     change = measure.text(found.change, signed=True)
-    ends = f"{interval_text(found, measure).partition(']')[0]}]" if found.low is not None else ""
-    return f"{_word(measure)} ({means}, change {f'{change} {ends}'.rstrip()})"
+    told = f"{change} {interval_text(found, measure)}".rstrip()
+    return f"{_word(measure)} ({means}, change {told})"
 
 
 def _seeds(method: Method) -> str:

@@ -120,8 +120,14 @@ class StudyConfig(Settings):
     standins: bool | Literal["large"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "with which the builds work; large: larger ones, minutes on a GPU",
+        "with which the builds work; large: larger ones, for a GPU",
     )
+
+    @model_validator(mode="after")
+    def _draws_something(self) -> Self:
+        if not self.builds and (self.draws or self.standins):
+            raise ValueError("`draws` and `standins` are of mixed datasets; name some in `builds`")
+        return self
 
     @field_validator("datasets", "methods", "builds")
     @classmethod

@@ -23,8 +23,8 @@ from calib.study_jobs import failure_of
 from calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
-Place = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
-Results = Mapping[Place, Mapping[int, Measured]]  # by seed
+CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
+Results = Mapping[CellKey, Mapping[int, Measured]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
@@ -92,7 +92,8 @@ class DatasetTable:
     """All rows of one dataset and split of its images; the baseline is among them.
 
     Attributes:
-        columns: of the images as they are; further: of corrupted and of foreign ones.
+        columns: of the images as they are; further: of corrupted and of foreign ones; tested: of
+            both, those that are compared.
         contrasts: comparisons that the study asks for, by new row and old.
         bins: of the binned errors, and `images` measured; None where nothing is measured yet.
     """

@@ -8,13 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from calib.replicates import Comparison, Unit
+from calib.replicates import COMPARED, Comparison, Unit
 from calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
 from calib.run_folder import EVALUATION, Evaluation, is_measured
 from calib.study import Cell, StudyConfig
 from calib.study_jobs import failure_of
 from calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
-from calib.study_results import DatasetTable, Row, make_tables, read_results
+from calib.study_results import TESTED, DatasetTable, Row, make_tables, read_results
 from calib.tables import (
     DASH,
     Column,
@@ -38,7 +38,7 @@ STUDY = "study.json"
 VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
 FIGURES = "figures"
-COMPARED = tuple(MEASURE[key] for key in ("accuracy", "ece", "nll", "brier"))
+TESTED_KEYS = {column.key for column in TESTED}
 PARTS: tuple[Literal["shift", "foreign"], ...] = ("shift", "foreign")
 LATEX = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
@@ -179,8 +179,9 @@ def change_table(
     def cells(column: Column, test: Comparison | None) -> list[Shown]:
         if test is None:
             return [Shown()] * 2
-        change = column.measure.text(test.change, signed=True)
-        return [Shown(change, interval_text(test, column.measure)), Shown(_p_values(test))]
+        measure = column.measure
+        note = f"{interval_text(test, measure)} {told_apart(test, measure)}".strip()
+        return [Shown(measure.text(test.change, signed=True), note), Shown(_p_values(test))]
 
     titles = [title for c in tested for title in (f"{c.title} change", "p (Holm)")]
     shown = [
@@ -297,8 +298,9 @@ def legend(study: StudyConfig, tables: Sequence[DatasetTable]) -> str:
         f"Rank is by ECE on the dataset, mean rank over datasets and {ranked}; 1 is the best.",
         f"Changes are against {baseline}, in the units of the table, with 95 % intervals by a"
         " hierarchical bootstrap over splits, draws, training seeds and test images; behind them p"
-        " of a two-sided t-test, paired over splits where there are three or more, else Welch's"
-        " over seeds, and in brackets corrected by Holm's method over the rows of the table.",
+        " of a two-sided t-test, paired over splits, or Welch's over the seeds of one split; none"
+        " of fewer than three; and in brackets corrected by Holm's method over the rows of the"
+        " table. Corrupted and foreign images are not drawn anew.",
     ]
     if tables[0].split == "test":
         sentences.append("TS: after temperature scaling on validation images.")
@@ -399,7 +401,7 @@ def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
 
 
 def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
-    """By dataset: each row with its summaries and every seed's values."""
+    """By dataset: each row with its summaries and tests; the values are in `value_frame`."""
     return {
         table.dataset: {
             "bins": table.bins,
@@ -462,15 +464,20 @@ def _further(found: Measured) -> dict[str, float]:
 
 
 def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """A line a row, kind, classifier and test set drawn anew: the measures that are tested."""
+    """A line a row, kind, classifier and test set drawn anew: the measures that are tested.
+
+    Those of corrupted and foreign images are the same for every set.
+    """
     from pandas import DataFrame
 
     lines = []
     for place, row, unit, kind in _lines(tables):
-        drawn = {m.key: row.method.drawn(m, kind) for m in COMPARED}
+        drawn = {key: row.method.drawn(MEASURE[key], kind) for key in COMPARED}
         sets = zip(*(values[unit] for values in drawn.values() if unit in values), strict=True)
+        further = _further(row.method.seeds[unit]) if kind == "plain" else {}
+        tested = {key: value for key, value in further.items() if key in TESTED_KEYS}
         lines += [
-            {**place, "set": number, **dict(zip(drawn, values, strict=True))}
+            {**place, "set": number, **dict(zip(drawn, values, strict=True)), **tested}
             for number, values in enumerate(sets)
         ]
     return DataFrame(lines)

@@ -285,7 +285,8 @@ def differences(methods: Sequence[Method]) -> list[list[Line]]:
         found = compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
         if found is None:
             return Cell("n/a", "no shared seed")
-        return Cell(measure.text(found.change, signed=True), interval_text(found, measure))
+        note = f"{interval_text(found, measure)} {told_apart(found, measure)}".strip()
+        return Cell(measure.text(found.change, signed=True), note)
 
     return [
         [
@@ -297,11 +298,11 @@ def differences(methods: Sequence[Method]) -> list[list[Line]]:
 
 
 def interval_text(found: Comparison, measure: Measure) -> str:
-    """`[-0.95, -0.41]`, then what it tells apart; empty without an interval."""
+    """`[-0.95, -0.41]`; empty without an interval."""
     if found.low is None or found.high is None:
         return ""
     ends = ", ".join(measure.text(end, signed=True) for end in (found.low, found.high))
-    return f"[{ends}] {told_apart(found, measure)}".rstrip()
+    return f"[{ends}]"
 
 
 # One run in detail, or several

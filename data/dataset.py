@@ -66,8 +66,8 @@ class MixedDataset(Dataset[Sample]):
         threads: that decode; as many as there are cores by default, at most 16.
     Raises:
         InputError: no index yet, an index or label set that is not there or lacks a shard,
-            rules that leave nothing, a scale for labels of more than two classes, or a side for
-            images that are not square.
+            rules that leave nothing, a scale or label set beside another rule, a scale for labels
+            of more than two classes, or a side for images that are not square.
         ValueError: a shard does not read as its index says; names it.
     """
 
@@ -86,6 +86,8 @@ class MixedDataset(Dataset[Sample]):
         cache_limit: int = CACHE_LIMIT,
         threads: int | None = None,
     ) -> None:
+        if rule != "stored" and (scale is not None or labels is not None):
+            raise InputError("rule", rule, "takes no stored labels; leave scale and labels out")
         source = Pinned(Root(url), index=index, labels=labels, scale=scale)
         self.url, self.class_names = source.root.url, source.class_names
         self.index_name, self.digest = source.index, source.digest

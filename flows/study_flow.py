@@ -27,6 +27,7 @@ from calib.study_jobs import (
 )
 from calib.study_tables import write_study
 from data.settings import load_settings
+from data.splits import RealDataConfig
 from flows import parameters as p
 from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from flows.build_flow import build_flow
@@ -99,9 +100,11 @@ def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
     """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
     wanted = {cell.config.mixed.url for cell in ready.todo if cell.config.mixed is not None}
     plans = [plan for plan in ready.mixed if plan.url in wanted or is_made(plan)]
+    models: dict[RealDataConfig, StandIns | None] = {}  # of each split, looked for once
     for plan in plans:
-        models = small_models(plan, ready.settings, out) if ready.settings.standins else None
-        root, config = begun(plan, models)
+        if ready.settings.standins and plan.real not in models:
+            models[plan.real] = small_models(plan, ready.settings, out)
+        root, config = begun(plan, models.get(plan.real))
         if not is_made(plan):
             with workers_ahead(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)

@@ -50,5 +50,7 @@ def test_a_small_study_ends_in_its_table(prefect_api, tmp_path):
     study(config, out)
     (measured,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
     (row,) = json.loads((out / "study.json").read_text())["test"]["digits"]["rows"]
-    assert row["summary"]["ece"]["mean"] == measured["plain"]["ece"]
+    shown = {key: row["summary"][key]["mean"] for key in measured["plain"] if key in row["summary"]}
+    assert {"accuracy", "ece", "nll", "brier"} <= shown.keys()
+    assert shown == {key: measured["plain"][key] for key in shown}
     assert "CE" in (out / "study.md").read_text()

@@ -5,12 +5,12 @@ and writes one result file. When the budget ends it stops whatever runs, which k
 and ends with status 75; the same command goes on. Prefect is not needed. Where nothing can be
 installed, wheels of diffusers, open_clip_torch, webdataset and pydantic must travel along.
 
-Arithmetic for an H100: the denoiser's 12,000 steps at some 20 ms are four minutes, autoencoder and
-CLIP three more; 21,600 images at 20 guided steps on 8 x 8 latents one. A ResNet-18 sees 300,000
-real images in 30 epochs and, with CSM, twice as many mixed ones: at 15,000 a second 20 and 60 s,
-with a ResNet-50 four times that, for three seeds, three trainings on real images alone and three
-weights of CSM: 12 and 48 minutes one after the other, a third of it with three trainers beside
-each other, which one GPU has room for.
+Arithmetic for an H100, at assumed rates, as it has not run on one: the denoiser's 12,000 steps at
+20 ms are four minutes, autoencoder and CLIP three more; 21,600 images at 20 guided steps on 8 x 8
+latents one. A ResNet-18 sees 300,000 real images in 30 epochs and, with CSM, twice as many mixed
+ones: at 15,000 a second 20 and 60 s, with a ResNet-50 four times that, for three seeds, three
+trainings on real images alone and three weights of CSM: 12 and 48 minutes one after the other, and
+less where trainers beside each other share the GPU.
 """
 
 import argparse
@@ -48,7 +48,7 @@ CONFIG = Path(__file__).with_name("study.yaml")
 UNFINISHED = 75  # EX_TEMPFAIL
 GRACE_S = 60.0  # for a checkpoint, or the shard at hand
 SECONDS, RESULT = "seconds.json", "result.json"
-# The same path in a minute on a CPU.
+# The same path in minutes on a CPU.
 TINY = (
     "base.real.image_size=16",
     "base.real.train_per_class=20",
@@ -76,14 +76,13 @@ class OutOfTime(Exception):
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     overrides = [f"base.real.path={options.images}", *(TINY if options.size == "tiny" else ())]
-    study = load_settings(StudyConfig, CONFIG, [*overrides, *options.set])
-    story = Story(study, options.out.absolute(), options.device, options.slots)
-    if options.only_mixed:  # the child that makes one mixed dataset, which may be stopped
-        return story.make_mixed(options.only_mixed)
-    story.deadline = time.monotonic() + options.budget
-    given = [*arguments]
+    deadline = time.monotonic() + options.budget
     try:
-        story.tell(given)
+        study = load_settings(StudyConfig, CONFIG, [*overrides, *options.set])
+        story = Story(study, options.out.absolute(), options.device, options.slots, deadline)
+        if options.only_mixed:  # the child that makes one mixed dataset, which may be stopped
+            return story.make_mixed(options.only_mixed)
+        story.tell(arguments)
     except OutOfTime:
         print(f"the budget of {options.budget:.0f} s is used up: {story.progress()}", flush=True)
         print("the same command goes on", flush=True)
@@ -130,7 +129,7 @@ class Story:
     out: Path
     device: str
     slots: int
-    deadline: float = 0.0
+    deadline: float
 
     def __post_init__(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)

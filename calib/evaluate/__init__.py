@@ -21,7 +21,7 @@ from calib.metrics.one_pass import as_given, read_predictions
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
 from calib.processes import decided
 from calib.real_data import TrainingData, open_data
-from calib.replicates import DRAWN
+from calib.replicates import COMPARED, DRAWN
 from calib.run_folder import (
     CONFIG,
     EVALUATION,
@@ -43,7 +43,6 @@ from calib.run_folder import (
 from data.files import read_json, write_json
 from data.settings import load_settings
 
-COMPARED = ("accuracy", "ece", "nll", "brier")  # of which test sets drawn anew are kept
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 

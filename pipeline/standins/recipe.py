@@ -79,9 +79,10 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
 
 
 def large_recipe(*, image_size: int) -> Recipe:
-    """For a GPU and tens of thousands of images: some forty times the weights, minutes on an H100.
+    """For a GPU and tens of thousands of images.
 
-    Each training is well below ten minutes there, so that one that is stopped loses few.
+    Lengths are meant for minutes of an H100 each, on which none of them has run yet; a training
+    that is stopped begins anew, those that are done are kept.
     """
     return Recipe(
         autoencoder=Stage(4000, 256, 1e-3),

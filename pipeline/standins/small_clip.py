@@ -34,7 +34,7 @@ class SmallClip:
 
     def save(self, folder: Path) -> None:
         """Write what `open_clip.create_model_and_transforms("local-dir:FOLDER")` reads."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
         self.tokenizer.save_pretrained(folder)
         weights = {name: t.cpu().contiguous() for name, t in self.model.state_dict().items()}
         save_file(weights, folder / "open_clip_model.safetensors")
@@ -59,7 +59,6 @@ def train_clip(
         nn.init.normal_(model.token_embedding.weight, std=1.0)  # as in the pipeline's text encoder
     rng = torch.Generator().manual_seed(recipe.seed)
     draw = batches(len(images.pixels), recipe.clip.batch_size, rng=rng)
-    targets = images.targets.to(images.device)
     inputs = ((images.pixels + 1) / 2 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
 
     def loss() -> Tensor:
@@ -70,7 +69,7 @@ def train_clip(
         texts = caption_ids[images.targets[chosen], template].to(images.device)
         text_features = model.encode_text(texts, normalize=True)
         logits = model.logit_scale.exp().clamp(max=100) * image_features @ text_features.T
-        return contrastive_loss(logits, targets[chosen.to(images.device)])
+        return contrastive_loss(logits, images.targets[chosen].to(images.device))
 
     stage = recipe.clip
     for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):

@@ -93,6 +93,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             r"^methods\.ls\.mixed = other: .* choose one of random",
         ),
         (["methods.ls.mixed=other"], r"^methods\.ls\.mixed = other: a key of `builds`; none is"),
+        (["draws=[0, 1]"], r"`draws` and `standins` are of mixed datasets; name some in `builds`"),
         (["methods.ce.grid={a: {b: {}}}"], r"^baseline = ce: has a grid"),
         (
             ["methods.ls.grid={a: {x y: {}, x-y: {}}}"],
@@ -148,6 +149,13 @@ def test_a_cell_that_cannot_be_trained_is_named_before_anything_runs(make_study)
     with pytest.raises(InputError, match=r"^digits/ls: loss\.name = lss: choose one of ce, "):
         check_cells(cells_of(study))
     check_cells(cells_of(make_study()))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("study-*.yaml")), ids=lambda path: path.stem)
+def test_shipped_studies_train_acls_with_the_margin_of_small_images(path):
+    """10, the default, is that for Tiny-ImageNet."""
+    losses = [cell.config.loss for cell in cells_of(load_settings(StudyConfig, path))]
+    assert {loss.params.get("margin") for loss in losses if loss.name == "acls"} <= {6}
 
 
 def test_cells_are_chosen_by_name(make_study):

@@ -135,6 +135,8 @@ def test_labels_can_be_the_mixing_ratio(root):
     torch.testing.assert_close(mixed.labels.sum(-1), torch.ones(len(mixed), COUNT))
     assert not torch.equal(mixed.labels, stored.labels)
     assert torch.equal(mixed.weights, stored.weights)
+    with pytest.raises(InputError, match="rule = mixing_ratio: takes no stored labels"):
+        MixedDataset(root.url, rule="mixing_ratio", scale=4.0)
 
 
 def test_an_index_stays_what_it_was_while_the_root_grows(tmp_path):
