@@ -117,10 +117,11 @@ class StudyConfig(Settings):
     contrasts: tuple[tuple[str, str], ...] = Field(
         (), description="further pairs of rows to compare, the new one and the old one"
     )
-    standins: bool | Literal["large"] = Field(
+    standins: bool | Literal["large", "tiny"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "with which the builds work; large: larger ones, for a GPU",
+        "with which the builds work; large: larger ones, for a GPU; tiny: worth nothing, to try a "
+        "study in seconds",
     )
 
     @model_validator(mode="after")

@@ -18,9 +18,11 @@ from data.settings import load_settings
 from data.splits import RealDataConfig
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
-from pipeline.standins import StandIns, large_recipe, train_standins
+from pipeline.standins import StandIns, large_recipe, tiny_recipe, train_standins
 
 MODELS = "models"  # below a study's folder
+RECIPES = {"large": large_recipe, "tiny": tiny_recipe}
+LOCAL = "local-dir:"  # open_clip's word for a folder
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class MixedPlan:
         if models is not None:
             given = {
                 "generator.model": str(models.diffusion.absolute()),
-                "annotation.model": f"local-dir:{models.clip.absolute()}",
+                "annotation.model": f"{LOCAL}{models.clip.absolute()}",
             }
             values = merged(values, given)
         return load_settings(BuildConfig, values)
@@ -79,19 +81,40 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
     return plan
 
 
-def models_of(plan: MixedPlan, study: StudyConfig, out: Path, *, device: str) -> StandIns | None:
+def models_of(
+    plan: MixedPlan, plans: Iterable[MixedPlan], study: StudyConfig, out: Path, *, device: str
+) -> StandIns | None:
     """The models of a mixed dataset, trained or found; None where its build names them.
 
     Args:
+        plans: of the study. What one of the same images was begun with serves the others too,
+            whatever version of semix goes on.
         device: where they are trained, if they are large.
     """
     if not study.standins:
         return None
-    real = load_real(plan.real)
-    if study.standins != "large":
-        return train_standins(real, out / MODELS)
-    recipe = large_recipe(image_size=plan.real.image_size)
-    return train_standins(real, out / MODELS, recipe=recipe, device=device)
+    for begun_before in (each for each in plans if each.real == plan.real):
+        if models := _kept_models(begun_before):
+            return models
+    if study.standins is True:
+        return train_standins(load_real(plan.real), out / MODELS)
+    recipe = RECIPES[study.standins](image_size=plan.real.image_size)
+    return train_standins(load_real(plan.real), out / MODELS, recipe=recipe, device=device)
+
+
+def _kept_models(plan: MixedPlan) -> StandIns | None:
+    path = _settings_file(plan)
+    if not path.is_file():
+        return None
+    values = yaml.safe_load(path.read_bytes())
+    encoder = values.get("annotation", {}).get("model", "")
+    diffusion, clip = Path(values["generator"]["model"]), Path(encoder.removeprefix(LOCAL))
+    there = encoder.startswith(LOCAL) and diffusion.is_dir() and clip.is_dir()
+    return StandIns(diffusion, clip, {}) if there else None
+
+
+def _settings_file(plan: MixedPlan) -> Path:
+    return Path(f"{plan.url}.yaml")
 
 
 def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
@@ -101,7 +124,7 @@ def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
         InputError: the root was begun with other settings.
     """
     config = plan.config(models)
-    path = Path(f"{plan.url}.yaml")
+    path = _settings_file(plan)
     values = config.model_dump(mode="json", exclude_defaults=True)
     root = create_root(config, plan.url)
     write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())

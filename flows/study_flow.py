@@ -103,7 +103,7 @@ def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
     models: dict[RealDataConfig, StandIns | None] = {}  # of each split, looked for once
     for plan in plans:
         if ready.settings.standins and plan.real not in models:
-            models[plan.real] = small_models(plan, ready.settings, out)
+            models[plan.real] = small_models(plan, ready, out)
         root, config = begun(plan, models.get(plan.real))
         if not is_made(plan):
             with workers_ahead(SlotSettings(slots), url=root.url):
@@ -113,9 +113,10 @@ def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
 
 
 @task(task_run_name="small models", **RECORD)
-def small_models(plan: MixedPlan, study: StudyConfig, out: Path) -> StandIns | None:
+def small_models(plan: MixedPlan, ready: ReadyStudy, out: Path) -> StandIns | None:
     """Of the split's training images; found where they are trained."""
-    return models_of(plan, study, out, device="cuda" if visible_gpus() else "cpu")
+    device = "cuda" if visible_gpus() else "cpu"
+    return models_of(plan, ready.mixed, ready.settings, out, device=device)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from data.settings import load_settings
 from pipeline.config import BuildConfig
 from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root
-from pipeline.standins import Recipe, Stage, StandIns, train_standins
+from pipeline.standins import StandIns, tiny_recipe, train_standins
 
 # The same draws every time: what fails is the change, not the draw.
 settings.register_profile("repeatable", derandomize=True)
@@ -82,7 +82,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 @pytest.fixture(scope="session")
 def hasty_standins(digits: RealDataset, shared: Shared) -> StandIns:
     """Genuine models after a few steps: right in form, worth nothing in quality."""
-    recipe = Recipe(Stage(6, 16, 3e-3), Stage(6, 16, 2e-3), Stage(6, 32, 2e-3))
+    recipe = tiny_recipe(image_size=32)
     folder = shared("hasty", lambda folder: train_standins(digits, folder, recipe=recipe))
     return train_standins(digits, folder, recipe=recipe)  # finds them
 

@@ -59,7 +59,7 @@ TINY = (
     "base.mixed_precision='no'",
     "base.evaluation={bootstrap: 20, shift: {corruptions: [fog], severities: [3], images: 20}}",
     "seeds=[0]",
-    "standins=true",
+    "standins=tiny",
     "datasets={resnet8: {overrides: {model: {name: resnet8, width: 2}}}}",
     "builds.random.generator.steps=2",
     "builds.random.mixing={alphas: 2, groups_per_pair: 1}",
@@ -164,7 +164,8 @@ class Story:
         from pipeline.worker import main as work
 
         plan = next(plan for plan in self.plans if plan.url == url)
-        root, _ = begun(plan, models_of(plan, self.study, self.out, device=self.device))
+        models = models_of(plan, self.plans, self.study, self.out, device=self.device)
+        root, _ = begun(plan, models)
         status = work([root.url, "--device", self.device])
         if status == 0:
             root.write_index()

@@ -19,6 +19,7 @@ from pipeline.standins.recipe import (
     large_recipe,
     recipe_for,
     shown_progress,
+    tiny_recipe,
 )
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "large_recipe",
     "recipe_for",
     "standins_digest",
+    "tiny_recipe",
     "train_standins",
 ]
 

@@ -101,6 +101,16 @@ def large_recipe(*, image_size: int) -> Recipe:
     )
 
 
+def tiny_recipe(*, image_size: int) -> Recipe:
+    """Six steps of each training: models right in form, to try a path in seconds."""
+    return Recipe(
+        autoencoder=Stage(6, 16, 3e-3),
+        denoiser=Stage(6, 16, 2e-3),
+        clip=Stage(6, 32, 2e-3),
+        autoencoder_widths=(16, 16, 32, 32) if image_size >= 64 else (16, 16, 32),
+    )
+
+
 Report = Callable[[str, int, int], None]  # stage, steps done (0 when it starts), steps in all
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -14,7 +14,7 @@ from data.root import Root
 ROOT = Path(__file__).parents[2]
 CLASSES = ("zero", "one", "two", "three")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_p
     assert stopped.returncode == 75, stopped.stderr
     assert "0 of 1 mixed datasets are made, 0 of 8 cells measured" in stopped.stdout
     assert not (out / "result.json").exists()
-    ended = run("14m")
+    ended = run("9m")
     assert ended.returncode == 0, ended.stderr
     assert "prefect" not in ended.stderr
     (root,) = [Root(str(path.parent)) for path in out.glob("mixed/*/plan.json")]
@@ -60,5 +60,5 @@ def test_it_stops_with_its_budget_goes_on_and_writes_every_value(pictures, tmp_p
     rows = ["CE", "LS", "FeDLaS-MbLS", *points, "CSM, chosen", "head without masks", "CE + MaC-Cal"]
     assert list(values["row"]) == rows
     assert values[["accuracy", "ece", "nll", "shift_ece"]].notna().all(axis=None)
-    again = run("14m")
+    again = run("9m")
     assert (again.returncode, again.stderr) == (0, "")

@@ -9,7 +9,7 @@ from data.settings import load_settings
 from flows import standins
 from pipeline.config import BuildConfig
 from pipeline.root import create_root, plan_of
-from pipeline.standins import Recipe, Stage
+from pipeline.standins import tiny_recipe
 from tests.command import semix
 
 
@@ -26,8 +26,7 @@ def pictures(tmp_path, digits):
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    recipe = Recipe(Stage(6, 16, 3e-3), Stage(6, 16, 2e-3), Stage(6, 32, 2e-3))
-    monkeypatch.setattr("pipeline.standins.recipe_for", lambda **_: recipe)
+    monkeypatch.setattr("pipeline.standins.recipe_for", lambda **_: tiny_recipe(image_size=32))
 
 
 def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, tmp_path):
