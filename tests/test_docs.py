@@ -1,6 +1,7 @@
 """The written pages: links lead somewhere, and the examples of CONTRIBUTING.md run."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -37,25 +38,55 @@ def test_every_link_leads_somewhere(page):
 
 STUDIES = ROOT / "docs" / "studies"
 STUDY_PAGE = (STUDIES / "README.md").read_text()
-SECTIONS = [
-    section
-    for section in re.split(r"^## ", STUDY_PAGE, flags=re.MULTILINE)
-    if (folder := re.search(r"\[([\w-]+)/\]", section))
-    and (STUDIES / folder[1] / "values.csv").exists()
-]
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=[text.split("\n")[0] for text in SECTIONS])
-def test_every_figure_of_a_study_is_in_its_tables(section):
-    folder = re.search(r"\[([\w-]+)/\]", section)[1]
-    known = set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
-    config = (ROOT / "configs" / f"study-{folder}.yaml").read_text()
-    prose = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
-    unknown = set(NUMBER.findall(prose)) - known - set(NUMBER.findall(config))
-    assert unknown == set()
-
-
 NUMBER = re.compile(r"\d+\.\d+")
+RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
+
+
+def sections(page: Path, *titles: str) -> dict[str, str]:
+    """Text below each heading of the second level, without code."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    found = {text.split("\n")[0]: text for text in re.split(r"^## ", prose, flags=re.MULTILINE)}
+    return {title: found[title] for title in titles or found}
+
+
+TOLD = {
+    **sections(STUDIES / "README.md"),
+    **sections(ROOT / "README.md", "What the methods did"),
+    **{line[:60]: line for line in sections(STUDIES / "which.md")["By need"].splitlines()},
+}
+
+
+@pytest.mark.parametrize("text", TOLD.values(), ids=TOLD)
+def test_every_figure_that_is_told_is_in_the_records_it_names(text):
+    known: set[str] = set()
+    for folder in set(RECORD.findall(text)):
+        known |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
+        known |= set(NUMBER.findall((ROOT / "configs" / f"study-{folder}.yaml").read_text()))
+        assert (STUDIES / folder / "values.csv").is_file()
+    assert set(NUMBER.findall(text)) - known == set()
+
+
+SPEED = {  # a row of the README, the benchmark and its figure
+    "series in batches": ("C1", "ratio to one image a call"),
+    "encoding and writing": ("C4", "ratio to PNG in the loop"),
+    "relabelling 4,000 images": ("C3", "ratio to one at a time"),
+    "epochs at 32 px": ("C5", "the same in whole batches"),
+    "a training step": ("C13", "step over the bare loop"),
+    "100 shards of 30 s": ("C10", "overhead of 100 shards of 30 s, all of it"),
+}
+
+
+def test_every_speed_in_the_readme_is_in_the_record_it_names():
+    (text,) = sections(ROOT / "README.md", "What was measured").values()
+    (record,) = re.findall(r"benchmarks/results/[\w-]+\.json", text)
+    results = json.loads((ROOT / record).read_text())["results"]
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+)( %)?[^|]*\|$", text, re.MULTILINE)
+    assert len(rows) == len(SPEED)
+    for row, told, percent in rows:
+        (found,) = [where for start, where in SPEED.items() if row.startswith(start)]
+        value = results[found[0]]["bars"][found[1]]["value"] * (100 if percent else 1)
+        digits = len(told.partition(".")[2])
+        assert f"{value:.{digits}f}" == told, row
 
 
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
