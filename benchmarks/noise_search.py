@@ -13,7 +13,7 @@ from benchmarks.models import build_config
 from data.real import class_names
 from pipeline.config import BuildConfig
 from pipeline.generators import load_generator
-from pipeline.generators.schedulers import ddim_pair
+from pipeline.generators.schedulers import inversion_pair
 from pipeline.noise import select_noise
 from pipeline.noise.cost import Rung, rungs
 from pipeline.noise.search import Choice, Scorer
@@ -89,7 +89,7 @@ class Search:
         self.generator = load_generator(config.generator, device="cpu")
         self.embeddings = self.generator.encode(class_names(config.real))
         self.rows = 0
-        pair = ddim_pair(self.generator.denoiser.pipeline.scheduler)
+        pair = inversion_pair(self.generator.denoiser.scheduler)
         self.scorer = Scorer(self.predict, pair, guidance_scale=1.0, most_rows=64)
 
     def predict(self, latents: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -7,8 +7,20 @@ from typing import Any
 
 from data.errors import InputError
 from data.files import read_json
-from pipeline.config import PIPELINES, AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
-from pipeline.generators.schedulers import own_scheduler, refuse_foreign, refuse_stochastic
+from pipeline.config import (
+    FLOW_FAMILIES,
+    PIPELINES,
+    AnnotationConfig,
+    BuildConfig,
+    EncoderConfig,
+    GeneratorConfig,
+)
+from pipeline.generators.schedulers import (
+    own_scheduler,
+    refuse_flow,
+    refuse_foreign,
+    refuse_stochastic,
+)
 from pipeline.model_paths import (
     PICKLES,
     SAFE,
@@ -22,7 +34,8 @@ from pipeline.model_paths import (
 from pipeline.prompts import checked_prompts, spoken_names
 
 NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
-TOKENIZERS = ("tokenizer", "tokenizer_2")
+TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
+ENCODERS = ("CLIP", "T5")  # text encoders of transformers that fetch nothing further
 LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
 HUB_WEIGHTS = "open_clip_model.safetensors"
 # What open_clip takes of a folder, whatever else lies in it.
@@ -61,14 +74,21 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     """
     names = spoken_names(config, class_names)
     folder = local_path(config.model)
-    parts = [folder / part for part in TOKENIZERS] if folder is not None else []
-    parts = [part for part in parts if part.is_dir()]
-    if not parts:  # of the hub, or a model that knows classes by number
+    index = read_json(folder / "model_index.json") if folder is not None else {}
+    kinds = {part: index[part][1] or "" for part in TOKENIZERS if part in index}
+    if folder is None or not any(kinds.values()):  # of the hub, or one that knows classes by number
         return
     # transformers takes seconds, which finding a wrong path need not cost
-    from transformers import CLIPTokenizer
+    from transformers import CLIPTokenizer, T5Tokenizer
 
-    checked_prompts(config, names, [CLIPTokenizer.from_pretrained(part) for part in parts])
+    tokenizers = []
+    for part, kind in kinds.items():
+        if kind.startswith("T5"):
+            length = config.prompt_length
+            tokenizers.append(T5Tokenizer.from_pretrained(folder / part, model_max_length=length))
+        elif kind:
+            tokenizers.append(CLIPTokenizer.from_pretrained(folder / part))
+    checked_prompts(config, names, tokenizers)
 
 
 def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") -> None:
@@ -83,6 +103,7 @@ def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") ->
     folder = pinned(config.model, config.revision, "generator.revision")
     if isinstance(folder, Path):
         _check_pipeline(folder.absolute(), config)
+        _check_guidance(folder, config)
         _check_scheduler(folder, config, chosen_noise)
     _check_additions(config)
 
@@ -108,13 +129,22 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
 
 
 def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
-    """Networks of transformers other than CLIP's can name further models, which it would fetch."""
+    """Other networks of transformers can name further models, which it would fetch."""
     library, kind = found
-    if library == "transformers" and not kind.startswith("CLIP"):
-        raise InputError("generator.model", folder, f"its {part} is a {kind}; semix takes CLIP's")
+    if library == "transformers" and not kind.startswith(ENCODERS):
+        remedy = f"its {part} is a {kind}; semix takes CLIP's and T5's"
+        raise InputError("generator.model", folder, remedy)
     if not (folder / part).is_dir():
         raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
     check_weights(folder / part, "generator.model")
+
+
+def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
+    if config.family != "flux" or config.guidance_scale <= 1:
+        return
+    if not read_json(folder / "transformer" / "config.json").get("guidance_embeds"):
+        remedy = "this FLUX (schnell) takes no guidance; set it to 0"
+        raise InputError("generator.guidance_scale", config.guidance_scale, remedy)
 
 
 def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -> None:
@@ -122,6 +152,9 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -
     if settings is None:
         return  # loading names it
     kind = settings.get("_class_name", "")
+    if config.family in FLOW_FAMILIES:
+        refuse_flow(kind, settings, config)
+        return
     if config.scheduler is None:
         refuse_stochastic(kind, settings)
     else:

@@ -15,13 +15,16 @@ CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
 )
 
-Family = Literal["stable_diffusion", "sdxl", "dit"]
+Family = Literal["stable_diffusion", "sdxl", "dit", "sd3", "flux"]
 # What loads a family's models, and the kind that their model_index.json names.
 PIPELINES: dict[Family, str] = {
     "stable_diffusion": "StableDiffusionPipeline",
     "sdxl": "StableDiffusionXLPipeline",
     "dit": "DiTPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "flux": "FluxPipeline",
 }
+FLOW_FAMILIES: tuple[Family, ...] = ("sd3", "flux")
 SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm"]
 
 
@@ -40,7 +43,7 @@ class GeneratorConfig(Settings):
     family: Family = Field(
         "stable_diffusion",
         description="architecture: stable_diffusion (1.x, 2.x, SD-Turbo), sdxl (with SDXL-Turbo), "
-        "dit (class-conditional DiT)",
+        "dit (class-conditional DiT), sd3 (Stable Diffusion 3 and 3.5), flux (FLUX.1 dev, schnell)",
     )
     model: str = Field(description="a diffusers directory or a hub id")
     revision: str | None = Field(
@@ -64,9 +67,24 @@ class GeneratorConfig(Settings):
     pad_names: bool = Field(
         False, description="fill short names with commas, so that all prompts end at one token"
     )
+    prompt_length: int = Field(
+        256,
+        ge=1,
+        le=512,
+        description="of sd3 and flux: tokens that T5 reads, to which prompts are filled; "
+        "FLUX.1-dev was published with 512",
+    )
+    image_size: int | None = Field(
+        None,
+        ge=16,
+        description="of sd3 and flux: side of the images in pixels; none: the model's own, 1024",
+    )
     steps: int = Field(20, ge=1, description="denoising steps of the deterministic sampler")
     guidance_scale: float = Field(
-        7.5, ge=0, description="w in uncond + w (cond - uncond); at most 1 switches guidance off"
+        7.5,
+        ge=0,
+        description="w in uncond + w (cond - uncond), or what FLUX.1-dev is told instead; at most "
+        "1 switches guidance off",
     )
     guidance_interval: tuple[float, float] = Field(
         (0.0, 1.0),
@@ -120,9 +138,18 @@ class GeneratorConfig(Settings):
     @field_validator("unet", "lora")
     @classmethod
     def _suits_the_family(cls, value: Any, info: ValidationInfo) -> Any:
-        if value and info.data.get("family") == "dit":
-            raise ValueError("family dit has no U-Net to change; leave it out")
+        family = info.data.get("family")
+        if value and family not in ("stable_diffusion", "sdxl"):
+            raise ValueError(f"family {family} has no U-Net to change; leave it out")
         return value
+
+    @model_validator(mode="after")
+    def _is_of_its_family(self) -> Self:
+        flow = {"prompt_length": 256, "image_size": None}
+        for name, default in flow.items():
+            if self.family not in FLOW_FAMILIES and getattr(self, name) != default:
+                raise ValueError(f"`{name}` is of families {' and '.join(FLOW_FAMILIES)}")
+        return self
 
     def guided(self, call: int, calls: int) -> bool:
         """Whether a network call is made with and without the condition, two rows an image.
@@ -132,6 +159,11 @@ class GeneratorConfig(Settings):
         """
         start, stop = self.guidance_interval
         return self.guidance_scale > 1 and start <= call / calls < stop
+
+    @property
+    def two_rows(self) -> bool:
+        """Whether guidance costs a second row; FLUX is told it as a number."""
+        return self.family != "flux"
 
     @property
     def templates(self) -> tuple[str, ...]:

@@ -142,9 +142,9 @@ def annotation_identity(config: AnnotationConfig) -> AnnotationIdentity:
 
 def encoder_identity(config: EncoderConfig, dtype: str) -> EncoderIdentity:
     """With the hashes of all that is local, weights beside a folder too."""
-    files = _hashes(Path(config.model.removeprefix("local-dir:")))
+    files = file_hashes(Path(config.model.removeprefix("local-dir:")))
     if config.pretrained:
-        files |= _hashes(Path(config.pretrained))
+        files |= file_hashes(Path(config.pretrained))
     found: EncoderIdentity = {
         "model": config.model,
         "pretrained": config.pretrained,
@@ -182,10 +182,11 @@ def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
 
 def _identity(model: str, revision: str | None) -> ModelIdentity:
     path = local_path(model)
-    return {"model": model, "revision": revision, "files": _hashes(path) if path else {}}
+    return {"model": model, "revision": revision, "files": file_hashes(path) if path else {}}
 
 
-def _hashes(path: Path) -> dict[str, str]:
+def file_hashes(path: Path) -> dict[str, str]:
+    """SHA-256 of a file, or of those in a folder that decide what a model computes, by name."""
     if path.is_file():
         return {path.name: _digest(path)}
     if not path.is_dir():

@@ -11,6 +11,7 @@ from pipeline.estimate import TERA, computed_groups, work_or_reason
 from pipeline.generators import load_generator
 from pipeline.noise.source import random_noise
 from pipeline.plan import BuildPlan, Similar
+from pipeline.prompts import spoken_names
 from pipeline.shard import Models, class_embeddings, make_batch
 from pipeline.shard_writer import Stopwatch
 
@@ -91,7 +92,8 @@ def rehearse(plan: BuildPlan, *, device: str, noise_ratio: float) -> Rehearsal:
 def _models(plan: BuildPlan, device: str) -> Models:
     """As a worker loads them, but for prototypes and chosen noise, which no batch waits for."""
     config = plan.config
-    generator = load_generator(config.generator, device=device)
+    names = spoken_names(config.generator, plan.class_names)
+    generator = load_generator(config.generator, device=device, names=names)
     annotator = Annotator(config.annotation, {}, Encoders(config.annotation, device=device))
     embeddings = class_embeddings(generator, plan)
     return Models(generator, annotator, embeddings, random_noise(generator.latent_shape))

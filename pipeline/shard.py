@@ -73,7 +73,8 @@ def load_models(
     config = plan.config
     annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
     annotator.encoders.load()
-    generator = load_generator(config.generator, device=device)
+    names = spoken_names(config.generator, plan.class_names)
+    generator = load_generator(config.generator, device=device, names=names)
     embeddings = class_embeddings(generator, plan)
     noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
     return Models(generator, annotator, embeddings, noise, work_or_reason(config)[0])

@@ -30,7 +30,7 @@ KEYWORDS = {  # keyword: the constant that it must not have
     **{"use_safetensors": False, "autoescape": False},
 }
 # Settings alone; the last is a scheduler, whose class is looked up.
-NO_WEIGHTS = {"CLIPTokenizer", "config_class", ""}
+NO_WEIGHTS = {"T5Tokenizer", "CLIPTokenizer", "config_class", ""}
 # What only passes samples on; its own readers unpickle, and run commands that a URL names.
 WDS = "wds"
 WEBDATASET = {

@@ -11,7 +11,7 @@ from data.device import float32_precision
 from pipeline.clip import ClipEncoder
 from pipeline.conditioning import Conditioning
 from pipeline.config import EncoderConfig
-from pipeline.generators.schedulers import ddim_pair
+from pipeline.generators.schedulers import inversion_pair
 from pipeline.noise import initial_noise, inversion_stability
 
 
@@ -75,7 +75,7 @@ def _clip_rates(bench: Bench, name: str, dtype: str) -> tuple[float, float]:
 def g7_noise(bench: Bench) -> Result:
     result = Result("G7", f"{bench.size}: 16 noises at 3 alphas, T = 10, against one at a time")
     generator = bench.generator()
-    pair = ddim_pair(generator.denoiser.pipeline.scheduler)
+    pair = inversion_pair(generator.denoiser.scheduler)
     noise = initial_noise(range(16), generator.latent_shape).to(bench.device)
     classes = generator.encode(["cat", "dog"])
     half = Conditioning(torch.lerp(classes.tokens[:1], classes.tokens[1:], 0.5))

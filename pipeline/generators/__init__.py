@@ -1,17 +1,22 @@
 """Model families behind one small protocol, chosen by `generator.family`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.config import Family, GeneratorConfig
+from pipeline.config import FLOW_FAMILIES, Family, GeneratorConfig
 
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import Denoiser, LatentDiffusion
 
 
-def load_generator(config: GeneratorConfig, *, device: str) -> "LatentDiffusion":
+def load_generator(
+    config: GeneratorConfig, *, device: str, names: Sequence[str] = ()
+) -> "LatentDiffusion":
     """Load the configured model; on the device "meta" without its weights, to be counted.
 
+    Args:
+        names: of classes that will be encoded. Flow models do it first, so that their text encoders
+            are gone when the transformer comes.
     Raises:
         InputError: no such model, a directory of another kind, an unsuitable scheduler.
         NotHere: on the meta device, of the hub and not fetched before.
@@ -19,6 +24,7 @@ def load_generator(config: GeneratorConfig, *, device: str) -> "LatentDiffusion"
     # Whoever only asks for the rules of a scheduler waits for no diffusers.
     from data.device import float32_precision
     from pipeline.generators.dit import DiT
+    from pipeline.generators.flow_models import Flux, StableDiffusion3
     from pipeline.generators.latent_diffusion import LatentDiffusion
     from pipeline.generators.text_models import StableDiffusion, StableDiffusionXL
 
@@ -26,6 +32,9 @@ def load_generator(config: GeneratorConfig, *, device: str) -> "LatentDiffusion"
         "stable_diffusion": StableDiffusion,
         "sdxl": StableDiffusionXL,
         "dit": DiT,
+        "sd3": StableDiffusion3,
+        "flux": Flux,
     }
     with float32_precision("ieee"):  # the empty prompt is encoded once and for all
-        return LatentDiffusion(denoisers[config.family](config, device=device), config)
+        told = {"names": names} if config.family in FLOW_FAMILIES else {}
+        return LatentDiffusion(denoisers[config.family](config, device=device, **told), config)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from data.errors import InputError
 from pipeline.conditioning import Conditioning
 from pipeline.config import GeneratorConfig
+from pipeline.generators.guidance import TwoRows
 from pipeline.generators.loading import load_pipeline, native_shape
 from pipeline.model_paths import local_path
 
 NAMES = "generator.names"
 
 
-class DiT:
+class DiT(TwoRows):
     """The denoiser of a DiTPipeline; see `Denoiser`.
 
     A class is a row of weights over the model's labels, so that mixing two classes mixes their
@@ -33,6 +34,7 @@ class DiT:
         self.config = config
         self.pipeline = load_pipeline(config, device=device)
         self.network = self.pipeline.transformer
+        self.scheduler = self.pipeline.scheduler
         self.latent_shape: tuple[int, ...] = native_shape(self.network)
         for block in self.network.transformer_blocks:
             embedder = block.norm1.emb

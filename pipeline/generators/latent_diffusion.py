@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from data.device import float32_precision
 from data.errors import InputError
 from data.machine import keep_compiled_to_ourselves
-from pipeline.conditioning import Conditioning, concatenate
+from pipeline.conditioning import Conditioning
 from pipeline.config import GeneratorConfig
 from pipeline.generators.loading import load_tiny_decoder
 from pipeline.generators.schedulers import sampler
@@ -35,20 +35,24 @@ class Denoiser(Protocol):
     Attributes:
         pipeline: the diffusers pipeline it was loaded with; has `vae` and `scheduler`.
         network: the U-Net or transformer.
+        scheduler: the model's, as `sampler` takes it.
         latent_shape: (channels, height, width) of one image's latents.
-        unconditional: one row, the same for every class.
+        unconditional: the row of the empty prompt or label.
     """
 
     pipeline: Any
     network: nn.Module
+    scheduler: Any
     latent_shape: tuple[int, ...]
     unconditional: Conditioning
 
     def encode(self, names: Sequence[str]) -> Conditioning:
         """One row for each class name. Raises InputError for a name the model cannot take."""
 
-    def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
-        """The network's prediction [B, C, h, w], B rows."""
+    def guided(
+        self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
+    ) -> Tensor:
+        """The network's guided prediction [B, C, h, w], float32, B rows."""
 
 
 class LatentDiffusion:
@@ -73,7 +77,7 @@ class LatentDiffusion:
         self.device: torch.device = denoiser.pipeline.device
         self.dtype: torch.dtype = next(denoiser.network.parameters()).dtype
         self.scheduler = sampler(
-            denoiser.pipeline.scheduler, name=config.scheduler, spacing=config.timestep_spacing
+            denoiser.scheduler, name=config.scheduler, spacing=config.timestep_spacing
         )
         compile_network(denoiser.network, config.compile)
 
@@ -105,19 +109,14 @@ class LatentDiffusion:
     def predict(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """The guided prediction, float32: uncond + w (cond - uncond), w at most 1 is cond alone.
+        """The guided prediction, float32; a scale of at most 1 is no guidance.
 
         Args:
             latents: [B, C, h, w], scaled as the scheduler wants them.
         """
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
         with room_for_programs(self.config.compile):
-            if guidance_scale <= 1:
-                return self.denoiser(inputs, timestep, condition).float()
-            empty = self.denoiser.unconditional.expand(len(latents))
-            both = concatenate([empty, condition])
-            without, given = self.denoiser(inputs.repeat(2, 1, 1, 1), timestep, both).chunk(2)
-            return without.float() + guidance_scale * (given.float() - without.float())
+            return self.denoiser.guided(inputs, timestep, condition, guidance_scale)
 
     @torch.inference_mode()
     @float32_precision("ieee")

@@ -79,8 +79,8 @@ def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: t
     add_lora(pipeline, config.lora)
     # Convolutions run faster on a GPU with the channels last, and no slower on a CPU.
     for name in ("unet", "vae"):
-        if name in pipeline.components:
-            pipeline.components[name].to(memory_format=torch.channels_last)
+        if (part := pipeline.components.get(name)) is not None:
+            part.to(memory_format=torch.channels_last)
     return pipeline
 
 
@@ -163,7 +163,10 @@ def _downloaded(config: GeneratorConfig, parts: Mapping[str, object]) -> Path:
 def _from_pretrained(config: GeneratorConfig, folder: Path, **settings: Any) -> Any:
     """From a directory alone, so that nothing else is asked of the hub."""
     with _named(MODEL, config.model):
-        return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **settings)
+        # A part that was saved as none, such as T5, must be said to be none.
+        index = read_json(folder / "model_index.json").items()
+        parts = {part: None for part, named in index if named == [None, None]} | settings
+        return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **parts)
 
 
 @contextmanager

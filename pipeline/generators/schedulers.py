@@ -4,7 +4,7 @@ What a scheduler's config tells is told without diffusers, which takes seconds t
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pipeline.model_paths import copy_here
 
 if TYPE_CHECKING:
     from diffusers import DDIMInverseScheduler, DDIMScheduler
+    from torch import Tensor
 
 # Kinds that map one noise to one image, with eta 0 or no churn, as their defaults are.
 DETERMINISTIC = {
@@ -26,6 +27,7 @@ DETERMINISTIC = {
     "pndm": "PNDMScheduler",
 }
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
+FLOW = "FlowMatchEulerDiscreteScheduler"  # of flow transformers, the one that is taken
 
 # 2M is the second order of DPM-Solver++; a learned variance plays no part without noise.
 DPMPP_2M: Mapping[str, object] = {
@@ -52,6 +54,26 @@ def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
     if kind not in DETERMINISTIC.values() or noisy:
         choices = ", ".join(DETERMINISTIC)
         remedy = f"the model's own {kind} may draw noise at each step; choose one of {choices}"
+        raise InputError("generator.scheduler", "nothing", remedy)
+
+
+def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig) -> None:
+    """Raises InputError for a flow model's scheduler that is no Euler or draws noise, and for
+    settings that it does not have."""
+    if config.scheduler is not None:
+        remedy = "a flow model keeps its own sampler; leave it out"
+        raise InputError("generator.scheduler", config.scheduler, remedy)
+    if config.timestep_spacing is not None:
+        remedy = "a flow model's steps follow its own shift; leave it out"
+        raise InputError("generator.timestep_spacing", config.timestep_spacing, remedy)
+    remedy = ""
+    if kind != FLOW:
+        remedy = f"the model's own {kind} is no sampler of flow models here; let its config name "
+        remedy += FLOW
+    elif scheduler.get("stochastic_sampling"):
+        remedy = f"the model's own {kind} draws noise at each step; set stochastic_sampling to "
+        remedy += "false in its config"
+    if remedy:
         raise InputError("generator.scheduler", "nothing", remedy)
 
 
@@ -89,7 +111,8 @@ def network_rows(config: GeneratorConfig, images: int, *, calls: int | None = No
         calls: of the network in one sampling; by default `network_calls`.
     """
     calls = network_calls(config) if calls is None else calls
-    return images * (calls + sum(config.guided(call, calls) for call in range(calls)))
+    again = sum(config.guided(call, calls) for call in range(calls)) if config.two_rows else 0
+    return images * (calls + again)
 
 
 def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) -> Any:
@@ -104,6 +127,8 @@ def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) ->
     """
     import diffusers
 
+    if isinstance(own, FlowEuler):
+        return own
     if name is None:
         refuse_stochastic(type(own).__name__, own.config)
         kind = type(own)
@@ -116,6 +141,64 @@ def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) ->
     elif name == "dpmpp_2m":
         changes |= DPMPP_2M
     return kind.from_config(own.config, **changes)
+
+
+class FlowEuler:
+    """A flow model's scheduler behind the door of the others: noise of variance 1, latents as
+    they are.
+
+    Args:
+        own: the model's FlowMatchEulerDiscreteScheduler.
+        schedule: what its `set_timesteps` takes for so many steps.
+    """
+
+    init_noise_sigma = 1.0
+
+    def __init__(self, own: Any, schedule: Callable[[int], Mapping[str, Any]]) -> None:
+        self.own, self.schedule, self.config = own, schedule, own.config
+
+    def set_timesteps(self, steps: int) -> None:
+        self.own.set_timesteps(steps, **self.schedule(steps))
+        self.own.set_begin_index(0)
+        self.timesteps: Tensor = self.own.timesteps
+
+    def scale_model_input(self, latents: "Tensor", timestep: "Tensor") -> "Tensor":
+        return latents
+
+    def step(
+        self, output: "Tensor", timestep: "Tensor", latents: "Tensor", *, return_dict: bool
+    ) -> "tuple[Tensor]":
+        return self.own.step(output, timestep, latents, return_dict=return_dict)
+
+
+class FlowEulerInverse:
+    """From latents back to noise over the steps of `FlowEuler`, the last first.
+
+    As DDIM's inversion it takes the prediction at the less noisy latents, told the time of the
+    noisier ones. A better solver would come back to every noise, and so tell none apart.
+    """
+
+    def __init__(self, forward: FlowEuler) -> None:
+        self.forward = forward
+
+    def set_timesteps(self, steps: int) -> None:
+        self.forward.set_timesteps(steps)
+        self.timesteps: Tensor = self.forward.timesteps.flip(0)
+        self._widths = iter(-self.forward.own.sigmas.diff().flip(0))
+
+    def step(
+        self, output: "Tensor", timestep: "Tensor", latents: "Tensor", *, return_dict: bool
+    ) -> "tuple[Tensor]":
+        return (latents + next(self._widths) * output,)
+
+
+def inversion_pair(own: Any) -> tuple[Any, Any]:
+    """A sampler over the model's schedule, and what takes its images back to noise.
+
+    Raises:
+        InputError: the model's scheduler has no schedule that DDIM could follow.
+    """
+    return (own, FlowEulerInverse(own)) if isinstance(own, FlowEuler) else ddim_pair(own)
 
 
 def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from pipeline.conditioning import Conditioning, concatenate, template_mean
 from pipeline.config import GeneratorConfig
+from pipeline.generators.guidance import TwoRows
 from pipeline.generators.loading import load_pipeline, native_shape
 from pipeline.prompts import checked_prompts
 
 
-class StableDiffusion:
+class StableDiffusion(TwoRows):
     """Stable Diffusion 1.x and 2.x, and SD-Turbo: the denoiser of a StableDiffusionPipeline; see
     `Denoiser`.
 
@@ -27,6 +28,7 @@ class StableDiffusion:
         unchecked = {"safety_checker": None, "requires_safety_checker": False}
         self.pipeline = load_pipeline(config, device=device, **unchecked)
         self.network = self.pipeline.unet
+        self.scheduler = self.pipeline.scheduler
         self.latent_shape: tuple[int, ...] = native_shape(self.network)
         self.unconditional = self._encode_texts([""])
 
@@ -51,7 +53,7 @@ class StableDiffusion:
         return concatenate(Conditioning(tokens.float()) for tokens in encoded)
 
 
-class StableDiffusionXL:
+class StableDiffusionXL(TwoRows):
     """SDXL and SDXL-Turbo: the denoiser of a StableDiffusionXLPipeline; see `Denoiser`.
 
     The U-Net is also told the size and crop of its training images. They are fixed: the native
@@ -65,6 +67,7 @@ class StableDiffusionXL:
         self.config = config
         self.pipeline = load_pipeline(config, device=device, add_watermarker=False)
         self.network = self.pipeline.unet
+        self.scheduler = self.pipeline.scheduler
         self.latent_shape: tuple[int, ...] = native_shape(self.network)
         height, width = (side * self.pipeline.vae_scale_factor for side in self.latent_shape[1:])
         # Original size, crop from top and left, target size, in pixels.

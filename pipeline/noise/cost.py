@@ -146,4 +146,4 @@ def _middle_point(config: BuildConfig) -> int:
 
 
 def _guided(config: BuildConfig) -> int:
-    return 2 if config.noise.guidance_scale > 1 else 1
+    return 2 if config.noise.guidance_scale > 1 and config.generator.two_rows else 1

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import torch
 from torch import Tensor
 
+from data.errors import InputError
 from data.fingerprint import hashed_seed
 from pipeline.conditioning import Conditioning, concatenate, mix
-from pipeline.config import BuildConfig
-from pipeline.generators.schedulers import ddim_pair
+from pipeline.config import FLOW_FAMILIES, BuildConfig
+from pipeline.generators.schedulers import inversion_pair
 from pipeline.noise.cost import production_batch, rungs, scoring_steps
 from pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
 from pipeline.plan import BuildPlan, MixGroup
@@ -20,6 +21,8 @@ from pipeline.plan import BuildPlan, MixGroup
 if TYPE_CHECKING:
     from pipeline.generators.latent_diffusion import LatentDiffusion
 
+TRIED = 4  # noises that a flow model's stability must tell apart
+SIGNAL = 5.0  # their spread, in times that of scoring one of them again and again
 UNSTABLE = "no noise has a stability: the network gave NaN; try another dtype"
 
 
@@ -59,13 +62,14 @@ def noise_source(
     embeddings: Conditioning,
     beat: Callable[[], None] = lambda: None,
 ) -> NoiseSource:
-    """What the config asks for; nothing is scored before the first groups come.
+    """What the config asks for; but for flow models nothing is scored before the first groups come.
 
     Args:
         embeddings: of all classes, one row each.
         beat: called while noises are chosen.
     Raises:
-        InputError: noise shall be chosen, and the model's scheduler cannot be inverted.
+        InputError: noise shall be chosen, and the model's scheduler cannot be inverted, or its
+            stability does not tell noises apart.
     """
     config = plan.config
     shape = tuple(generator.latent_shape)
@@ -73,13 +77,41 @@ def noise_source(
         return random_noise(shape)
     scorer = Scorer(
         generator.predict,
-        ddim_pair(generator.denoiser.pipeline.scheduler),
+        inversion_pair(generator.denoiser.scheduler),
         guidance_scale=config.noise.guidance_scale,
         most_rows=production_batch(config),
         beat=beat,
     )
+    if config.generator.family in FLOW_FAMILIES:
+        _check_signal(scorer, config, embeddings, shape, generator.dtype)
     chooser = Chooser(plan, embeddings, scorer, shape)
     return chooser.select if config.noise.strategy == "select" else chooser.optimise
+
+
+def _check_signal(
+    scorer: Scorer,
+    config: BuildConfig,
+    embeddings: Conditioning,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    """Euler follows a straight flow back to where it came from, so scores may be rounding alone.
+
+    Args:
+        dtype: of the network, whose last bit one noise is moved by to score it again.
+    Raises:
+        InputError: other noises move the score hardly more than scoring one noise again does.
+    """
+    noises, others = initial_noise(range(2 * TRIED), shape).split(TRIED)
+    # Not the very same one: equal bits in give equal bits out.
+    sets = torch.stack([noises, noises[:1] + torch.finfo(dtype).eps * others])
+    scores = scorer(sets, embeddings[[0, 0]], steps=scoring_steps(config))  # [2, TRIED, 1]
+    spread, again = scores[..., 0].std(dim=1).tolist()
+    again = max(again, torch.finfo(scores.dtype).eps)
+    if not spread > SIGNAL * again:
+        remedy = f"the stability of this model's noises differs by {spread:.1g}, that of one noise "
+        remedy += f"scored again by {again:.1g}: nothing to choose by; set it to random"
+        raise InputError("noise.strategy", config.noise.strategy, remedy)
 
 
 def random_noise(shape: Sequence[int]) -> NoiseSource:

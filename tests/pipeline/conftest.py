@@ -14,7 +14,12 @@ from diffusers import (
     DiTTransformer2DModel,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     PNDMScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -24,6 +29,9 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
 )
 
 from data.real import RealDataConfig, class_names
@@ -129,6 +137,108 @@ def tiny_dit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _saved(pipeline, tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def tiny_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Stable Diffusion 3.5: two CLIP encoders and T5, flow, guidance in two rows."""
+    first, second, third = _tokenizer(), _tokenizer(), _t5_tokenizer()
+    with seeded(0):
+        transformer = SD3Transformer2DModel(
+            sample_size=SIZE,
+            patch_size=2,
+            in_channels=4,
+            num_layers=2,
+            attention_head_dim=WIDTH // 2,
+            num_attention_heads=2,
+            joint_attention_dim=2 * WIDTH,
+            caption_projection_dim=WIDTH,
+            pooled_projection_dim=2 * WIDTH,
+            out_channels=4,
+            pos_embed_max_size=SIZE,
+            qk_norm="rms_norm",
+            dual_attention_layers=(0,),
+        )
+        pipeline = StableDiffusion3Pipeline(
+            transformer=_heeding(transformer),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=_flow_vae(),
+            text_encoder=_text_encoder(CLIPTextModelWithProjection, first),
+            tokenizer=first,
+            text_encoder_2=_text_encoder(CLIPTextModelWithProjection, second),
+            tokenizer_2=second,
+            text_encoder_3=_t5(third),
+            tokenizer_3=third,
+        )
+    return _saved(pipeline, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As FLUX.1-dev: packed latents, pooled CLIP and T5, a shift by size, embedded guidance."""
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    return _saved(_flux(scheduler, guidance_embeds=True), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_flux_schnell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As FLUX.1-schnell: no guidance, no shift."""
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)
+    return _saved(_flux(scheduler, guidance_embeds=False), tmp_path_factory)
+
+
+def _flux(scheduler: Any, *, guidance_embeds: bool) -> FluxPipeline:
+    first, second = _tokenizer(), _t5_tokenizer()
+    with seeded(0):
+        transformer = FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=WIDTH,
+            num_attention_heads=2,
+            joint_attention_dim=2 * WIDTH,
+            pooled_projection_dim=WIDTH,
+            guidance_embeds=guidance_embeds,
+            axes_dims_rope=(4, 4, 8),
+        )
+        return FluxPipeline(
+            scheduler=scheduler,
+            vae=_flow_vae(),
+            text_encoder=_text_encoder(CLIPTextModel, first),
+            tokenizer=first,
+            text_encoder_2=_t5(second),
+            tokenizer_2=second,
+            transformer=_heeding(transformer),
+        )
+
+
+def _t5_tokenizer() -> T5Tokenizer:
+    captions = [text for texts in captions_of(NAMES, TEMPLATES) for text in texts]
+    words = {word for text in captions for word in text.split()}
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    return T5Tokenizer(vocab=[*special, *[(f"▁{word}", -1.0) for word in sorted(words)]])
+
+
+def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer), d_model=2 * WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2
+        )
+    )
+
+
+def _heeding(transformer: Any) -> Any:
+    """Untrained, it would hardly heed what it is told."""
+    for name, weight in transformer.named_parameters():
+        if any(part in name for part in ("add_v_proj", "context_embedder", "text_embedder")):
+            weight.data *= 6
+    return transformer
+
+
+def _flow_vae() -> AutoencoderKL:
+    return _vae(
+        scaling_factor=1.5305, shift_factor=0.0609, use_quant_conv=False, use_post_quant_conv=False
+    )
+
+
 def _saved(pipeline: Any, factory: pytest.TempPathFactory) -> Path:
     folder = factory.mktemp(type(pipeline).__name__)
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -216,7 +326,7 @@ def _unet(**settings: Any) -> UNet2DConditionModel:
     return unet
 
 
-def _vae() -> AutoencoderKL:
+def _vae(**settings: Any) -> AutoencoderKL:
     return AutoencoderKL(
         sample_size=2 * SIZE,
         down_block_types=("DownEncoderBlock2D",) * 2,
@@ -225,5 +335,5 @@ def _vae() -> AutoencoderKL:
         layers_per_block=1,
         latent_channels=4,
         norm_num_groups=4,
-        scaling_factor=0.18215,
+        **{"scaling_factor": 0.18215} | settings,
     )

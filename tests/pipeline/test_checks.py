@@ -70,8 +70,8 @@ def test_a_model_of_another_family_is_told_apart(tiny_sd, tiny_sdxl, tiny_dit, c
         check(tiny_sd, family="dit")
     model = copied(tiny_sd)
     index = json.loads((model / "model_index.json").read_text())
-    (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
-    with pytest.raises(InputError, match=r"FluxPipeline; .* needs a StableDiffusionPipeline$"):
+    (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "KolorsPipeline"}))
+    with pytest.raises(InputError, match=r"KolorsPipeline; .* needs a StableDiffusionPipeline$"):
         check(model)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from open_clip import create_model
+from transformers import T5Tokenizer
 
 from data.errors import InputError
 from data.formats import CommitRecord
@@ -75,6 +76,35 @@ DIT_XL_2 = {
     "patch_size": 2,
     "num_embeds_ada_norm": 1000,
 }
+SD3_MEDIUM = {
+    "sample_size": 128,
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "attention_head_dim": 64,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 192,
+}
+T5_XXL = {
+    "model_type": "t5",
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
+FLOW_VAE = {
+    "latent_channels": 16,
+    "scaling_factor": 1.5305,
+    "shift_factor": 0.0609,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # 5 series of 4 images in shards of 3 and 2, in batches of 2: 4 + 2 series are computed.
 SMALL = ("mixing.pairs.kind=sampled", "mixing.pairs.count=5")
@@ -95,14 +125,19 @@ def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]
     Args:
         networks: by part, the class and its config.
     """
-    networks = networks | {"vae": ("AutoencoderKL", VAE)}
-    index = {"_class_name": pipeline, "scheduler": ["diffusers", "DDIMScheduler"]}
-    DDIMScheduler().save_pretrained(folder / "scheduler")
+    flow = pipeline in ("StableDiffusion3Pipeline", "FluxPipeline")
+    networks = networks | {"vae": ("AutoencoderKL", VAE | FLOW_VAE if flow else VAE)}
+    scheduler = FlowMatchEulerDiscreteScheduler() if flow else DDIMScheduler()
+    scheduler.save_pretrained(folder / "scheduler")
+    index = {"_class_name": pipeline, "scheduler": ["diffusers", type(scheduler).__name__]}
     for part, (kind, settings) in networks.items():
-        library = "transformers" if kind.startswith("CLIP") else "diffusers"
+        library = "transformers" if kind.startswith(("CLIP", "T5")) else "diffusers"
         index[part] = [library, kind]
         write(folder / part / "config.json", _class_name=kind, **settings)
-        if library == "transformers":
+        if kind.startswith("T5"):
+            T5Tokenizer().save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
+            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "T5Tokenizer"]
+        elif library == "transformers":
             tokenizer = build_tokenizer(("cat",), captions_of(("cat",), ("{class}",)))
             tokenizer.model_max_length = 77
             tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
@@ -114,6 +149,23 @@ def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]
 def text(width: int, layers: int) -> dict:
     sizes = {"hidden_size": width, "intermediate_size": 4 * width, "projection_dim": width}
     return {"model_type": "clip_text_model", "num_hidden_layers": layers, **sizes}
+
+
+CLIP_L = ("CLIPTextModel", text(768, 12))
+FLUX = {
+    "transformer": ("FluxTransformer2DModel", {}),
+    "text_encoder": CLIP_L,
+    "text_encoder_2": ("T5EncoderModel", T5_XXL),
+}
+
+
+def sd3(transformer: dict) -> dict[str, tuple[str, dict]]:
+    return {
+        "transformer": ("SD3Transformer2DModel", transformer),
+        "text_encoder": ("CLIPTextModelWithProjection", text(768, 12)),
+        "text_encoder_2": ("CLIPTextModelWithProjection", text(1280, 32)),
+        "text_encoder_3": ("T5EncoderModel", T5_XXL),
+    }
 
 
 @pytest.mark.process  # for its length
@@ -149,14 +201,17 @@ def text(width: int, layers: int) -> dict:
         ),
         # 118.6 GMAC in table 4 of Peebles and Xie 2023.
         ("dit", "DiTPipeline", {"transformer": ("DiTTransformer2DModel", DIT_XL_2)}, 237.2, 622),
+        # With 77 tokens of CLIP and 256 of T5; FLUX.1-schnell with 256 of T5.
+        ("sd3", "StableDiffusion3Pipeline", sd3(SD3_MEDIUM), 8_904, 10_473),
+        ("flux", "FluxPipeline", FLUX, 69_467, 10_473),
     ],
 )
 def test_published_networks(tmp_path, family, pipeline, networks, row, decode):
     model = configs_of(tmp_path, pipeline, networks)
-    found = generator_work(GeneratorConfig(family=family, model=model))
+    found = generator_work(GeneratorConfig(family=family, model=model, guidance_scale=0))
     assert found.row / GIGA == pytest.approx(row, rel=2e-3)
     assert found.decode / GIGA == pytest.approx(decode, rel=1e-3)
-    assert found.image_size == (256 if family == "dit" else 1024 if family == "sdxl" else 512)
+    assert found.image_size == {"dit": 256, "stable_diffusion": 512}.get(family, 1024)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +416,8 @@ def test_the_price_of_chosen_noise_is_told_by_the_samplers_own_calls(small, tiny
         ("stable_diffusion", "tiny_sd_epsilon", ("generator.scheduler=heun",), 13),
         ("sdxl", "tiny_sdxl", ("generator.steps=4",), 4),
         ("dit", "tiny_dit", ("generator.scheduler=unipc",), 7),
+        ("sd3", "tiny_sd3", (), 7),
+        ("flux", "tiny_flux", ("generator.image_size=16",), 7),
     ],
 )
 def test_network_calls_of_the_families(request, small, family, fixture, overrides, calls):

@@ -1,0 +1,202 @@
+"""Flow transformers: Stable Diffusion 3 and FLUX.1, which predict velocities of latents."""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import SD3Transformer2DModel
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from torch import Tensor
+
+from data.errors import InputError
+from pipeline.conditioning import Conditioning
+from pipeline.config import GeneratorConfig
+from pipeline.generators.guidance import TwoRows
+from pipeline.generators.loading import load_pipeline, native_shape
+from pipeline.generators.schedulers import FlowEuler
+from pipeline.generators.texts import ENCODERS, Texts
+from pipeline.model_paths import local_path
+
+PATCH = 2  # latents a side that FLUX packs into one token
+
+
+class StableDiffusion3(TwoRows):
+    """Stable Diffusion 3 and 3.5: the denoiser of a StableDiffusion3Pipeline; see `Denoiser`.
+
+    A model that was saved without T5 is told zeros in its place, as diffusers does.
+
+    Args:
+        names: of classes that will be asked for; their prompts are encoded before the transformer
+            is loaded, while there is room.
+    Raises:
+        InputError: the model cannot be loaded; an image size that it cannot make; a prompt that is
+            longer than a text encoder reads.
+    """
+
+    def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
+        self.config = config
+        self.texts = Texts(config, device=device, ask=self._ask, t5="tokenizer_3")
+        self.unconditional = self.texts.first(names)
+        self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
+        self.network = self.pipeline.transformer
+        # What compile_repeated_blocks looks for; diffusers has not declared it for this class.
+        self.network._repeated_blocks = ["JointTransformerBlock"]
+        self.patch = self.network.config.patch_size
+        channels, native, _ = native_shape(self.network)
+        self.latent_shape = _latent_shape(config, self.pipeline, channels, native, self.patch)
+        self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
+
+    def encode(self, names: Sequence[str]) -> Conditioning:
+        """Embeddings, averaged over the templates.
+
+        Returns:
+            Tokens [N, T, D] of both CLIP encoders, then of T5; pooled [N, P].
+        Raises:
+            InputError: a prompt is longer than a text encoder reads.
+        """
+        return self.texts.encode(names)
+
+    def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
+        assert condition.pooled is not None, "this family's conditioning has a pooled part"
+        return self.network(
+            latents,
+            timestep=timestep.expand(len(latents)),
+            encoder_hidden_states=condition.tokens.to(latents.dtype),
+            pooled_projections=condition.pooled.to(latents.dtype),
+            return_dict=False,
+        )[0]
+
+    def _schedule(self, steps: int) -> Mapping[str, Any]:
+        config = self.pipeline.scheduler.config
+        shifted = config.get("use_dynamic_shifting")
+        return {"mu": _shift(config, self.latent_shape, self.patch)} if shifted else {}
+
+    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+        device = pipeline.text_encoder.device
+        if pipeline.text_encoder_3 is None:
+            # diffusers asks the transformer how wide the zeros in T5's place are.
+            told = SD3Transformer2DModel.load_config(
+                local_path(self.config.model) or self.config.model,
+                subfolder="transformer",
+                revision=self.config.revision,
+            )
+            object.__setattr__(
+                pipeline, "transformer", SimpleNamespace(config=SimpleNamespace(**told))
+            )
+        tokens, _, pooled, _ = pipeline.encode_prompt(
+            text,
+            None,
+            None,
+            device=device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.config.prompt_length,
+        )
+        return Conditioning(tokens.float(), pooled.float())
+
+
+class Flux:
+    """FLUX.1 dev and schnell: the denoiser of a FluxPipeline; see `Denoiser`.
+
+    Guidance is a number that dev is told, in one row an image; schnell takes none.
+
+    Raises:
+        InputError: as of `StableDiffusion3`.
+    """
+
+    def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
+        self.config = config
+        self.texts = Texts(config, device=device, ask=self._ask, t5="tokenizer_2")
+        self.unconditional = self.texts.first(names)
+        self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
+        self.network = self.pipeline.transformer
+        channels, native = self.network.config.in_channels // PATCH**2, 128
+        self.latent_shape = _latent_shape(config, self.pipeline, channels, native, PATCH)
+        self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
+
+    def encode(self, names: Sequence[str]) -> Conditioning:
+        """Embeddings, averaged over the templates.
+
+        Returns:
+            Tokens [N, T, D] of T5, pooled [N, P] of CLIP.
+        Raises:
+            InputError: a prompt is longer than a text encoder reads.
+        """
+        return self.texts.encode(names)
+
+    def guided(
+        self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
+    ) -> Tensor:
+        """The velocity [B, C, h, w], float32, at the guidance that the network is told."""
+        assert condition.pooled is not None, "this family's conditioning has a pooled part"
+        rows, _, height, width = latents.shape
+        told = None
+        if self.network.config.guidance_embeds:
+            told = torch.full([rows], max(1.0, guidance_scale), device=latents.device)
+        places = _places(height // PATCH, width // PATCH, latents)
+        output = self.network(
+            hidden_states=packed(latents),
+            timestep=timestep.expand(rows).to(latents.dtype) / 1000,
+            guidance=told,
+            pooled_projections=condition.pooled.to(latents.dtype),
+            encoder_hidden_states=condition.tokens.to(latents.dtype),
+            txt_ids=places.new_zeros(condition.tokens.shape[1], 3),
+            img_ids=places,
+            return_dict=False,
+        )[0]
+        return unpacked(output, height, width).float()
+
+    def _schedule(self, steps: int) -> Mapping[str, Any]:
+        config = self.pipeline.scheduler.config
+        mu = _shift(config, self.latent_shape, PATCH)
+        own = config.get("use_flow_sigmas")
+        return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
+
+    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+        tokens, pooled, _ = pipeline.encode_prompt(
+            text,
+            None,
+            device=pipeline.text_encoder.device,
+            max_sequence_length=self.config.prompt_length,
+        )
+        return Conditioning(tokens.float(), pooled.float())
+
+
+def packed(latents: Tensor) -> Tensor:
+    """[B, C, h, w] to tokens [B, h/2 w/2, 4 C], each a square of latents."""
+    return torch.nn.functional.pixel_unshuffle(latents, PATCH).flatten(2).transpose(1, 2)
+
+
+def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
+    """The reverse of `packed`."""
+    squares = tokens.transpose(1, 2).unflatten(2, (height // PATCH, width // PATCH))
+    return torch.nn.functional.pixel_shuffle(squares, PATCH)
+
+
+def _places(height: int, width: int, like: Tensor) -> Tensor:
+    """Row and column of each token, [height width, 3]; the first number is 0."""
+    rows, columns = torch.arange(height).to(like), torch.arange(width).to(like)
+    grid = torch.cartesian_prod(rows, columns)
+    return torch.cat([grid.new_zeros(len(grid), 1), grid], dim=1)
+
+
+def _latent_shape(
+    config: GeneratorConfig, pipeline: Any, channels: int, native: int, patch: int
+) -> tuple[int, ...]:
+    if config.image_size is None:
+        return channels, native, native
+    unit = pipeline.vae_scale_factor * patch
+    if config.image_size % unit:
+        remedy = f"this model makes images of multiples of {unit} pixels"
+        raise InputError("generator.image_size", config.image_size, remedy)
+    side = config.image_size // pipeline.vae_scale_factor
+    return channels, side, side
+
+
+def _shift(config: Mapping[str, Any], shape: Sequence[int], patch: int) -> float:
+    """mu of the time shift, from how many tokens an image has."""
+    names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+    given = {"base_image_seq_len": "base_seq_len", "max_image_seq_len": "max_seq_len"}
+    known = {given.get(name, name): config[name] for name in names if name in config}
+    return calculate_shift(shape[1] // patch * (shape[2] // patch), **known)

@@ -1,0 +1,147 @@
+"""What a flow model's text encoders say of prompts: made before its transformer, kept by content.
+
+T5 takes 9.5 GB in half precision: its embeddings are made once on a machine, and whoever finds them
+loads no text encoder.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.files import write_atomically
+from data.fingerprint import fingerprint
+from data.machine import cache_folder
+from data.tensors import open_sealed, seal
+from pipeline.conditioning import Conditioning, concatenate, template_mean
+from pipeline.config import GeneratorConfig
+from pipeline.generators.loading import KINDS, META, load_pipeline
+from pipeline.model_paths import local_path
+from pipeline.prompts import checked_prompts
+from pipeline.provenance import file_hashes, library_versions
+
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
+IMAGES = ("transformer", "vae")
+log = logging.getLogger("semix.generators")
+
+Ask = Callable[[Any, str], Conditioning]  # a pipeline with its text encoders, and a prompt
+
+
+class Texts:
+    """Conditionings of prompts, one row each.
+
+    Args:
+        ask: gives the row of a prompt.
+        t5: the name of T5's tokenizer, which reads `prompt_length`.
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+
+    def __init__(self, config: GeneratorConfig, *, device: str, ask: Ask, t5: str) -> None:
+        self.config, self.device, self.ask = config, device, ask
+        silent = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
+        parts = {name: getattr(silent, name, None) for name in TOKENIZERS}
+        found = {name: part for name, part in parts.items() if part is not None}
+        if t5 in found:
+            found[t5].model_max_length = config.prompt_length
+        self.tokenizers = list(found.values())
+        self.known: dict[str, Conditioning] = {}
+
+    def without(self, *parts: str) -> dict[str, None]:
+        """What `load_pipeline` is told to leave these out."""
+        taken = inspect.signature(KINDS[self.config.family].__init__).parameters
+        return {part: None for part in parts if part in taken}
+
+    def first(self, names: Sequence[str]) -> Conditioning:
+        """The row of the empty prompt; those of these classes are made with the same loading."""
+        versions = checked_prompts(self.config, names, self.tokenizers)
+        self.prepare(["", *(text for texts in versions for text in texts)])
+        return self.of([""])
+
+    def encode(self, names: Sequence[str]) -> Conditioning:
+        """A row for each class name, the mean over the templates.
+
+        Raises:
+            InputError: a prompt is longer than a text encoder reads.
+        """
+        versions = checked_prompts(self.config, names, self.tokenizers)
+        self.prepare(text for texts in versions for text in texts)  # all with one loading
+        return template_mean([self.of(texts) for texts in versions])
+
+    def of(self, texts: Sequence[str]) -> Conditioning:
+        """A row for each prompt; the encoders are gone when it returns."""
+        self.prepare(texts)
+        return concatenate(self.known[text] for text in texts)
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Find the prompts, or ask for those that are not there."""
+        texts = list(dict.fromkeys(texts))
+        for text in texts:
+            if text not in self.known and (kept := self._kept(text)) is not None:
+                self.known[text] = kept
+        if missing := [text for text in texts if text not in self.known]:
+            pipeline = load_pipeline(self.config, device=self.device, **self.without(*IMAGES))
+            for text in missing:
+                # One prompt a call: the embedding then never depends on which others there are.
+                with torch.no_grad():
+                    self.known[text] = self.ask(pipeline, text)
+                self._keep(text)
+            del pipeline
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _kept(self, text: str) -> Conditioning | None:
+        """What this machine has of the prompt; a damaged file counts as nothing."""
+        digest = self._digest(text)
+        if digest is None:
+            return None
+        path = _cache(digest)
+        try:
+            parts, facts = open_sealed(path.read_bytes())
+            if facts.get("digest") != digest:
+                raise ValueError("belongs to another prompt or model")
+            tokens, pooled = (torch.from_numpy(parts[name]) for name in ("tokens", "pooled"))
+            return Conditioning(tokens, pooled).map(self._here)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s is not used, and made again: %s", path, error)
+            return None
+
+    def _keep(self, text: str) -> None:
+        """Put it into the cache folder; one that cannot be written is only worth a warning."""
+        digest, row = self._digest(text), self.known[text]
+        if digest is None or row.pooled is None:
+            return
+        parts = {"tokens": row.tokens.cpu(), "pooled": row.pooled.cpu()}
+        try:
+            write_atomically(_cache(digest), seal(parts, {"digest": digest}))
+        except OSError as error:
+            log.warning("what a prompt encodes to is not cached: %s", error)
+
+    def _digest(self, text: str) -> str | None:
+        """None on the meta device, where nothing has a value."""
+        return None if self.device == META else fingerprint([self._identity, text])
+
+    @cached_property
+    def _identity(self) -> object:
+        """All that decides the numbers: encoders and tokenizers, how they are asked, and where."""
+        config, folder = self.config, local_path(self.config.model)
+        source: object = [config.model, config.revision]
+        if folder is not None:
+            source = [file_hashes(folder / part) for part in (*ENCODERS, *TOKENIZERS)]
+        asked = [config.family, config.prompt_length, config.dtype, config.variant]
+        return [source, asked, torch.device(self.device).type, library_versions()]
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+
+def _cache(digest: str) -> Path:
+    return cache_folder() / f"prompt-{digest}.safetensors"
