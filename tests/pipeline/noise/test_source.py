@@ -191,7 +191,7 @@ def test_optimised_noise_is_what_float16_holds(build):
 def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
     plan = plan_of(built)
     models = load_models(built, plan, device="cpu")
-    models.generator.denoiser.pipeline.scheduler = FlowMatchEulerDiscreteScheduler()
+    models.generator.denoiser.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(InputError, match=r"noise\.strategy = .*FlowMatchEulerDiscreteScheduler"):
         noise_source(plan, generator=models.generator, embeddings=models.embeddings)
 
