@@ -121,7 +121,8 @@ def compared(
     found = {}
     for name, changes in wanted.items():
         generator = configured(options, *changes).generator
-        fast = replace(models, generator=LatentDiffusion(models.generator.denoiser, generator))
+        denoiser, device = models.generator.denoiser, str(models.generator.device)
+        fast = replace(models, generator=LatentDiffusion(denoiser, generator, device=device))
         found[name] = judged(exact, sampled(groups, plan, fast), other, seed=seed)
         print(f"{name}: {json.dumps(found[name])}", flush=True)
     return found

@@ -62,8 +62,29 @@ def costs(
         "device_tflops_measured": rate is None,
         "share": share,
         "hours": needed,
+        "memory": None if found.tflop is None else memory(plan, device),
         "timed": timed(plan, device, noise_ratio=found.noise_ratio, rate=reached) if time else None,
     }
+
+
+def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
+    """Bytes that a worker needs on its GPU, and how many this one has; None without a GPU.
+
+    Raises:
+        InputError: the weights alone are more than the GPU has.
+    """
+    import torch
+
+    from pipeline.memory import memory_needed
+
+    needed = memory_needed(plan.config)
+    has = torch.cuda.mem_get_info(device)[1] if device.startswith("cuda") else None
+    if has is not None and needed.weights > has:
+        remedy = f"its weights take {amount(needed.weights)} and {device} has {amount(has)}; take "
+        remedy += "a larger GPU, or generator.offload: model, or generator.dtype: bfloat16"
+        raise InputError("generator.model", plan.config.generator.model, remedy)
+    stages = {"encoding": needed.encoding, "making": needed.making, "weights": needed.weights}
+    return {**asdict(needed), **stages, "device_bytes": has}
 
 
 def check_rates(share: float, rate: float | None) -> None:
@@ -118,6 +139,7 @@ def readable(facts: dict[str, Any]) -> dict[str, str]:
     shown["noise selection"] = _noise(facts)
     shown["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
     shown["hours"] = _hours(facts)
+    shown["GPU memory"] = _memory(facts["memory"])
     if facts["timed"] is not None:
         shown |= _timed(facts["timed"])
     if facts["unknown"] is not None:
@@ -153,6 +175,21 @@ def _hours(facts: dict[str, Any]) -> str:
     rate = f"{facts['device_tflops']:.3g} TFLOP/s ({facts['device']}, {facts['dtype']}, {source})"
     found = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
     return f"{found}, at {facts['share']:.0%} of {rate}"
+
+
+def _memory(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return NOT_KNOWN
+    weights = f"{amount(found['network'])} network, {amount(found['texts'])} text encoders"
+    batch = max(found["sampling"], found["decoding"])
+    said = f"{amount(found['making'])} ({weights}, {amount(batch)} a batch)"
+    if found["apart"]:
+        said += f"; before, to encode prompts once on a machine, {amount(found['encoding'])}"
+    if found["device_bytes"] is None:
+        return said
+    worst = max(found["making"], found["encoding"])
+    fits = "it has" if worst <= found["device_bytes"] else "more than it has:"
+    return f"{said}; {fits} {amount(found['device_bytes'])}"
 
 
 def _timed(timed: dict[str, Any]) -> dict[str, str]:

@@ -31,11 +31,12 @@ from pipeline.model_paths import (
     pinned,
     refuse_absent,
 )
-from pipeline.prompts import checked_prompts, spoken_names
+from pipeline.prompts import as_read, checked_prompts, spoken_names
 
 NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
-ENCODERS = ("CLIP", "T5")  # text encoders of transformers that fetch nothing further
+# Text encoders of transformers that fetch nothing further.
+ENCODERS = ("CLIP", "T5", "Qwen3")
 LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
 HUB_WEIGHTS = "open_clip_model.safetensors"
 # What open_clip takes of a folder, whatever else lies in it.
@@ -79,15 +80,15 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     if folder is None or not any(kinds.values()):  # of the hub, or one that knows classes by number
         return
     # transformers takes seconds, which finding a wrong path need not cost
-    from transformers import CLIPTokenizer, T5Tokenizer
+    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-    tokenizers = []
-    for part, kind in kinds.items():
-        if kind.startswith("T5"):
-            length = config.prompt_length
-            tokenizers.append(T5Tokenizer.from_pretrained(folder / part, model_max_length=length))
-        elif kind:
-            tokenizers.append(CLIPTokenizer.from_pretrained(folder / part))
+    readers: dict[str, Any] = {"T5": T5Tokenizer, "Qwen2": Qwen2Tokenizer, "CLIP": CLIPTokenizer}
+    tokenizers = [
+        as_read(reader.from_pretrained(folder / part), config)
+        for part, kind in kinds.items()
+        for start, reader in readers.items()
+        if kind.startswith(start)
+    ]
     checked_prompts(config, names, tokenizers)
 
 
@@ -131,8 +132,8 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
 def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
     """Other networks of transformers can name further models, which it would fetch."""
     library, kind = found
-    if library == "transformers" and not kind.startswith(ENCODERS):
-        remedy = f"its {part} is a {kind}; semix takes CLIP's and T5's"
+    if library == "transformers" and not kind.startswith((*ENCODERS, "Qwen2Tokenizer")):
+        remedy = f"its {part} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
         raise InputError("generator.model", folder, remedy)
     if not (folder / part).is_dir():
         raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
@@ -140,10 +141,19 @@ def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
 
 
 def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
-    if config.family != "flux" or config.guidance_scale <= 1:
+    """Of models that were distilled to do without it."""
+    if config.guidance_scale <= 1:
         return
-    if not read_json(folder / "transformer" / "config.json").get("guidance_embeds"):
-        remedy = "this FLUX (schnell) takes no guidance; set it to 0"
+    if config.family == "flux":
+        network = read_json(folder / "transformer" / "config.json")
+        taken, name = network.get("guidance_embeds"), "FLUX (schnell)"
+    elif config.family == "flux2":
+        index = read_json(folder / "model_index.json")
+        taken, name = not index.get("is_distilled"), "FLUX.2 klein (distilled)"
+    else:
+        return
+    if not taken:
+        remedy = f"this {name} takes no guidance; set it to 0"
         raise InputError("generator.guidance_scale", config.guidance_scale, remedy)
 
 

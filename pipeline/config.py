@@ -15,7 +15,7 @@ CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
 )
 
-Family = Literal["stable_diffusion", "sdxl", "dit", "sd3", "flux"]
+Family = Literal["stable_diffusion", "sdxl", "dit", "sd3", "flux", "flux2", "z_image"]
 # What loads a family's models, and the kind that their model_index.json names.
 PIPELINES: dict[Family, str] = {
     "stable_diffusion": "StableDiffusionPipeline",
@@ -23,8 +23,10 @@ PIPELINES: dict[Family, str] = {
     "dit": "DiTPipeline",
     "sd3": "StableDiffusion3Pipeline",
     "flux": "FluxPipeline",
+    "flux2": "Flux2KleinPipeline",
+    "z_image": "ZImagePipeline",
 }
-FLOW_FAMILIES: tuple[Family, ...] = ("sd3", "flux")
+FLOW_FAMILIES: tuple[Family, ...] = ("sd3", "flux", "flux2", "z_image")
 SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm"]
 
 
@@ -43,7 +45,8 @@ class GeneratorConfig(Settings):
     family: Family = Field(
         "stable_diffusion",
         description="architecture: stable_diffusion (1.x, 2.x, SD-Turbo), sdxl (with SDXL-Turbo), "
-        "dit (class-conditional DiT), sd3 (Stable Diffusion 3 and 3.5), flux (FLUX.1 dev, schnell)",
+        "dit (class-conditional DiT), sd3 (Stable Diffusion 3 and 3.5), flux (FLUX.1 dev, schnell)"
+        ", flux2 (FLUX.2 klein), z_image (Z-Image)",
     )
     model: str = Field(description="a diffusers directory or a hub id")
     revision: str | None = Field(
@@ -71,13 +74,13 @@ class GeneratorConfig(Settings):
         256,
         ge=1,
         le=512,
-        description="of sd3 and flux: tokens that T5 reads, to which prompts are filled; "
-        "FLUX.1-dev was published with 512",
+        description="of flow models: tokens that T5 or Qwen3 reads, to which prompts are filled, "
+        "but for z_image; FLUX.1-dev and FLUX.2 were published with 512",
     )
     image_size: int | None = Field(
         None,
         ge=16,
-        description="of sd3 and flux: side of the images in pixels; none: the model's own, 1024",
+        description="of flow models: side of the images in pixels; none: the model's own, 1024",
     )
     steps: int = Field(20, ge=1, description="denoising steps of the deterministic sampler")
     guidance_scale: float = Field(
@@ -99,6 +102,11 @@ class GeneratorConfig(Settings):
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="precision of the networks; latents stay float32"
+    )
+    offload: Literal["none", "model"] = Field(
+        "none",
+        description="model: each network is on the GPU only while it works, and waits in the "
+        "machine's memory; slower, for cards that do not hold all",
     )
     compile: Literal["none", "regional", "full"] = Field(
         "none",
@@ -148,7 +156,9 @@ class GeneratorConfig(Settings):
         flow = {"prompt_length": 256, "image_size": None}
         for name, default in flow.items():
             if self.family not in FLOW_FAMILIES and getattr(self, name) != default:
-                raise ValueError(f"`{name}` is of families {' and '.join(FLOW_FAMILIES)}")
+                raise ValueError(f"`{name}` is of families {', '.join(FLOW_FAMILIES)}")
+        if self.family == "flux2" and self.tiny_decoder is not None:
+            raise ValueError("`tiny_decoder` does not know the batch norm of FLUX.2's own VAE")
         return self
 
     def guided(self, call: int, calls: int) -> bool:

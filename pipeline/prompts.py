@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data.errors import InputError
-from pipeline.config import PLACEHOLDER, GeneratorConfig
+from pipeline.config import PLACEHOLDER, Family, GeneratorConfig
 
-FILLER = ","  # one token in every CLIP vocabulary, and says nothing
+FILLER = ","  # one token in every vocabulary here, and says nothing
+CHATS: dict[Family, bool] = {"flux2": False, "z_image": True}  # whether Qwen3 may think before it
 
 
 def prompts(template: str, names: Sequence[str]) -> list[str]:
@@ -16,14 +17,40 @@ def prompts(template: str, names: Sequence[str]) -> list[str]:
     return [template.replace(PLACEHOLDER, name) for name in readable]
 
 
+class Chat:
+    """A tokenizer of prompts as the words of a user, which is how Qwen3 is told them."""
+
+    def __init__(self, tokenizer: Any, *, thinking: bool) -> None:
+        self.tokenizer, self.thinking = tokenizer, thinking
+        self.model_max_length = tokenizer.model_max_length
+
+    def __call__(self, text: str, **settings: Any) -> Any:
+        said = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=self.thinking,
+        )
+        return self.tokenizer(said, **settings)
+
+
+def as_read(tokenizer: Any, config: GeneratorConfig) -> Any:
+    """A model's tokenizer as its family uses it: CLIP's has a length of its own."""
+    if type(tokenizer).__name__.startswith("CLIP"):
+        return tokenizer
+    tokenizer.model_max_length = config.prompt_length
+    thinking = CHATS.get(config.family)
+    return tokenizer if thinking is None else Chat(tokenizer, thinking=thinking)
+
+
 def checked_prompts(
     config: GeneratorConfig, names: Sequence[str], tokenizers: Sequence[Any]
 ) -> list[list[str]]:
     """The prompts of all classes, for each template [T][K].
 
     Raises:
-        InputError: a prompt has more tokens than one of the tokenizers allows, or names cannot
-            be padded.
+        InputError: a prompt has more tokens than one of the tokenizers allows; names cannot be
+            padded; of z_image, prompts of unequal length.
     """
     if config.pad_names:
         # Counted as it stands in a prompt, where underscores are spaces.
@@ -37,7 +64,21 @@ def checked_prompts(
             if length > most:
                 remedy = f"has {length} tokens, the model reads {most}"
                 raise InputError("generator.prompt", repr(text), remedy)
+    if config.family == "z_image":
+        _refuse_unequal([text for texts in versions for text in texts], tokenizers[0])
     return versions
+
+
+def _refuse_unequal(texts: Sequence[str], tokenizer: Any) -> None:
+    """Z-Image reads a prompt at its own length, and only equal lengths can be mixed."""
+    if not texts:
+        return
+    lengths = {text: _length(tokenizer, text) for text in texts}
+    shortest, longest = (choose(lengths, key=lengths.__getitem__) for choose in (min, max))
+    if lengths[shortest] != lengths[longest]:
+        remedy = f"has {lengths[longest]} tokens and {shortest!r} {lengths[shortest]}, and Z-Image "
+        remedy += "mixes prompts of one length; set generator.pad_names to true"
+        raise InputError("generator.prompt", repr(longest), remedy)
 
 
 def spoken_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:

@@ -29,8 +29,8 @@ KEYWORDS = {  # keyword: the constant that it must not have
     **{"shell": True, "trust_remote_code": True, "allow_pickle": True, "weights_only": False},
     **{"use_safetensors": False, "autoescape": False},
 }
-# Settings alone; the last is a scheduler, whose class is looked up.
-NO_WEIGHTS = {"T5Tokenizer", "CLIPTokenizer", "config_class", ""}
+# Settings alone: tokenizers, configs, and a scheduler, whose class is looked up.
+NO_WEIGHTS = {"reader", "config_class", ""}
 # What only passes samples on; its own readers unpickle, and run commands that a URL names.
 WDS = "wds"
 WEBDATASET = {

@@ -26,6 +26,7 @@ def load_generator(
     from pipeline.generators.dit import DiT
     from pipeline.generators.flow_models import Flux, StableDiffusion3
     from pipeline.generators.latent_diffusion import LatentDiffusion
+    from pipeline.generators.qwen_models import Flux2, ZImage
     from pipeline.generators.text_models import StableDiffusion, StableDiffusionXL
 
     denoisers: dict[Family, Callable[..., Denoiser]] = {
@@ -34,7 +35,10 @@ def load_generator(
         "dit": DiT,
         "sd3": StableDiffusion3,
         "flux": Flux,
+        "flux2": Flux2,
+        "z_image": ZImage,
     }
     with float32_precision("ieee"):  # the empty prompt is encoded once and for all
         told = {"names": names} if config.family in FLOW_FAMILIES else {}
-        return LatentDiffusion(denoisers[config.family](config, device=device, **told), config)
+        denoiser = denoisers[config.family](config, device=device, **told)
+        return LatentDiffusion(denoiser, config, device=device)

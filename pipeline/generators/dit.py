@@ -31,7 +31,7 @@ class DiT(TwoRows):
     """
 
     def __init__(self, config: GeneratorConfig, *, device: str) -> None:
-        self.config = config
+        self.config, self.device = config, device
         self.pipeline = load_pipeline(config, device=device)
         self.network = self.pipeline.transformer
         self.scheduler = self.pipeline.scheduler
@@ -67,7 +67,7 @@ class DiT(TwoRows):
         return output[:, : latents.shape[1]]  # behind it a learned variance, which DDIM needs not
 
     def _rows(self, numbers: Sequence[int]) -> Conditioning:
-        chosen = torch.tensor(numbers, device=self.pipeline.device)
+        chosen = torch.tensor(numbers, device=self.device)
         return Conditioning(F.one_hot(chosen, self.labels + 1).float())
 
 

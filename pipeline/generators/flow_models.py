@@ -20,12 +20,11 @@ from pipeline.generators.texts import ENCODERS, Texts
 from pipeline.model_paths import local_path
 
 PATCH = 2  # latents a side that FLUX packs into one token
+NATIVE = 128  # latents a side of images of 1024 pixels
 
 
-class StableDiffusion3(TwoRows):
-    """Stable Diffusion 3 and 3.5: the denoiser of a StableDiffusion3Pipeline; see `Denoiser`.
-
-    A model that was saved without T5 is told zeros in its place, as diffusers does.
+class FlowModel:
+    """What the denoisers of flow transformers share; see `Denoiser`.
 
     Args:
         names: of classes that will be asked for; their prompts are encoded before the transformer
@@ -35,28 +34,64 @@ class StableDiffusion3(TwoRows):
             longer than a text encoder reads.
     """
 
+    latent_shape: tuple[int, ...]
+
     def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
         self.config = config
-        self.texts = Texts(config, device=device, ask=self._ask, t5="tokenizer_3")
+        self.texts = Texts(config, device=device, ask=self._ask)
         self.unconditional = self.texts.first(names)
         self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
         self.network = self.pipeline.transformer
-        # What compile_repeated_blocks looks for; diffusers has not declared it for this class.
-        self.network._repeated_blocks = ["JointTransformerBlock"]
-        self.patch = self.network.config.patch_size
-        channels, native, _ = native_shape(self.network)
-        self.latent_shape = _latent_shape(config, self.pipeline, channels, native, self.patch)
+        self.latent_shape = self._shape()
         self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
 
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """Embeddings, averaged over the templates.
+        """Embeddings, averaged over the templates, one row a name; see `_ask`.
 
-        Returns:
-            Tokens [N, T, D] of both CLIP encoders, then of T5; pooled [N, P].
         Raises:
             InputError: a prompt is longer than a text encoder reads.
         """
         return self.texts.encode(names)
+
+    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+        """The row of a prompt."""
+        raise NotImplementedError
+
+    def _shape(self) -> tuple[int, ...]:
+        """(channels, height, width) of the latents."""
+        raise NotImplementedError
+
+    def _schedule(self, steps: int) -> Mapping[str, Any]:
+        """What the scheduler is told beside the steps."""
+        raise NotImplementedError
+
+    def _square(self, channels: int, native: int, *, pixels: int, patch: int) -> tuple[int, ...]:
+        """Latents of the size that is asked for.
+
+        Args:
+            native: side of latents as the model was trained.
+            pixels: that a latent is wide.
+            patch: latents a side of a token.
+        """
+        size = self.config.image_size
+        if size is None:
+            return channels, native, native
+        if size % (pixels * patch):
+            remedy = f"this model makes images of multiples of {pixels * patch} pixels"
+            raise InputError("generator.image_size", size, remedy)
+        return channels, size // pixels, size // pixels
+
+
+class StableDiffusion3(TwoRows, FlowModel):
+    """Stable Diffusion 3 and 3.5: the denoiser of a StableDiffusion3Pipeline; see `FlowModel`.
+
+    A model that was saved without T5 is told zeros in its place, as diffusers does.
+    """
+
+    def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
+        super().__init__(config, device=device, names=names)
+        # What compile_repeated_blocks looks for; diffusers has not declared it for this class.
+        self.network._repeated_blocks = ["JointTransformerBlock"]
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
         assert condition.pooled is not None, "this family's conditioning has a pooled part"
@@ -68,13 +103,19 @@ class StableDiffusion3(TwoRows):
             return_dict=False,
         )[0]
 
+    def _shape(self) -> tuple[int, ...]:
+        channels, native, _ = native_shape(self.network)
+        pixels, patch = self.pipeline.vae_scale_factor, self.network.config.patch_size
+        return self._square(channels, native, pixels=pixels, patch=patch)
+
     def _schedule(self, steps: int) -> Mapping[str, Any]:
         config = self.pipeline.scheduler.config
         shifted = config.get("use_dynamic_shifting")
-        return {"mu": _shift(config, self.latent_shape, self.patch)} if shifted else {}
+        patch = self.network.config.patch_size
+        return {"mu": shift(config, self.latent_shape, patch)} if shifted else {}
 
     def _ask(self, pipeline: Any, text: str) -> Conditioning:
-        device = pipeline.text_encoder.device
+        """Tokens of both CLIP encoders, then of T5; pooled of both CLIP encoders."""
         if pipeline.text_encoder_3 is None:
             # diffusers asks the transformer how wide the zeros in T5's place are.
             told = SD3Transformer2DModel.load_config(
@@ -89,41 +130,18 @@ class StableDiffusion3(TwoRows):
             text,
             None,
             None,
-            device=device,
+            device=self.texts.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.prompt_length,
         )
         return Conditioning(tokens.float(), pooled.float())
 
 
-class Flux:
-    """FLUX.1 dev and schnell: the denoiser of a FluxPipeline; see `Denoiser`.
+class Flux(FlowModel):
+    """FLUX.1 dev and schnell: the denoiser of a FluxPipeline; see `FlowModel`.
 
     Guidance is a number that dev is told, in one row an image; schnell takes none.
-
-    Raises:
-        InputError: as of `StableDiffusion3`.
     """
-
-    def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
-        self.config = config
-        self.texts = Texts(config, device=device, ask=self._ask, t5="tokenizer_2")
-        self.unconditional = self.texts.first(names)
-        self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
-        self.network = self.pipeline.transformer
-        channels, native = self.network.config.in_channels // PATCH**2, 128
-        self.latent_shape = _latent_shape(config, self.pipeline, channels, native, PATCH)
-        self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
-
-    def encode(self, names: Sequence[str]) -> Conditioning:
-        """Embeddings, averaged over the templates.
-
-        Returns:
-            Tokens [N, T, D] of T5, pooled [N, P] of CLIP.
-        Raises:
-            InputError: a prompt is longer than a text encoder reads.
-        """
-        return self.texts.encode(names)
 
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
@@ -147,17 +165,22 @@ class Flux:
         )[0]
         return unpacked(output, height, width).float()
 
+    def _shape(self) -> tuple[int, ...]:
+        channels = self.network.config.in_channels // PATCH**2
+        return self._square(channels, NATIVE, pixels=self.pipeline.vae_scale_factor, patch=PATCH)
+
     def _schedule(self, steps: int) -> Mapping[str, Any]:
         config = self.pipeline.scheduler.config
-        mu = _shift(config, self.latent_shape, PATCH)
+        mu = shift(config, self.latent_shape, PATCH)
         own = config.get("use_flow_sigmas")
         return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
 
     def _ask(self, pipeline: Any, text: str) -> Conditioning:
+        """Tokens of T5, pooled of CLIP."""
         tokens, pooled, _ = pipeline.encode_prompt(
             text,
             None,
-            device=pipeline.text_encoder.device,
+            device=self.texts.device,
             max_sequence_length=self.config.prompt_length,
         )
         return Conditioning(tokens.float(), pooled.float())
@@ -181,20 +204,7 @@ def _places(height: int, width: int, like: Tensor) -> Tensor:
     return torch.cat([grid.new_zeros(len(grid), 1), grid], dim=1)
 
 
-def _latent_shape(
-    config: GeneratorConfig, pipeline: Any, channels: int, native: int, patch: int
-) -> tuple[int, ...]:
-    if config.image_size is None:
-        return channels, native, native
-    unit = pipeline.vae_scale_factor * patch
-    if config.image_size % unit:
-        remedy = f"this model makes images of multiples of {unit} pixels"
-        raise InputError("generator.image_size", config.image_size, remedy)
-    side = config.image_size // pipeline.vae_scale_factor
-    return channels, side, side
-
-
-def _shift(config: Mapping[str, Any], shape: Sequence[int], patch: int) -> float:
+def shift(config: Mapping[str, Any], shape: Sequence[int], patch: int) -> float:
     """mu of the time shift, from how many tokens an image has."""
     names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
     given = {"base_image_seq_len": "base_seq_len", "max_image_seq_len": "max_seq_len"}

@@ -21,12 +21,17 @@ class TwoRows:
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """uncond + w (cond - uncond), float32; w at most 1 is cond alone.
+        """`guided_sum`; w at most 1 is cond alone, float32.
 
         Source: Ho and Salimans 2022, arXiv 2207.12598.
         """
         if guidance_scale <= 1:
             return self(latents, timestep, condition).float()
         both = concatenate([self.unconditional.expand(len(latents)), condition])
-        without, given = self(latents.repeat(2, 1, 1, 1), timestep, both).chunk(2)
-        return without.float() + guidance_scale * (given.float() - without.float())
+        return guided_sum(self(latents.repeat(2, 1, 1, 1), timestep, both), guidance_scale)
+
+
+def guided_sum(both: Tensor, guidance_scale: float) -> Tensor:
+    """uncond + w (cond - uncond), [B, C, h, w] float32, of predictions [2 B, C, h, w]."""
+    without, given = both.float().chunk(2)
+    return without + guidance_scale * (given - without)

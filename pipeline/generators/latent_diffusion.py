@@ -65,16 +65,18 @@ class LatentDiffusion:
             does not suit the model; no compiler for what shall be compiled.
     """
 
-    def __init__(self, denoiser: Denoiser, config: GeneratorConfig) -> None:
+    def __init__(self, denoiser: Denoiser, config: GeneratorConfig, *, device: str) -> None:
         self.denoiser = denoiser
         self.config = config
         self.latent_shape = denoiser.latent_shape
         own = denoiser.pipeline.vae
-        self.vae = upcast(own if config.tiny_decoder is None else load_tiny_decoder(config, own))
+        tiny = config.tiny_decoder is not None
+        self.vae = upcast(load_tiny_decoder(config, own, device=device) if tiny else own)
         levels = len(own.config.block_out_channels)
-        pixels = math.prod(denoiser.latent_shape[1:]) * 4 ** (levels - 1)  # of an image
+        # Of an image; FLUX.2 has four of the VAE's latents in one of its own.
+        pixels = math.prod(denoiser.latent_shape) // own.config.latent_channels * 4 ** (levels - 1)
         self.decode_batch = config.decode_batch or decoded_at_once(pixels)
-        self.device: torch.device = denoiser.pipeline.device
+        self.device = torch.device(device)  # where networks work, if not where they wait
         self.dtype: torch.dtype = next(denoiser.network.parameters()).dtype
         self.scheduler = sampler(
             denoiser.scheduler, name=config.scheduler, spacing=config.timestep_spacing
@@ -126,19 +128,24 @@ class LatentDiffusion:
         return torch.cat([self._decode(part) for part in parts])
 
     def _decode(self, latents: Tensor) -> Tensor:
-        scaled = unscaled(latents, self.vae.config)
+        scaled = unscaled(latents, self.vae)
         pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0].float()
         values = (pixels / 2 + 0.5).clamp(0, 1) * 255
         return values.round().to(torch.uint8).permute(0, 2, 3, 1)
 
 
-def unscaled(latents: Tensor, config: Any) -> Tensor:
+def unscaled(latents: Tensor, vae: Any) -> Tensor:
     """Latents [B, C, h, w] as the VAE reads them.
 
     Args:
-        config: of the VAE; `scaling_factor`, and where it has them `latents_mean` and
-            `latents_std` (of each channel) or `shift_factor`.
+        vae: with a batch norm, FLUX.2's; or by its config: `scaling_factor`, and where it has them
+            `latents_mean` and `latents_std` (of each channel) or `shift_factor`.
     """
+    config, norm = vae.config, getattr(vae, "bn", None)
+    if norm is not None:
+        deviation = (norm.running_var + config.batch_norm_eps).sqrt()
+        scaled = latents * _channels(deviation, latents) + _channels(norm.running_mean, latents)
+        return nn.functional.pixel_shuffle(scaled, 2)
     scaled = latents / config.scaling_factor
     mean, deviation = config.get("latents_mean"), config.get("latents_std")
     if mean is not None and deviation is not None:

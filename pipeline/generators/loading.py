@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from torch import nn
 
-from data.device import resolve_dtype
+from data.device import DTYPES, resolve_dtype
 from data.errors import InputError
 from data.files import read_json
 from pipeline.checks import check_generator
@@ -50,8 +50,8 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
     Args:
         parts: what `from_pretrained` shall take instead of the model's own.
     Raises:
-        InputError: it cannot be loaded, or the device lacks its precision; it, or what is added
-            to it, is of another format than safetensors or of the hub without a commit.
+        InputError: it cannot be loaded, or the device lacks its precision or room; it, or what is
+            added to it, is of another format than safetensors or of the hub without a commit.
         NotHere: on the meta device, of the hub and not fetched before.
     """
     check_generator(config)  # once more: a root from elsewhere never passed a build's checks
@@ -59,7 +59,12 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
         pipeline = _without_weights(config, parts)
     else:
         dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
-        pipeline = _with_weights(config, parts, dtype).to(device)
+        pipeline = _with_weights(config, parts, dtype)
+        refuse_too_large(pipeline, config, device)
+        if config.offload == "model":
+            pipeline.enable_model_cpu_offload(device=device)
+        else:
+            pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
@@ -91,7 +96,10 @@ def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> An
         check_generator(config.model_copy(update={"model": str(folder)}))
         if config.unet is not None:
             parts = {**parts, "unet": _tuned_unet(config, folder, device=META)}
-        return _from_pretrained(config, folder, **parts, **_empty_networks(folder, parts))
+        networks = _empty_networks(folder, parts)
+        for network in networks.values():
+            nn.Module.to(network, DTYPES[config.dtype])  # as is: nothing has a value to keep
+        return _from_pretrained(config, folder, **parts, **networks)
     except InputError as error:
         if error.field == MODEL and local_path(config.model) is None:  # perhaps fetched in part
             raise NotHere(MODEL, config.model, error.remedy) from error
@@ -122,11 +130,11 @@ def load_part(
         return kind.from_pretrained(place, use_safetensors=True, **settings)
 
 
-def load_tiny_decoder(config: GeneratorConfig, vae: Any) -> Any:
+def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
     """An AutoencoderTiny (TAESD) that decodes what `vae` does; its own config scales the latents.
 
     Args:
-        vae: the model's own, whose precision and device it takes over.
+        vae: the model's own, whose precision it takes over.
     Raises:
         InputError: it cannot be loaded, or decodes latents or images of another shape.
     """
@@ -137,13 +145,41 @@ def load_tiny_decoder(config: GeneratorConfig, vae: Any) -> Any:
         config.tiny_decoder,
         field=field,
         revision=config.tiny_decoder_revision,
-        device=vae.device.type,
+        device=device,
     )
     there = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
     here = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
     if here != there:
         raise InputError(field, config.tiny_decoder, f"decodes {here}; the model has {there}")
-    return tiny.to(device=vae.device, dtype=vae.dtype).eval()
+    return tiny.to(device=device, dtype=vae.dtype).eval()
+
+
+def network_bytes(pipeline: Any) -> dict[str, int]:
+    """What the weights of each network of a pipeline take."""
+    parts = pipeline.components.items()
+    return {name: module_bytes(part) for name, part in parts if isinstance(part, nn.Module)}
+
+
+def module_bytes(module: nn.Module) -> int:
+    """Of its parameters and buffers, each counted once where layers share it."""
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def refuse_too_large(pipeline: Any, config: GeneratorConfig, device: str) -> None:
+    """Raises InputError for networks that a GPU has no room for, the largest by name."""
+    if not device.startswith("cuda"):
+        return
+    sizes, free = network_bytes(pipeline), torch.cuda.mem_get_info(device)[0]
+    needed = max(sizes.values()) if config.offload == "model" else sum(sizes.values())
+    if needed > free:
+        largest = max(sizes, key=sizes.__getitem__)
+        remedy = (
+            f"needs {needed / 1e9:.3g} GB of {device}, which has {free / 1e9:.3g} GB free; its "
+        )
+        remedy += f"{largest} alone takes {sizes[largest] / 1e9:.3g} GB. Take a larger GPU, or "
+        remedy += "generator.offload: model, or generator.dtype: bfloat16"
+        raise InputError(MODEL, config.model, remedy)
 
 
 def native_shape(network: Any) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ class StableDiffusion(TwoRows):
     """
 
     def __init__(self, config: GeneratorConfig, *, device: str) -> None:
-        self.config = config
+        self.config, self.device = config, device
         unchecked = {"safety_checker": None, "requires_safety_checker": False}
         self.pipeline = load_pipeline(config, device=device, **unchecked)
         self.network = self.pipeline.unet
@@ -48,8 +48,8 @@ class StableDiffusion(TwoRows):
     @torch.no_grad()
     def _encode_texts(self, texts: Sequence[str]) -> Conditioning:
         # One prompt a call: the embedding then never depends on which other classes there are.
-        device = self.pipeline.device
-        encoded = (self.pipeline.encode_prompt(text, device, 1, False)[0] for text in texts)
+        encode, device = self.pipeline.encode_prompt, self.device
+        encoded = (encode(text, device, 1, False)[0] for text in texts)
         return concatenate(Conditioning(tokens.float()) for tokens in encoded)
 
 
@@ -64,7 +64,7 @@ class StableDiffusionXL(TwoRows):
     """
 
     def __init__(self, config: GeneratorConfig, *, device: str) -> None:
-        self.config = config
+        self.config, self.device = config, device
         self.pipeline = load_pipeline(config, device=device, add_watermarker=False)
         self.network = self.pipeline.unet
         self.scheduler = self.pipeline.scheduler
@@ -106,7 +106,7 @@ class StableDiffusionXL(TwoRows):
 
     @torch.no_grad()
     def _encode_texts(self, texts: Sequence[str]) -> Conditioning:
-        device = self.pipeline.device
+        device = self.device
         encoded = (  # one prompt a call, as above
             self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)
             for text in texts

@@ -9,12 +9,15 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     DDIMScheduler,
     DiTPipeline,
     DiTTransformer2DModel,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
     PNDMScheduler,
@@ -23,12 +26,18 @@ from diffusers import (
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
 )
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -37,6 +46,7 @@ from transformers import (
 from data.real import RealDataConfig, class_names
 from pipeline.standins.fitting import seeded
 from pipeline.standins.text import build_tokenizer, captions_of
+from tests.pipeline.qwen import qwen_tokenizer
 
 # Any names work; these are one token a word. The digits are what `real: {name: digits}` has.
 NAMES = ("dog", "crane", "great_white_shark", *class_names(RealDataConfig(name="digits")))
@@ -185,6 +195,78 @@ def tiny_flux_schnell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _saved(_flux(scheduler, guidance_embeds=False), tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def tiny_flux2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As FLUX.2 klein base: Qwen3's tokens, latents in squares of four, a batch norm in the VAE."""
+    tokenizer = qwen_tokenizer(_captions())
+    with seeded(0):
+        transformer = Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=WIDTH,
+            num_attention_heads=2,
+            joint_attention_dim=3 * WIDTH,
+            timestep_guidance_channels=16,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        )
+        vae = AutoencoderKLFlux2(**SMALL_VAE)
+        vae.bn.running_mean.normal_(), vae.bn.running_var.uniform_(0.5, 2)
+        pipeline = Flux2KleinPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            vae=vae,
+            text_encoder=_qwen(Qwen3ForCausalLM, tokenizer, layers=28),
+            tokenizer=tokenizer,
+            transformer=_heeding(transformer),
+        )
+    return _saved(pipeline, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Z-Image: Qwen3's tokens at the prompt's own length, an image as a film of one frame."""
+    tokenizer = qwen_tokenizer(_captions())
+    with seeded(0):
+        transformer = ZImageTransformer2DModel(
+            in_channels=4,
+            dim=2 * WIDTH,
+            n_layers=2,
+            n_refiner_layers=1,
+            n_heads=2,
+            n_kv_heads=2,
+            cap_feat_dim=WIDTH,
+            axes_dims=[4, 6, 6],
+            axes_lens=[128, 16, 16],
+        )
+        for token in (transformer.x_pad_token, transformer.cap_pad_token):
+            token.data.normal_()
+        pipeline = ZImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=_flow_vae(),
+            text_encoder=_qwen(Qwen3Model, tokenizer, layers=2),
+            tokenizer=tokenizer,
+            transformer=_heeding(transformer),
+        )
+    return _saved(pipeline, tmp_path_factory)
+
+
+def _qwen(kind: Any, tokenizer: Qwen2Tokenizer, *, layers: int) -> Any:
+    encoder = kind(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+        )
+    )
+    torch.nn.init.normal_(encoder.get_input_embeddings().weight, std=1.0)  # words that differ
+    return encoder
+
+
 def _flux(scheduler: Any, *, guidance_embeds: bool) -> FluxPipeline:
     first, second = _tokenizer(), _t5_tokenizer()
     with seeded(0):
@@ -210,9 +292,12 @@ def _flux(scheduler: Any, *, guidance_embeds: bool) -> FluxPipeline:
         )
 
 
+def _captions() -> list[str]:
+    return [text for texts in captions_of(NAMES, TEMPLATES) for text in texts]
+
+
 def _t5_tokenizer() -> T5Tokenizer:
-    captions = [text for texts in captions_of(NAMES, TEMPLATES) for text in texts]
-    words = {word for text in captions for word in text.split()}
+    words = {word for text in _captions() for word in text.split()}
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     return T5Tokenizer(vocab=[*special, *[(f"▁{word}", -1.0) for word in sorted(words)]])
 
@@ -225,10 +310,13 @@ def _t5(tokenizer: T5Tokenizer) -> T5EncoderModel:
     )
 
 
+HEEDED = ("add_v_proj", "context_embedder", "text_embedder", "cap_embedder.1", "stream_modulation")
+
+
 def _heeding(transformer: Any) -> Any:
     """Untrained, it would hardly heed what it is told."""
     for name, weight in transformer.named_parameters():
-        if any(part in name for part in ("add_v_proj", "context_embedder", "text_embedder")):
+        if any(part in name for part in HEEDED):
             weight.data *= 6
     return transformer
 
@@ -327,13 +415,15 @@ def _unet(**settings: Any) -> UNet2DConditionModel:
 
 
 def _vae(**settings: Any) -> AutoencoderKL:
-    return AutoencoderKL(
-        sample_size=2 * SIZE,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(WIDTH, WIDTH),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        **{"scaling_factor": 0.18215} | settings,
-    )
+    return AutoencoderKL(**SMALL_VAE | {"scaling_factor": 0.18215} | settings)
+
+
+SMALL_VAE = {
+    "sample_size": 2 * SIZE,
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "block_out_channels": (WIDTH, WIDTH),
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 4,
+}

@@ -1,6 +1,5 @@
 """Estimates: FLOP against published numbers and loaded models, the rest against real builds."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from open_clip import create_model
-from transformers import T5Tokenizer
 
 from data.errors import InputError
 from data.formats import CommitRecord
@@ -33,139 +30,29 @@ from pipeline.plan import BuildPlan
 from pipeline.rehearsal import device_rate, rehearse
 from pipeline.root import plan_of
 from pipeline.shard import generate_shard, load_models
-from pipeline.standins.text import build_tokenizer, captions_of
 from pipeline.work import finish
+from tests.pipeline.published import (
+    DIT_XL_2,
+    FLUX,
+    KLEIN,
+    SD3_MEDIUM,
+    SD15,
+    SD21,
+    SDXL,
+    UNET,
+    Z_IMAGE,
+    configs_of,
+    sd3,
+    text,
+)
 from tests.pipeline.roots import begun, made
 
 GIGA = 1e9
-VAE = {
-    "block_out_channels": [128, 256, 512, 512],
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "layers_per_block": 2,
-    "latent_channels": 4,
-}
-# The published configs; what they leave out are the classes' defaults.
-SD15 = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
-SD21 = {
-    "sample_size": 64,
-    "cross_attention_dim": 1024,
-    "attention_head_dim": [5, 10, 20, 20],
-    "use_linear_projection": True,
-}
-SDXL = {
-    "sample_size": 128,
-    "cross_attention_dim": 2048,
-    "attention_head_dim": [5, 10, 20],
-    "block_out_channels": [320, 640, 1280],
-    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-    "transformer_layers_per_block": [1, 2, 10],
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
-DIT_XL_2 = {
-    "sample_size": 32,
-    "num_layers": 28,
-    "num_attention_heads": 16,
-    "attention_head_dim": 72,
-    "in_channels": 4,
-    "out_channels": 8,
-    "patch_size": 2,
-    "num_embeds_ada_norm": 1000,
-}
-SD3_MEDIUM = {
-    "sample_size": 128,
-    "patch_size": 2,
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_layers": 24,
-    "num_attention_heads": 24,
-    "attention_head_dim": 64,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 192,
-}
-T5_XXL = {
-    "model_type": "t5",
-    "d_model": 4096,
-    "d_kv": 64,
-    "d_ff": 10240,
-    "num_layers": 24,
-    "num_heads": 64,
-    "feed_forward_proj": "gated-gelu",
-}
-FLOW_VAE = {
-    "latent_channels": 16,
-    "scaling_factor": 1.5305,
-    "shift_factor": 0.0609,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # 5 series of 4 images in shards of 3 and 2, in batches of 2: 4 + 2 series are computed.
 SMALL = ("mixing.pairs.kind=sampled", "mixing.pairs.count=5")
 SMALL += ("shards.groups_per_shard=3", "shards.groups_per_batch=2")
 COMPUTED = 6
-
-UNET = "UNet2DConditionModel"
-
-
-def write(path: Path, **content: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
-
-
-def configs_of(folder: Path, pipeline: str, networks: dict[str, tuple[str, dict]]) -> str:
-    """A model directory with the configs that a hub repository has, and no weights.
-
-    Args:
-        networks: by part, the class and its config.
-    """
-    flow = pipeline in ("StableDiffusion3Pipeline", "FluxPipeline")
-    networks = networks | {"vae": ("AutoencoderKL", VAE | FLOW_VAE if flow else VAE)}
-    scheduler = FlowMatchEulerDiscreteScheduler() if flow else DDIMScheduler()
-    scheduler.save_pretrained(folder / "scheduler")
-    index = {"_class_name": pipeline, "scheduler": ["diffusers", type(scheduler).__name__]}
-    for part, (kind, settings) in networks.items():
-        library = "transformers" if kind.startswith(("CLIP", "T5")) else "diffusers"
-        index[part] = [library, kind]
-        write(folder / part / "config.json", _class_name=kind, **settings)
-        if kind.startswith("T5"):
-            T5Tokenizer().save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
-            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "T5Tokenizer"]
-        elif library == "transformers":
-            tokenizer = build_tokenizer(("cat",), captions_of(("cat",), ("{class}",)))
-            tokenizer.model_max_length = 77
-            tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
-            index[part.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
-    write(folder / "model_index.json", **index)
-    return str(folder)
-
-
-def text(width: int, layers: int) -> dict:
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "projection_dim": width}
-    return {"model_type": "clip_text_model", "num_hidden_layers": layers, **sizes}
-
-
-CLIP_L = ("CLIPTextModel", text(768, 12))
-FLUX = {
-    "transformer": ("FluxTransformer2DModel", {}),
-    "text_encoder": CLIP_L,
-    "text_encoder_2": ("T5EncoderModel", T5_XXL),
-}
-
-
-def sd3(transformer: dict) -> dict[str, tuple[str, dict]]:
-    return {
-        "transformer": ("SD3Transformer2DModel", transformer),
-        "text_encoder": ("CLIPTextModelWithProjection", text(768, 12)),
-        "text_encoder_2": ("CLIPTextModelWithProjection", text(1280, 32)),
-        "text_encoder_3": ("T5EncoderModel", T5_XXL),
-    }
 
 
 @pytest.mark.process  # for its length
@@ -204,6 +91,9 @@ def sd3(transformer: dict) -> dict[str, tuple[str, dict]]:
         # With 77 tokens of CLIP and 256 of T5; FLUX.1-schnell with 256 of T5.
         ("sd3", "StableDiffusion3Pipeline", sd3(SD3_MEDIUM), 8_904, 10_473),
         ("flux", "FluxPipeline", FLUX, 69_467, 10_473),
+        # Of 3.9 and 6.2 billion weights, which some 4,600 and 4,100 tokens pass.
+        ("flux2", "Flux2KleinPipeline", KLEIN, 32_533, 10_475),
+        ("z_image", "ZImagePipeline", Z_IMAGE, 55_121, 10_473),
     ],
 )
 def test_published_networks(tmp_path, family, pipeline, networks, row, decode):

@@ -21,6 +21,10 @@ FROM_HUB = {
     "imagefolder-sd21.yaml",
     "imagefolder-sdxl.yaml",
     "imagefolder-sdxl-turbo.yaml",
+    "imagefolder-sd35-medium.yaml",
+    "imagefolder-flux-dev.yaml",
+    "imagefolder-flux2-klein.yaml",
+    "imagefolder-z-image-turbo.yaml",
 }
 GREY = {"study-digits.yaml"}  # with foreign images that the user has
 STUDIES = [name for name in FILES if name.startswith("study-")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxPipeline
+from diffusers import FluxPipeline, ZImagePipeline
 
 from data.errors import InputError
 from data.settings import load_settings
@@ -25,6 +25,10 @@ from tests.pipeline.roots import made, samples, tars
 
 SD3 = {"family": "sd3", "prompt_length": 12, "steps": 4, "guidance_scale": 3.0}
 FLUX = {"family": "flux", "prompt_length": 12, "steps": 4, "image_size": 16}
+FLUX2 = {"family": "flux2", "prompt_length": 20, "steps": 4, "image_size": 16}
+Z_IMAGE = {"family": "z_image", "steps": 4, "image_size": 16, "pad_names": True}
+EACH = [("tiny_sd3", SD3), ("tiny_flux", FLUX), ("tiny_flux2", FLUX2), ("tiny_z_image", Z_IMAGE)]
+each_model = pytest.mark.parametrize(("model", "values"), EACH)
 
 
 def settings(model: Path, values: dict[str, Any], **changes: Any) -> GeneratorConfig:
@@ -37,7 +41,7 @@ def copied(tmp_path):
 
     def copy(model: Path, part: str, **values: Any) -> Path:
         folder = Path(shutil.copytree(model, tmp_path / "model"))
-        (file,) = (folder / part).glob("*config.json")
+        (file,) = (folder / part).glob("*config.json" if part else "model_index.json")
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
         return folder
 
@@ -51,7 +55,7 @@ def test_tokens_are_packed_as_flux_packs_them():
 
 
 @pytest.mark.parametrize("steps", [3, 5])
-@pytest.mark.parametrize(("model", "values"), [("tiny_sd3", SD3), ("tiny_flux", FLUX)])
+@each_model
 def test_a_constant_velocity_leads_back_to_the_noise(request, model, values, steps):
     generator = load_generator(settings(request.getfixturevalue(model), values), device="cpu")
     noise = initial_noise([0, 1], generator.latent_shape)
@@ -68,7 +72,7 @@ def test_a_constant_velocity_leads_back_to_the_noise(request, model, values, ste
     assert calls == [*calls[:steps], *reversed(calls[:steps])] and calls[0] == 1000
 
 
-@pytest.mark.parametrize(("model", "values"), [("tiny_sd3", SD3), ("tiny_flux", FLUX)])
+@each_model
 def test_stability_tells_the_noises_of_a_flow_model_apart(request, model, values):
     values = values | {"model": str(request.getfixturevalue(model))}
     generator = load_generator(load_settings(GeneratorConfig, values), device="cpu")
@@ -99,7 +103,7 @@ def test_a_flow_model_whose_stability_says_nothing_is_refused(
         noise_source(BuildPlan(config), generator=generator, embeddings=embeddings)
 
 
-@pytest.mark.parametrize(("model", "values"), [("tiny_sd3", SD3), ("tiny_flux", FLUX)])
+@each_model
 def test_a_shard_is_made_again_byte_for_byte(
     request, model, values, make_config, hasty_standins, tmp_path
 ):
@@ -145,6 +149,13 @@ def test_a_shard_is_made_again_byte_for_byte(
             {"guidance_embeds": False},
             r"generator\.guidance_scale = 7\.5: this FLUX \(schnell\) takes no guidance; set it to",
         ),
+        (
+            "tiny_flux2",
+            FLUX2,
+            "",
+            {"is_distilled": True},
+            r"guidance_scale = 7\.5: this FLUX\.2 klein \(distilled\) takes no guidance; set it",
+        ),
     ],
 )
 def test_a_model_that_will_not_do_is_refused(
@@ -160,7 +171,7 @@ def test_a_model_that_will_not_do_is_refused(
     [
         (SD3, {"scheduler": "ddim"}, r"scheduler = ddim: a flow model keeps its own sampler"),
         (SD3, {"timestep_spacing": "trailing"}, r"timestep_spacing = trailing: a flow model's"),
-        (SD3, {"family": "sdxl"}, r"`prompt_length` is of families sd3 and flux"),
+        (SD3, {"family": "sdxl"}, r"`prompt_length` is of families sd3, flux"),
         (SD3, {"lora": [{"path": "x"}]}, r"family sd3 has no U-Net to change"),
     ],
 )
@@ -174,14 +185,35 @@ def test_an_image_size_that_cannot_be_made_is_refused(tiny_flux):
         load_generator(settings(tiny_flux, FLUX, image_size=18), device="cpu")
 
 
-@pytest.mark.parametrize(("model", "values"), [("tiny_sd3", SD3), ("tiny_flux", FLUX)])
-def test_a_prompt_longer_than_t5_is_told_to_read_is_refused(request, model, values):
+@each_model
+def test_a_prompt_longer_than_the_encoder_is_told_to_read_is_refused(request, model, values):
     config = settings(request.getfixturevalue(model), values, prompt_length=5)
-    message = r"generator\.prompt = 'a photo of a dog': has 6 tokens, the model reads 5"
+    message = r"generator\.prompt = 'a photo of a dog': has \d+ tokens, the model reads 5"
     with pytest.raises(InputError, match=message):
         check_prompts(config, ["dog"])
     with pytest.raises(InputError, match=message):
         load_generator(config, device="cpu").encode(["dog"])
+
+
+def test_z_image_mixes_prompts_of_one_length_alone(tiny_z_image):
+    config = settings(tiny_z_image, Z_IMAGE, pad_names=False)
+    message = r"'a photo of a great white shark': has \d+ tokens and 'a photo of a dog' \d+, and"
+    with pytest.raises(
+        InputError, match=message + r" Z-Image .*; set generator\.pad_names to true"
+    ):
+        check_prompts(config, ["dog", "great_white_shark"])
+    check_prompts(config, ["dog"])
+    padded = settings(tiny_z_image, Z_IMAGE)
+    check_prompts(padded, ["dog", "great_white_shark"])
+
+
+def test_prompts_are_encoded_as_z_images_own_pipeline_does(tiny_z_image):
+    denoiser = load_generator(settings(tiny_z_image, Z_IMAGE), device="cpu").denoiser
+    pipeline = ZImagePipeline.from_pretrained(tiny_z_image, use_safetensors=True)
+    (theirs,), (empty,) = pipeline.encode_prompt("a photo of a dog")
+    torch.testing.assert_close(denoiser.texts.of(["a photo of a dog"]).tokens[0], theirs)
+    torch.testing.assert_close(denoiser.unconditional.tokens[0], empty)
+    assert len(empty) < len(theirs)
 
 
 def test_a_model_saved_without_t5_is_told_zeros(tiny_sd3, tmp_path):
@@ -195,7 +227,7 @@ def test_a_model_saved_without_t5_is_told_zeros(tiny_sd3, tmp_path):
     assert tokens[:, -12:].abs().max() == 0 < tokens.abs().max()
 
 
-@pytest.mark.parametrize(("model", "values"), [("tiny_sd3", SD3), ("tiny_flux", FLUX)])
+@each_model
 def test_prompts_are_encoded_once_on_a_machine_and_before_the_transformer_comes(
     request, model, values, tmp_path, monkeypatch
 ):
@@ -215,13 +247,20 @@ def test_prompts_are_encoded_once_on_a_machine_and_before_the_transformer_comes(
     assert "transformer" in image and "text_encoder" not in image
     again = load_generator(config, device="cpu", names=names)
     assert torch.equal(again.encode(names).tokens, first.tokens)
-    assert torch.equal(again.encode(names).pooled, first.pooled)
+    if first.pooled is not None:
+        assert torch.equal(again.encode(names).pooled, first.pooled)
     assert len(loaded) == 5 and not any("text_encoder" in parts for parts in loaded[3:])
     (spoilt, *_) = (tmp_path / "cache").iterdir()
     spoilt.write_bytes(b"nothing")
     assert torch.equal(load_generator(config, device="cpu").encode(names).tokens, first.tokens)
 
 
-def test_guidance_costs_sd3_a_second_row_and_flux_none(tiny_sd3, tiny_flux):
-    assert network_rows(settings(tiny_sd3, SD3), 2) == 2 * 4 * 2
-    assert network_rows(settings(tiny_flux, FLUX), 2) == 2 * 4
+@each_model
+def test_guidance_costs_a_second_row_but_flux_1_none(request, model, values):
+    rows = network_rows(settings(request.getfixturevalue(model), values), 2)
+    assert rows == 2 * 4 * (1 if model == "tiny_flux" else 2)
+
+
+def test_a_tiny_decoder_is_refused_of_flux_2(tiny_flux2):
+    with pytest.raises(InputError, match=r"`tiny_decoder` does not know the batch norm of FLUX\.2"):
+        settings(tiny_flux2, FLUX2, tiny_decoder="x")

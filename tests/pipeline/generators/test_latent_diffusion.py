@@ -89,11 +89,11 @@ def make_vae(**settings) -> AutoencoderKL:
 def test_latents_are_scaled_and_shifted_back_as_the_config_says():
     latents = torch.tensor([2.0, 6.0]).view(1, 2, 1, 1)
     plain = make_vae(scaling_factor=0.5)
-    assert unscaled(latents, plain.config).flatten().tolist() == [4, 12]
+    assert unscaled(latents, plain).flatten().tolist() == [4, 12]
     shifted = make_vae(scaling_factor=0.5, shift_factor=1.5)
-    assert unscaled(latents, shifted.config).flatten().tolist() == [5.5, 13.5]
+    assert unscaled(latents, shifted).flatten().tolist() == [5.5, 13.5]
     moments = make_vae(scaling_factor=0.5, latents_mean=[1.0, 2.0], latents_std=[3.0, 0.5])
-    assert unscaled(latents, moments.config).flatten().tolist() == [13, 8]
+    assert unscaled(latents, moments).flatten().tolist() == [13, 8]
 
 
 @pytest.mark.parametrize(

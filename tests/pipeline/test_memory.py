@@ -1,0 +1,185 @@
+"""GPU memory: weights against files, live tensors against what torch's allocator was asked for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from data.errors import InputError
+from data.settings import load_settings
+from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.estimate import TERA, generator_work
+from pipeline.generators import load_generator
+from pipeline.generators.loading import META, load_pipeline, network_bytes, refuse_too_large
+from pipeline.generators.schedulers import network_rows
+from pipeline.memory import memory_needed, peak_bytes
+from tests.pipeline.published import (
+    FLUX_DEV,
+    KLEIN,
+    SD35_LARGE,
+    SD35_MEDIUM,
+    Z_IMAGE,
+    configs_of,
+    sd3,
+)
+
+README = Path(__file__).parents[2] / "README.md"
+PUBLISHED = {  # family, pipeline, configs, settings
+    "SD3.5-medium": ("sd3", "StableDiffusion3Pipeline", sd3(SD35_MEDIUM), {}),
+    "SD3.5-large": ("sd3", "StableDiffusion3Pipeline", sd3(SD35_LARGE), {}),
+    "FLUX.1-dev": ("flux", "FluxPipeline", FLUX_DEV, {"prompt_length": 512}),
+    "FLUX.2-klein-base-4B": ("flux2", "Flux2KleinPipeline", KLEIN, {"prompt_length": 512}),
+    "Z-Image": ("z_image", "ZImagePipeline", Z_IMAGE, {}),
+}
+
+FAMILIES = {
+    "tiny_sd": {"family": "stable_diffusion"},
+    "tiny_sdxl": {"family": "sdxl"},
+    "tiny_dit": {"family": "dit"},
+    "tiny_sd3": {"family": "sd3", "prompt_length": 12},
+    "tiny_flux": {"family": "flux", "prompt_length": 12, "image_size": 16},
+    "tiny_flux2": {"family": "flux2", "prompt_length": 20, "image_size": 16},
+    "tiny_z_image": {"family": "z_image", "image_size": 16},
+}
+
+
+@pytest.fixture
+def config_of(request, make_config, hasty_standins):
+    """config_of(model, **settings): a BuildConfig that generates with it."""
+
+    def config(model: str, **settings: object) -> BuildConfig:
+        path = str(request.getfixturevalue(model))
+        generator = {"model": path, **FAMILIES[model], **settings}
+        base = make_config(hasty_standins).model_dump()
+        return load_settings(BuildConfig, base | {"generator": generator})
+
+    return config
+
+
+def allocated(call) -> int:
+    """The most that the CPU's allocator had given out at a time."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    events = profiler.profiler.kineto_results.events()
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_live_tensors_are_those_that_the_allocator_gives_out(config_of, model):
+    config = config_of(model, guidance_scale=3.0).generator
+    generator = load_generator(config, device="cpu")
+    noise = torch.randn(64, *generator.latent_shape)
+    told, step = generator.denoiser.unconditional.expand(64), torch.tensor(500)
+
+    def call() -> None:
+        with torch.no_grad():
+            generator.predict(noise, step, told, 3.0)
+
+    # The CPU's kernels work in copies that a GPU's do without.
+    assert 0.7 * allocated(call) < peak_bytes(call) <= 1.05 * allocated(call)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_what_is_counted_without_weights_is_what_a_loaded_model_takes(config_of, model):
+    config = config_of(model, guidance_scale=3.0)
+    found = memory_needed(config)
+    loaded = load_pipeline(config.generator, device="cpu")
+    sizes = network_bytes(loaded)
+    texts = sum(size for name, size in sizes.items() if "text_encoder" in name)
+    assert (found.texts, found.vae) == (texts, sizes["vae"])
+    assert found.network == max(sizes.get("unet", 0), sizes.get("transformer", 0))
+    generator = load_generator(config.generator, device="cpu")
+    rows = config.shards.groups_per_batch * config.mixing.images
+    noise = torch.randn(rows, *generator.latent_shape)
+    told = generator.denoiser.unconditional.expand(rows)
+    real = peak_bytes(lambda: generator.predict(noise, torch.tensor(0), told, 3.0))
+    assert found.sampling == pytest.approx(real, rel=0.1)
+    decoded = noise[: generator.decode_batch]
+    assert found.decoding == peak_bytes(lambda: generator.decode(decoded))
+
+
+def test_half_precision_halves_it(config_of):
+    whole, half = (memory_needed(config_of("tiny_sd3", dtype=d)) for d in ("float32", "bfloat16"))
+    assert half.network == whole.network / 2
+    assert half.texts == pytest.approx(whole.texts / 2, rel=0.01)  # but for whole numbers
+    assert half.sampling < 0.8 * whole.sampling
+
+
+def test_a_flow_model_has_its_text_encoders_gone_before_the_transformer_comes(config_of):
+    flow, other = memory_needed(config_of("tiny_sd3")), memory_needed(config_of("tiny_sdxl"))
+    batch = max(flow.sampling, flow.decoding)
+    assert flow.encoding == flow.clip + flow.texts
+    assert flow.making == flow.clip + flow.network + flow.vae + batch
+    weights = other.clip + other.network + other.vae + other.texts
+    assert other.encoding == weights
+    assert other.making == weights + max(other.sampling, other.decoding)
+
+
+def test_offloading_leaves_one_network_at_a_time(config_of):
+    config = config_of("tiny_sdxl", offload="model")
+    found, whole = memory_needed(config), memory_needed(config_of("tiny_sdxl"))
+    assert found.encoding == found.clip + found.texts
+    alone = max(found.network + found.sampling, found.vae + found.decoding)
+    assert found.making == found.clip + alone < whole.making
+
+
+@pytest.mark.parametrize("model", ["tiny_sdxl", "tiny_dit", "tiny_sd3", "tiny_z_image"])
+def test_an_offloaded_model_makes_the_same_images(config_of, model):
+    names, made = ["dog", "crane"], []
+    for offload in ("none", "model"):
+        config = config_of(model, offload=offload, guidance_scale=3.0, steps=2).generator
+        generator = load_generator(config, device="cpu", names=names[:1])
+        noise = torch.randn(1, *generator.latent_shape, generator=torch.manual_seed(0))
+        made.append(generator.decode(generator.sample(noise, generator.encode(names[:1]))))
+        hooked = hasattr(generator.denoiser.network, "_hf_hook")
+        assert hooked == (offload == "model")
+    assert torch.equal(*made)
+
+
+def test_networks_that_a_gpu_has_no_room_for_are_refused_by_name(tiny_sd3, monkeypatch):
+    config = GeneratorConfig(model=str(tiny_sd3), family="sd3", prompt_length=12)
+    texts = load_pipeline(config, device=META, transformer=None, vae=None)
+    sizes = network_bytes(texts)
+    largest = max(sizes, key=sizes.__getitem__)
+    room = {"free": sum(sizes.values())}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room["free"], 0))
+    refuse_too_large(texts, config, "cuda:0")
+    room["free"] -= 1
+    with pytest.raises(InputError, match=rf"^generator\.model = .*its {largest} alone takes") as no:
+        refuse_too_large(texts, config, "cuda:0")
+    assert "generator.offload: model" in str(no.value)
+    refuse_too_large(texts, config.model_copy(update={"offload": "model"}), "cuda:0")
+    refuse_too_large(texts, config, "cpu")
+
+
+@pytest.mark.process  # for its length
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_readme_says_what_published_models_take(hasty_config, name, tmp_path):
+    family, pipeline, networks, settings = PUBLISHED[name]
+    model = configs_of(tmp_path, pipeline, networks)
+    generator = {"family": family, "model": model, "dtype": "bfloat16", "steps": 20, **settings}
+    changes = {
+        "generator": generator,
+        "mixing": {"groups_per_pair": 1, "alphas": 8},
+        "annotation": {"model": "ViT-B-32-quickgelu", "pretrained": "openai"},
+        "shards": {"groups_per_batch": 1},
+    }
+    base = {"real": hasty_config.real.model_dump()}
+    config = load_settings(BuildConfig, base | changes)
+    offloaded = load_settings(BuildConfig, base | changes, ["generator.offload=model"])
+    needed, work = memory_needed(config), generator_work(config.generator)
+    found = [
+        f"{network_rows(config.generator, 1)} \N{MULTIPLICATION SIGN} {work.row / TERA:.1f}",
+        f"{needed.network / 1e9:.1f} + {needed.texts / 1e9:.1f}",
+        f"{needed.making / 1e9:.1f}",
+        f"{memory_needed(offloaded).making / 1e9:.1f}",
+    ]
+    lines = README.read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {name} |"))
+    assert [cell.strip() for cell in line.strip("|").split("|")][1:] == found
