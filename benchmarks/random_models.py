@@ -4,6 +4,7 @@ Random weights time a method and say nothing about pictures.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,12 @@ def save_pipeline(folder: Path, size: str, *, device: str) -> Path:
         parts: dict[str, Any] = {
             "unet": UNet2DConditionModel(in_channels=4, out_channels=4, **settings["unet"]),
             "vae": _vae(settings["vae"]),
-            "text_encoder": _text(CLIPTextModel, settings["text"]),
+            "text_encoder": text_encoder(CLIPTextModel, settings["text"]),
         }
         if "text_2" in settings:
-            parts["text_encoder_2"] = _text(CLIPTextModelWithProjection, settings["text_2"])
+            parts["text_encoder_2"] = text_encoder(CLIPTextModelWithProjection, settings["text_2"])
     parts = {name: part.to(dtype) for name, part in parts.items()}
-    parts["tokenizer"] = _tokenizer()
+    parts["tokenizer"] = tokenizer_of()
     parts["scheduler"] = DDIMScheduler(
         beta_start=0.00085,
         beta_end=0.012,
@@ -87,7 +88,7 @@ def save_pipeline(folder: Path, size: str, *, device: str) -> Path:
         steps_offset=1,
     )
     if "text_2" in settings:
-        pipeline: Any = StableDiffusionXLPipeline(**parts, tokenizer_2=_tokenizer())
+        pipeline: Any = StableDiffusionXLPipeline(**parts, tokenizer_2=tokenizer_of())
     else:
         pipeline = StableDiffusionPipeline(
             **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
@@ -120,8 +121,9 @@ def _vae(settings: dict[str, Any]) -> AutoencoderKL:
     )
 
 
-def _text(kind: Any, settings: dict[str, int]) -> Any:
-    tokenizer = _tokenizer()
+def text_encoder(kind: Any, settings: dict[str, int], names: Sequence[str] = NAMES) -> Any:
+    """One of CLIP's, random."""
+    tokenizer = tokenizer_of(names)
     return kind(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
@@ -138,7 +140,8 @@ def _text(kind: Any, settings: dict[str, int]) -> Any:
     )
 
 
-def _tokenizer() -> CLIPTokenizer:
-    tokenizer = build_tokenizer(NAMES, captions_of(NAMES, ("a photo of a {class}",)))
-    tokenizer.model_max_length = 77
+def tokenizer_of(names: Sequence[str] = NAMES, length: int = 77) -> CLIPTokenizer:
+    """Reads so many tokens; CLIP's reads 77."""
+    tokenizer = build_tokenizer(names, captions_of(names, ("a photo of a {class}",)))
+    tokenizer.model_max_length = length
     return tokenizer

@@ -22,6 +22,7 @@ GPU = {
     "G10": "head:g10_head_stage",
     "G11": "sampling:g11_sdxl",
     "G12": "end_to_end:g12_determinism",
+    "G13": "flow:g13_flow",
 }
 
 

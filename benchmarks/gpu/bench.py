@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.flow_pipelines import FLUX, SD3, save_flow
 from benchmarks.random_models import NAMES, save_pipeline
 from data.settings import load_settings
 from pipeline.conditioning import Conditioning
@@ -42,7 +43,8 @@ class Bench:
         """The saved pipeline, made at first use."""
         folder = self.folder / (size or self.size)
         if not folder.is_dir():
-            save_pipeline(folder, size or self.size, device=self.device)
+            save = save_flow if (size or self.size) in (*SD3, *FLUX) else save_pipeline
+            save(folder, size or self.size, device=self.device)
         return folder
 
     def generator(self, *, size: str | None = None, **settings: Any) -> Any:
@@ -53,7 +55,7 @@ class Bench:
         """20 steps with guidance."""
         size = size or self.size
         values = {
-            "family": "sdxl" if size == "sdxl" else "stable_diffusion",
+            "family": family_of(size),
             "model": str(self.model(size)),
             "dtype": self.dtype,
             "steps": 20,
@@ -91,6 +93,14 @@ class Bench:
 
     def share(self, tflops: float) -> float:
         return tflops / self.gemm_tflops
+
+
+def family_of(size: str) -> str:
+    if size in SD3:
+        return "sd3"
+    if size in FLUX:
+        return "flux"
+    return "sdxl" if size == "sdxl" else "stable_diffusion"
 
 
 def refuse_dead(values: torch.Tensor) -> None:

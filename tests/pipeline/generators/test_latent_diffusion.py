@@ -222,6 +222,29 @@ def traced():
     torch.compiler.reset()
 
 
+FLOW = {
+    "tiny_sd3": ("sd3", {"prompt_length": 12}),
+    "tiny_flux": ("flux", {"prompt_length": 12, "image_size": 16}),
+    "tiny_flux2": ("flux2", {"prompt_length": 20, "image_size": 16}),
+    "tiny_z_image": ("z_image", {"image_size": 16, "pad_names": True}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("model", FLOW)
+def test_the_blocks_of_flow_models_compile_whole(model, request, traced):
+    family, settings = FLOW[model]
+    made = []
+    for mode in ("none", "regional"):
+        values = {"family": family, "steps": 2, "compile": mode, **settings}
+        generator = load(request.getfixturevalue(model), **values)
+        noise = initial_noise([0, 1], generator.latent_shape)
+        made.append(generator.sample(noise, generator.encode(["dog", "crane"])))
+    blocks = [m for m in generator.denoiser.network.modules() if m._compiled_call_impl]
+    assert len(blocks) >= 2 and not traced["graph_break"]
+    torch.testing.assert_close(*made, atol=1e-5, rtol=1e-5)
+
+
 @pytest.fixture
 def build(make_config, hasty_standins, tiny_sd_four_levels, tmp_path):
     """build(*overrides): the exit status of a worker that makes one shard."""
