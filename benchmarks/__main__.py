@@ -25,6 +25,7 @@ CPU = {
     "C12": "overlap",
     "C13": "training_step",
     "C14": "real_images",
+    "C15": "calibrators",
     "slots": "slots",
     "shards": "many_shards",
     "million": "million",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Split = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
-Place = Literal["page", "run", "study", "shift", "foreign"]
+Place = Literal["page", "run", "study", "shift", "foreign", "selective", "conformal"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,20 @@ EVERY_MEASURE = (
         higher_is_better=True,
     ),
     Measure("entropy_fpr95", "FPR95 by entropy", "FPR95, entropy", ("foreign",), percent=True),
+    Measure("aurc", "AURC", "AURC", ("selective",), percent=True),
+    Measure("augrc", "AUGRC", "AUGRC", ("selective",), percent=True),
+    Measure(
+        *("coverage_at_5_risk", "Coverage at 5 % risk", "Cov@5", ("selective",)),
+        percent=True,
+        higher_is_better=True,
+    ),
+    Measure(
+        *("risk_at_80_coverage", "Risk at 80 % coverage", "Risk@80", ("selective",)),
+        percent=True,
+    ),
+    Measure("variational_ece", "Variational ECE", "vECE", ("selective",), percent=True),
+    Measure("coverage", "Coverage", "Coverage", ("conformal",), percent=True, marked=False),
+    Measure("size", "Classes a set", "Classes a set", ("conformal",)),
 )
 MEASURE = {measure.key: measure for measure in EVERY_MEASURE}
 ACCURACY, ECE, NLL = (MEASURE[key] for key in ("accuracy", "ece", "nll"))
@@ -160,6 +174,7 @@ class Measured:
         kinds: measures on test images, by those of KINDS.
         intervals: 95 % bootstrap intervals, by kind and measure; empty where not measured.
         drawn: measures on test sets drawn anew, likewise.
+        conformal: what sets of each score did.
         shift, foreign: figures of corrupted test images and of other datasets; none likewise.
     """
 
@@ -171,6 +186,7 @@ class Measured:
     kinds: Mapping[str, Values]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
     drawn: Mapping[str, Mapping[str, Sequence[float]]]
+    conformal: Mapping[str, Values]
     shift: Shift | None
     foreign: Mapping[str, Values]
 
@@ -186,6 +202,7 @@ class Measured:
             kinds={kind: row[kind] for kind in KINDS if kind in row},
             intervals=plain | row.get("posthoc_intervals", {}),
             drawn=row.get("drawn", {}),
+            conformal=row.get("conformal", {}),
             shift=row.get("shift"),
             foreign=row.get("ood", {}),
         )
@@ -280,7 +297,9 @@ class Method:
         return Summary.of(row.temperature for row in self.seeds.values())
 
     def each(
-        self, part: Literal["kinds", "intervals", "shift", "foreign"], key: str = ""
+        self,
+        part: Literal["kinds", "intervals", "conformal", "shift", "foreign"],
+        key: str = "",
     ) -> list[Any]:
         """A part of every seed, or what it has under a key; empty if a seed has none."""
         found = [getattr(row, part) for row in self.seeds.values()]

@@ -20,7 +20,7 @@ DATA = "data.json"
 EVALUATION = "evaluation.json"
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
-SCHEMA = 2  # of evaluation.json
+SCHEMA = 3  # of evaluation.json
 Stage = Literal["base", "head"]  # as files and rows are named after it
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
@@ -48,8 +48,10 @@ class DataRecord(TypedDict):
 
 # evaluation.json, of a run and of each seed
 
-# As trained, then each of: one temperature, a scale and shift a class, a rising map a class.
-Kind = Literal["plain", "scaled", "vector", "isotonic"]
+# As trained, then each of: one temperature, an ensemble of that with what it was and with chance,
+# a scale and shift a class, the same held near one temperature, a matrix held so, a rising map a
+# class.
+Kind = Literal["plain", "scaled", "ets", "vector", "svs", "sms", "isotonic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Intervals = dict[str, list[float]]  # by measure, both limits
 
@@ -70,8 +72,12 @@ class Measures(TypedDict):
     temperature: float
     plain: dict[str, float]
     scaled: dict[str, float]
+    ets: dict[str, float]
     vector: dict[str, float]
+    svs: dict[str, float]
+    sms: dict[str, float]
     isotonic: dict[str, float]
+    conformal: dict[str, dict[str, float]]  # by score, of the scaled logits
     intervals: NotRequired[Intervals]  # of the plain ones
     posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
     drawn: NotRequired[dict[str, dict[str, list[float]]]]  # by kind and measure: `calib.replicates`

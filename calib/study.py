@@ -17,7 +17,7 @@ from data.errors import InputError
 from data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
-PostHoc = Literal["scaled", "vector", "isotonic"]
+PostHoc = Literal["scaled", "ets", "vector", "svs", "sms", "isotonic"]
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")  # no dots, so that --set reaches inside
 NAMED = ("loss", "method", "model")  # their other keys are parameters of the part of that name
 MIXED = "mixed"  # below a study's folder: the mixed datasets that it makes
@@ -61,8 +61,8 @@ class MethodConfig(Settings):
     on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
     post_hoc: dict[str, PostHoc] = Field(
         {},
-        description="further rows of the same runs, by name: scaled (by a temperature), vector"
-        " or isotonic, each fitted on validation images",
+        description="further rows of the same runs, by name: scaled (by a temperature), ets, "
+        "vector, svs, sms or isotonic, each fitted on validation images",
     )
     grid: dict[str, dict[str, Overrides]] = Field(
         {},

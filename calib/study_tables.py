@@ -21,6 +21,7 @@ from calib.tables import (
     Table,
     as_latex,
     as_markdown,
+    improvements,
     interval_text,
     latex_text,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 2
+IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is told
 STUDY = "study.json"
 VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
@@ -269,6 +271,10 @@ def markdown_document(
         parts += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
         if (further := further_table(table)).rows:
             parts += ["Corrupted and foreign test images:", as_markdown(further)]
+        wins = improvements([row.method for row in table.rows], IMPROVED)
+        if table.split == "test" and wins.rows:
+            parts += ["Share of the proper scores that calibration after training takes off:"]
+            parts += [as_markdown(wins)]
         if chosen := choices(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
             parts += ["Chosen on validation, and in how many replicates:", "\n".join(lines)]

@@ -15,6 +15,7 @@ from calib.replicates import Comparison, compare
 from calib.results import (
     ACCURACY,
     ECE,
+    MEASURE,
     NLL,
     Measure,
     Method,
@@ -26,7 +27,7 @@ from calib.results import (
     shown_in,
     told_apart,
 )
-from calib.run_folder import Shift
+from calib.run_folder import KINDS, Shift
 from data.printable import markdown_text
 
 if TYPE_CHECKING:
@@ -36,9 +37,14 @@ MAIN_KINDS = {"plain": "as trained", "scaled": "+ temperature scaling"}
 KIND_LABELS = {
     "plain": "",
     "scaled": "+ temperature scaling",
+    "ets": "+ ETS",
     "vector": "+ vector scaling",
+    "svs": "+ SVS",
+    "sms": "+ SMS",
     "isotonic": "+ isotonic regression",
 }
+PROPER = (NLL, MEASURE["brier"])
+PERCENT = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
 WORDS = {"shift": "corrupted", "foreign": "foreign"}
 
@@ -313,7 +319,14 @@ def details(methods: Sequence[Method]) -> list[Table]:
 
     A method is in the tables of what all its seeds have.
     """
-    tables = (_kinds(methods), _shift(methods), _foreign(methods))
+    tables = (
+        _kinds(methods),
+        improvements(methods),
+        _selective(methods),
+        _conformal(methods),
+        _shift(methods),
+        _foreign(methods),
+    )
     return [table for table in tables if table.rows]
 
 
@@ -345,6 +358,54 @@ def _with_interval(method: Method, measure: Measure, kind: str) -> Cell:
         )
         text += f"\n[{', '.join(ends)}]"
     return Cell(text)
+
+
+def improvements(methods: Sequence[Method], kinds: Sequence[str] = KINDS[1:]) -> Table:
+    """What each calibration after training takes off the proper scores, relative to none."""
+
+    def taken_off(method: Method, measure: Measure, kind: str) -> Cell:
+        before, after = method.values(measure, "plain"), method.values(measure, kind)
+        shares = Summary.of(1 - after[seed] / before[seed] for seed in after if before[seed])
+        return Cell(PERCENT.spread(shares))
+
+    rows = [
+        (f"{method.label} {KIND_LABELS[kind]}", [taken_off(method, m, kind) for m in PROPER])
+        for method in methods
+        for kind in kinds
+        if method.each("kinds", kind) and method.kind == "plain"
+    ]
+    note = "Share of NLL and Brier score that is gone, in percent; below zero it is worse. ECE can "
+    note += "fall while these rise: it does not see what a calibrator takes from the ranking."
+    if "isotonic" in kinds and any(method.each("kinds", "isotonic") for method in methods):
+        note += " Isotonic regression is a weak baseline: in CalArena it is worse than nothing on "
+        note += "CIFAR-100."
+    return Table("Improvement in proper scores", note, ["NLL %", "Brier %"], rows)
+
+
+def _selective(methods: Sequence[Method]) -> Table:
+    rows = [
+        (f"{method.label} {MAIN_KINDS[kind]}", list(method.figures(kind).values()))
+        for method in methods
+        for kind in MAIN_KINDS
+        if method.each("kinds", kind)
+    ]
+    note = "The surest test images first. AUGRC: errors among the k surest, over all images; "
+    note += "vECE: what recalibrating the confidence by other test images wins; the error is at "
+    note += "least so large, but for chance, which can put it below zero."
+    return _spreads("Answering only where it is sure", note, "selective", rows)
+
+
+def _conformal(methods: Sequence[Method]) -> Table:
+    rows = [
+        (f"{method.label}, {score.upper()}", each)
+        for method in methods
+        for score in ("thr", "aps", "raps")
+        if (each := method.each("conformal", score))
+    ]
+    note = "Sets of classes that shall hold the true one for nine images in ten, fitted on "
+    note += "validation images after temperature scaling; APS and RAPS are not randomised and "
+    note += "cover more."
+    return _spreads("Conformal sets", note, "conformal", rows)
 
 
 def _shift(methods: Sequence[Method]) -> Table:

@@ -42,6 +42,19 @@ def evaluate(
     return found
 
 
+def exported(run: Path, format: str) -> list[Path]:
+    """Files below the run's folder in another benchmark's layout; none where no format is asked.
+
+    Raises:
+        InputError: a library that it needs is not installed.
+    """
+    if not format:
+        return []
+    from calib.calarena import export_calarena
+
+    return export_calarena([run], run / format)
+
+
 def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Evaluation:
     """As `evaluate`, in this process, under settings that are checked."""
     from calib.evaluate import evaluate_run

@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from calib.config import EvaluationConfig, TrainConfig
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import measure_ood, measure_shift
 from calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
+from calib.metrics.conformal import SCORES, conformal_sets
 from calib.metrics.measures import summarise
 from calib.metrics.one_pass import as_given, read_predictions
 from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
@@ -40,9 +42,18 @@ from calib.run_folder import (
     run_digest,
     seed_evaluation,
 )
+from calib.structured import fit_ensemble, fit_sms, fit_svs
 from data.files import read_json, write_json
 from data.settings import load_settings
 
+FITS: dict[Kind, Any] = {
+    "ets": fit_ensemble,
+    "vector": fit_vector,
+    "svs": fit_svs,
+    "sms": fit_sms,
+    "isotonic": fit_isotonic,
+}
+MISS = 0.1  # share of conformal sets that may lack the true class
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
@@ -217,8 +228,12 @@ def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None)
         "temperature": temperature,
         "plain": figures["plain"],
         "scaled": figures["scaled"],
+        "ets": figures["ets"],
         "vector": figures["vector"],
+        "svs": figures["svs"],
+        "sms": figures["sms"],
         "isotonic": figures["isotonic"],
+        "conformal": _conformal(found, temperature),
     }
     if config.bootstrap:
         row["intervals"] = intervals.pop("plain")
@@ -239,8 +254,14 @@ def _after(found: Mapping[str, Tensor], kind: Kind, temperature: float) -> Tenso
     """The test logits of one of KINDS. What is fitted sees validation images alone."""
     held_out = found["validation_logits"], found["validation_targets"]
     logits = found["test_logits"]
-    if kind == "vector":
-        return fit_vector(*held_out).apply(logits)
-    if kind == "isotonic":
-        return fit_isotonic(*held_out).apply(logits)
+    if kind in FITS:
+        return FITS[kind](*held_out).apply(logits)
     return logits / (temperature if kind == "scaled" else 1.0)
+
+
+def _conformal(found: Mapping[str, Tensor], temperature: float) -> dict[str, dict[str, float]]:
+    held_out = found["validation_logits"] / temperature, found["validation_targets"]
+    test = found["test_logits"] / temperature, found["test_targets"]
+    return {
+        score: asdict(conformal_sets(held_out, test, score=score, miss=MISS)) for score in SCORES
+    }

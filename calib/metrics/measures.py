@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import torch
 from scipy.fft import dct
 from scipy.optimize import brentq
 from torch import Tensor
@@ -19,6 +18,8 @@ from calib.metrics.one_pass import (
     equal_width,
     read_predictions,
 )
+from calib.metrics.selective import selective
+from calib.metrics.variational import top_label_error
 
 
 def expected_error(bins: ReliabilityBins) -> float:
@@ -134,24 +135,6 @@ def brier_parts(brier: float, bins: ClassBins) -> BrierParts:
     return BrierParts(reliability, resolution, uncertainty, within)
 
 
-def risk_coverage_area(confidence: Tensor, correct: Tensor) -> float:
-    """AURC = 1/N sum_{k=1..N} (share of errors among the k most confident samples), in [0, 1].
-
-    Samples of equal confidence share their mean error, the expectation over their orders.
-
-    Args:
-        confidence, correct: [N] float64.
-
-    Source: Geifman, Uziel and El-Yaniv 2019, eq. (4). Libraries that take the trapezoid over
-    k/N and divide by 1 - 1/N differ by at most 1/N.
-    """
-    order = confidence.argsort(descending=True)
-    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
-    errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
-    kept = torch.arange(1, len(order) + 1, dtype=torch.float64)
-    return ((errors / ties)[tie].cumsum(0) / kept).mean().item()
-
-
 def overconfidence_error(bins: ReliabilityBins) -> float:
     """OE = sum over bins of share * confidence * max(0, confidence - accuracy), in [0, 1].
 
@@ -187,6 +170,10 @@ class CalibrationMetrics:
     brier_uncertainty: float
     brier_within: float
     aurc: float  # area under the risk-coverage curve
+    augrc: float  # the same of the generalised risk
+    coverage_at_5_risk: float  # the largest at which at most 5 % are errors
+    risk_at_80_coverage: float
+    variational_ece: float  # a lower bound, top label; by chance below 0
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -233,5 +220,6 @@ def summarise(found: Predictions, bins: int, *, adaptive: Adaptive = "split") ->
         brier_resolution=parts.resolution,
         brier_uncertainty=parts.uncertainty,
         brier_within=parts.within,
-        aurc=risk_coverage_area(confidence, correct),
+        variational_ece=top_label_error(confidence, correct),
+        **asdict(selective(confidence, correct)),
     )

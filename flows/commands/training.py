@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from data.errors import InputError
 from flows import parameters as p
 from flows.launcher import Machines
 from flows.terminal import emit, emit_json
@@ -40,17 +41,29 @@ def evaluate(
     overrides: p.EvaluationOverrides = [],  # noqa: B006
     device: p.Device = "auto",
     fresh: p.Fresh = False,
+    export: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="calarena: probabilities for its run_benchmark.py"),
+    ] = "",
     json: p.Json = False,
 ) -> None:
     """Measure a trained run anew: other bins, intervals or images.
 
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
+      semix evaluate runs/csm --export calarena
     """
     from flows.evaluate import evaluate as measure
+    from flows.evaluate import exported
 
+    if export not in ("", "calarena"):
+        raise InputError("--export", export, "calarena is the one format there is")
     measure(run, overrides=overrides, device=device, fresh=fresh)
+    files = exported(Path(run), export)
     _show(Path(run), as_json=json)
+    if not json:
+        for path in files:
+            emit(f"written: {path}")
 
 
 def _show(run: Path, *, as_json: bool) -> None:

@@ -98,7 +98,7 @@ NAUGHTY = '<b>&"'
 
 
 def measures(**given: float) -> dict[str, float]:
-    keys = [measure.key for measure in shown_in("page")]
+    keys = [measure.key for place in ("page", "selective") for measure in shown_in(place)]
     return {key: given.get(key, 0.5) for key in [*keys, "classwise_ece"]}
 
 

@@ -16,16 +16,15 @@ from calib.check import check_evaluation
 from calib.checkpoint import read_metadata, save_tensors
 from calib.config import EvaluationConfig, ForeignDataConfig, TrainConfig
 from calib.corruptions import corrupt
-from calib.evaluate import evaluate_run, measure
+from calib.evaluate import FITS, evaluate_run, measure
 from calib.evaluate.predictions import TrainedSeed
 from calib.evaluate.shift_ood import chosen_images
 from calib.metrics import calibration_metrics, max_probability, ood_metrics
 from calib.metrics.bootstrap import INTERVALS, resampled
 from calib.metrics.one_pass import as_given, read_predictions
 from calib.network import load_classifier, predict
-from calib.posthoc import fit_isotonic, fit_vector
 from calib.real_data import open_data
-from calib.run_folder import KINDS, claim_run, is_measured, run_digest
+from calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
 from calib.train import train
 from data.errors import InputError
 from data.real import load_real
@@ -53,7 +52,7 @@ def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
     found, data = evaluation(measured), open_data(config)
     assert json.loads((measured / "config.json").read_text()) == config.model_dump(mode="json")
     assert json.loads((measured / "data.json").read_text()) == data.record
-    assert found["schema"] == 2
+    assert found["schema"] == SCHEMA
     assert found["evaluation"] == config.evaluation.model_dump(mode="json")
     assert found["name"] == "all"
     assert found["digest"] == run_digest(config, data.record)
@@ -71,7 +70,7 @@ def test_the_run_folder_holds_what_its_readers_expect(measured, make_config):
             assert set(row[kind]) >= {"accuracy", "ece", "smooth_ece", "nll", "brier", "aurc"}
         low, high = row["intervals"]["accuracy"]
         assert low < row["plain"]["accuracy"] < high
-        assert set(row["posthoc_intervals"]) == {"scaled", "vector", "isotonic"}
+        assert set(row["posthoc_intervals"]) == set(KINDS) - {"plain"}
     assert is_measured(config, measured)
     assert not is_measured(make_config(*TRAINED, "seeds=[0]"), measured)
     assert not is_measured(make_config(*TRAINED, "evaluation.bins=20"), measured)
@@ -219,7 +218,7 @@ def test_foreign_images_may_be_in_grey(run, tmp_path):
 def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
     set_evaluation(run, bootstrap=50)
     for row in evaluate_run(run)["rows"]:
-        assert row["drawn"].keys() == {"plain", "scaled", "vector", "isotonic"}
+        assert row["drawn"].keys() == set(KINDS)
         for kind, drawn in row["drawn"].items():
             assert drawn.keys() == {"accuracy", "ece", "nll", "brier"}
             assert {len(values) for values in drawn.values()} == {20}
@@ -363,7 +362,7 @@ def test_every_posthoc_method_is_fitted_on_validation_alone():
         found[f"{name}_targets"] = torch.randint(4, (count,), generator=rng)
     row = measure(found, EvaluationConfig(bins=6, bootstrap=20))
     held_out = found["validation_logits"], found["validation_targets"]
-    for kind, fit in (("vector", fit_vector), ("isotonic", fit_isotonic)):
+    for kind, fit in FITS.items():
         logits = fit(*held_out).apply(found["test_logits"])
         expected = calibration_metrics(logits, found["test_targets"], bins=6)
         assert row[kind] == expected.as_dict()

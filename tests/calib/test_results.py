@@ -82,7 +82,7 @@ def test_run_that_is_not_evaluated(tmp_path: Path):
 
 def test_evaluation_of_another_schema(runs: list[Path]):
     (runs[0] / "evaluation.json").write_text('{"schema": 1}')
-    with pytest.raises(InputError, match="schema 1 where 2 is read"):
+    with pytest.raises(InputError, match="schema 1 where 3 is read"):
         load_methods(runs)
 
 

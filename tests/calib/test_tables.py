@@ -16,6 +16,7 @@ from calib.tables import (
     comparison,
     details,
     differences,
+    improvements,
     overview,
     print_table,
     summary_table,
@@ -72,7 +73,9 @@ def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_pa
         print_table(table, console)
     lines = console.export_text().splitlines()
     assert lines[0].strip() == "Calibrated after training"
-    shown = {line.split("  ")[0].strip(): line.split()[-6:] for line in lines if line.strip()}
+    shown = {
+        line.split("  ")[0].strip(): line.split()[-6:] for line in reversed(lines) if line.strip()
+    }
     half = ["50.00", "50.00", "0.500", "0.500"]  # AECE, cwECE, NLL, Brier
     text = " ".join(" ".join(lines).split())
     assert " ".join(["[red]CE[/red] 50.00 4.00", *half, "[3.10, 4.90]"]) in text
@@ -117,3 +120,24 @@ def test_an_overview_as_markdown():
     assert table.note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
     other = overview([row, {**row, "data": "of other images"}])
     assert other.note.endswith("; of different images, which do not compare")
+
+
+def test_improvement_is_the_share_of_a_proper_score_that_is_gone(tmp_path: Path):
+    run = make_run(tmp_path / "r", "CE", [{"nll": 0.4}, {"nll": 0.8}])
+    change_rows(run, sms=measures(nll=0.3, brier=0.6))
+    table = improvements(load_methods([run]), ["scaled", "sms"])
+    rows = {label: [cell.text for cell in cells] for label, cells in table.rows}
+    # NLL: 1 - 0.3/0.4 and 1 - 0.3/0.8; Brier 1 - 0.6/0.5, which is worse.
+    assert rows["CE + SMS"] == [
+        "43.75 \N{PLUS-MINUS SIGN} 26.52",
+        "\N{MINUS SIGN}20.00 \N{PLUS-MINUS SIGN} 0.00",
+    ]
+
+
+def test_conformal_sets_are_told_by_score(tmp_path: Path):
+    run = make_run(tmp_path / "r", "CE", [{}, {}])
+    change_rows(run, conformal={s: {"coverage": 0.9, "size": 1.5} for s in ("thr", "aps", "raps")})
+    table = next(t for t in details(load_methods([run])) if t.title == "Conformal sets")
+    labels = [label for label, _ in table.rows]
+    assert labels == ["CE, THR", "CE, APS", "CE, RAPS"]
+    assert [cell.text.split()[0] for cell in table.rows[0][1]] == ["90.00", "1.500"]

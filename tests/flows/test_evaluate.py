@@ -1,9 +1,11 @@
 """`semix evaluate`: measures a trained run anew, and says what it cannot."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 
+import h5py
 import pytest
 from prefect.client.orchestration import get_client
 from typer.testing import CliRunner
@@ -57,6 +59,28 @@ def test_the_command_prints_a_table_and_keeps_the_settings(run: Path, prefect_ap
     assert "over seeds (1), 4 bins" in text
     assert "ECE of 5 bins" in text
     assert lines[-1] == str(run / "evaluation.json")
+
+
+def test_probabilities_are_exported_for_calarena(run: Path):
+    status, out, err = semix("evaluate", str(run), "--device", "cpu", "--export", "calarena")
+    assert status == 0, err
+    data = run / "calarena" / "semix-multiclass.h5"
+    assert out.splitlines()[-2:] == [
+        f"written: {data}",
+        f"written: {data.with_name('semix-multiclass-experiments.csv')}",
+    ]
+    with data.with_name("semix-multiclass-experiments.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    with h5py.File(data) as found:
+        p = found[f"{row['dataset']}/{row['model']}"]["probas_test"][:]
+    assert p.shape == (int(row["test_size"]), int(row["n_classes"]))
+    assert row["model"] == "run-base-seed0" and abs(p.sum(1) - 1).max() < 1e-5
+
+
+def test_another_format_is_refused(run: Path):
+    status, _, err = semix("evaluate", str(run), "--export", "csv")
+    assert status == 2
+    assert "--export = csv: calarena is the one format there is" in err
 
 
 def test_train_ends_in_the_same_table(run: Path):

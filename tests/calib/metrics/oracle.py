@@ -1,12 +1,14 @@
 """Writes oracle.json: what other libraries say of fixed logits. They are needed here alone.
 
-    pip install torch-uncertainty lightning torchvision netcal relplot
+    pip install torch-uncertainty lightning torchvision netcal relplot probmetrics numba
     python tests/calib/metrics/oracle.py
 
 The tests read the file and need none of them.
 """
 
 import json
+import math
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 import numpy as np
 
 FILE = Path(__file__).with_name("oracle.json")
-PEERS = ("torch-uncertainty", "torchmetrics", "netcal", "relplot", "numpy")
+PEERS = ("torch-uncertainty", "torchmetrics", "netcal", "relplot", "probmetrics", "numpy")
 BINS = 15
+LIMITS = {"thr": 0.9, "aps": 0.95, "raps": 1.1}
+ORDERS = (1.0, 1.5, 2.0, 3.0)
 CASES = {
     "two classes": (0, 1000, 2, 3.0),
     "few classes": (1, 600, 5, 3.0),
@@ -67,6 +71,10 @@ def measured(seed: int, samples: int, classes: int, spread: float) -> dict[str, 
         "torch-uncertainty brier": peers.BrierScore(num_classes=classes)(probabilities, targets),
         "torch-uncertainty nll": peers.CategoricalNLL()(probabilities, targets),
         "torch-uncertainty trapezoid_aurc": peers.AURC()(probabilities, targets),
+        "torch-uncertainty augrc": peers.AUGRC()(probabilities, targets),
+        "torch-uncertainty coverage_at_5_risk": peers.CovAt5Risk()(probabilities, targets),
+        "torch-uncertainty risk_at_80_coverage": peers.RiskAt80Cov()(probabilities, targets),
+        "probmetrics variational_ece": variational_ece(confidence, correct),
         "torch-uncertainty fpr95": peers.FPR95(pos_label=1)(scores, known),
         "torchmetrics auroc": BinaryAUROC()(scores, known),
     }
@@ -79,7 +87,95 @@ def measured(seed: int, samples: int, classes: int, spread: float) -> dict[str, 
         found["torch-uncertainty smooth_ece"] = smooth(probabilities, targets)
         found["relplot smooth_ece"] = smECE(*top)
         found["relplot smoothed at 0.05"] = smECE_sigma(*top, 0.05)
-    return {name: float(value) for name, value in found.items()}
+    return {name: 0.0 if math.isnan(value) else float(value) for name, value in found.items()}
+
+
+def variational_ece(confidence: Any, correct: Any) -> float:
+    """Of two classes, right and wrong: both columns err alike, so each has half of it.
+
+    probmetrics' own form for one column subtracts f of two columns from g of one.
+    """
+    import sklearn.base
+    import torch
+    from probmetrics.distributions import CategoricalDirac, CategoricalProbs
+    from probmetrics.metrics import MetricsWithCalibration, ProperLpLoss
+    from probmetrics.splitters import CVSplitter
+    from sklearn.isotonic import IsotonicRegression
+
+    class Isotonic(sklearn.base.BaseEstimator, sklearn.base.ClassifierMixin):
+        def fit(self, given: np.ndarray, targets: np.ndarray) -> "Isotonic":
+            self.classes_ = np.arange(2)
+            fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+            self.map_ = fitted.fit(given[:, 1], targets)
+            return self
+
+        def predict_proba(self, given: np.ndarray) -> np.ndarray:
+            right = self.map_.predict(given[:, 1])
+            return np.stack([1 - right, right], axis=1)
+
+    order = np.lexsort((correct.numpy(), confidence.numpy()))
+    confidence, correct = confidence[order], correct[order]
+    both = torch.stack([1 - confidence.double(), confidence.double()], dim=1)
+    loss = ProperLpLoss(1.0, binary_as_multiclass=True)
+    told = MetricsWithCalibration(loss, Isotonic(), CVSplitter(5), random_state=0)
+    found = told.compute_all(CategoricalDirac(correct.long(), 2), CategoricalProbs(both))
+    (error,) = (value for name, value in found.items() if name.startswith("calib-err"))
+    return float(error) / 2
+
+
+def calibrated(seed: int, samples: int, classes: int, spread: float) -> dict[str, float]:
+    """NLL of the second half of the images under calibrators fitted on the first."""
+    from probmetrics.calibrators.logistic import SMSCalibrator, SVSCalibrator
+    from probmetrics.calibrators.temperature_scaling import ETSCalibrator
+
+    logits, targets = case(seed, samples, classes, spread)
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    p, half = weights / weights.sum(1, keepdims=True), samples // 2
+    found = {}
+    peers = {"svs": SVSCalibrator(), "sms": SMSCalibrator(), "ets": ETSCalibrator(loss="ce")}
+    for name, peer in peers.items():
+        peer.fit(p[:half].astype(float), targets[:half])
+        told = peer.predict_proba(p[half:].astype(float))
+        found[name] = float(-np.log(told[np.arange(len(told)), targets[half:]]).mean())
+    return found
+
+
+def conformal(seed: int, samples: int, classes: int, spread: float) -> dict[str, list[float]]:
+    """Coverage and mean size of sets within fixed limits."""
+    import torch
+    from torch_uncertainty import post_processing as peers
+
+    logits, targets = (torch.from_numpy(part) for part in case(seed, samples, classes, spread))
+    kinds = {
+        "thr": peers.ConformalClsTHR,
+        "aps": partial(peers.ConformalClsAPS, randomized=False),
+        "raps": partial(peers.ConformalClsRAPS, randomized=False),
+    }
+    found = {}
+    for name, kind in kinds.items():
+        peer = kind(alpha=0.1, model=torch.nn.Identity(), enable_ts=False)
+        peer.q_hat = torch.tensor(LIMITS[name], dtype=torch.float64)
+        chosen = peer.conformal(logits.double()) > 0
+        held = chosen.gather(1, targets[:, None]).double().mean()
+        found[name] = [held.item(), chosen.sum(1).double().mean().item()]
+    return found
+
+
+def variational(seed: int, samples: int, classes: int, spread: float) -> dict[str, float]:
+    """Of two fixed predictions, at several orders."""
+    import torch
+    from probmetrics.distributions import CategoricalDirac, CategoricalProbs
+    from probmetrics.metrics import ProperLpLoss
+
+    logits, targets = (torch.from_numpy(part) for part in case(seed, samples, classes, spread))
+    p = CategoricalProbs(logits.double().softmax(1))
+    other = CategoricalProbs((logits.double() / 2).softmax(1))
+    truth, found = CategoricalDirac(targets, classes), {}
+    for order in ORDERS:
+        loss = ProperLpLoss(order, binary_as_multiclass=True)
+        both = [loss._compute_indiv(truth, told, f_x=p).mean() for told in (p, other)]
+        found[str(order)] = float(both[0] - both[1])
+    return found
 
 
 if __name__ == "__main__":
@@ -88,5 +184,8 @@ if __name__ == "__main__":
         "recipe": "python tests/calib/metrics/oracle.py",
         "bins": BINS,
         "cases": {name: measured(*numbers) for name, numbers in CASES.items()},
+        "calibrated": {name: calibrated(*numbers) for name, numbers in CASES.items()},
+        "conformal": {name: conformal(*numbers) for name, numbers in CASES.items()},
+        "variational": {name: variational(*numbers) for name, numbers in CASES.items()},
     }
     FILE.write_text(json.dumps(content, indent=1) + "\n")

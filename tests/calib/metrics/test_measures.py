@@ -20,16 +20,18 @@ from calib.metrics import (
     reliability_bins,
     underconfidence_error,
 )
+from calib.metrics.conformal import SCORES, conformal_sets, nonconformity, sets_within
 from calib.metrics.measures import (
     expected_error,
     maximum_error,
-    risk_coverage_area,
     smooth_error,
     smoothed_error,
     spectrum,
 )
 from calib.metrics.one_pass import equal_mass, equal_width, top_label
-from tests.calib.metrics.oracle import CASES, FILE, case, foreign
+from calib.metrics.selective import selective
+from calib.metrics.variational import top_label_error, variational_error
+from tests.calib.metrics.oracle import CASES, FILE, LIMITS, ORDERS, case, foreign
 
 
 def logits_of(rows: list[list[float]]) -> Tensor:
@@ -244,13 +246,28 @@ def test_aurc_by_hand():
     confidence = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
     correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):
-        got = risk_coverage_area(confidence[order], correct[order])
-        assert got == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
+        got = selective(confidence[order], correct[order])
+        assert got.aurc == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
+        # 0, 1, 1, 2 errors of 4: three strips, the first 1/8, 1/4, 3/8 high.
+        assert got.augrc == pytest.approx((1 / 8 + 1 / 4 + 3 / 8) / 3)
+        assert got.coverage_at_5_risk == 1 / 4
+        assert got.risk_at_80_coverage == 2 / 4
 
 
 def test_aurc_of_equal_confidences_is_the_error_rate():
     correct = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    assert risk_coverage_area(torch.full((5,), 0.5).double(), correct) == pytest.approx(0.4)
+    got = selective(torch.full((5,), 0.5).double(), correct)
+    assert (got.aurc, got.risk_at_80_coverage) == pytest.approx((0.4, 0.4))
+    assert got.coverage_at_5_risk == 0
+
+
+def test_variational_ece_of_a_known_gap():
+    # Right three times in ten where the confidence says six and eight.
+    confidence = torch.tensor([0.6, 0.8]).double().repeat_interleave(500)
+    correct = (torch.arange(1000) % 10 < 3).double()
+    assert top_label_error(confidence, correct) == pytest.approx((0.3 + 0.5) / 2)
+    assert top_label_error(confidence[:9], correct[:9]) == 0
+    assert top_label_error(confidence, torch.ones(1000).double()) == pytest.approx(0.3)
 
 
 def wavy_case(seed: int, samples: int = 300) -> tuple[Tensor, Tensor]:
@@ -312,6 +329,47 @@ def test_smooth_ece_of_perfect_confidence_is_none():
 
 
 FOUND = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_conformal_sets_equal_those_of_torch_uncertainty(name: str):
+    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    for score in SCORES:
+        strange = nonconformity(logits.double().softmax(1), score)
+        chosen = sets_within(strange, LIMITS[score])
+        held = chosen.gather(1, targets[:, None]).double().mean().item()
+        size = chosen.sum(1).double().mean().item()
+        assert [held, size] == pytest.approx(FOUND["conformal"][name][score], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_variational_error_equals_that_of_probmetrics(name: str):
+    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    p, other = logits.double().softmax(1), (logits.double() / 2).softmax(1)
+    for order in ORDERS:
+        got = variational_error(p, other, targets, order)
+        assert got == pytest.approx(FOUND["variational"][name][str(order)], abs=1e-9)
+        assert variational_error(p, p, targets, order) == 0
+
+
+def test_conformal_sets_keep_their_promise_on_exchangeable_images():
+    rng = torch.Generator().manual_seed(0)
+    missed = dict.fromkeys(SCORES, 0.0)
+    for _ in range(200):
+        logits = 2 * torch.randn(400, 5, generator=rng)
+        targets = torch.multinomial((logits / 2).softmax(1), 1, generator=rng)[:, 0]
+        held_out, test = (logits[:100], targets[:100]), (logits[100:], targets[100:])
+        for score in SCORES:
+            found = conformal_sets(held_out, test, score=score, miss=0.1)
+            missed[score] += (1 - found.coverage) / 200
+            assert 1 <= found.size <= 5
+    assert max(missed.values()) < 0.1 + 0.005
+
+
+def test_too_few_held_out_images_give_whole_sets():
+    logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    found = conformal_sets((logits, targets), (logits, targets), score="thr", miss=0.1)
+    assert (found.coverage, found.size) == (1, 3)
 
 
 @pytest.mark.parametrize("name", CASES)

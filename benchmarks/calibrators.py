@@ -1,0 +1,73 @@
+"""C15: calibrators on known truth at the size of ImageNet: what each wins, takes and holds."""
+
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.measure import Result
+from calib.posthoc import fit_temperature
+from calib.structured import fit_ensemble, fit_sms, fit_svs
+
+SAMPLES, CLASSES = 50_000, 1_000
+GB = 1e9
+FITS = {"ets": fit_ensemble, "svs": fit_svs, "sms": fit_sms}
+
+
+def run() -> Result:
+    """Each in a process of its own, whose peak is then its own."""
+    result = Result("C15", f"fitting calibrators to {SAMPLES:,} x {CLASSES:,} logits")
+    found: dict[str, dict[str, float]] = {}
+    for name in ("temperature", *FITS):
+        command = [sys.executable, "-m", "benchmarks.calibrators", name]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        nll, truth, seconds, peak = map(float, out.split())
+        found[name] = {"nll": nll, "truth_nll": truth, "seconds": seconds, "peak_GB": peak}
+    result.figures |= found
+    result.at_most("sms: NLL over that of svs", found["sms"]["nll"] / found["svs"]["nll"], 1.0)
+    result.at_most(
+        "svs: NLL over temperature's", found["svs"]["nll"] / found["temperature"]["nll"], 1.0
+    )
+    result.at_most("sms: GB of memory", found["sms"]["peak_GB"], 8.0)
+    return result
+
+
+def made(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets, and the logits that the targets were drawn from: scaled by class, shifted,
+    and each class taken for a few others."""
+    rng = torch.Generator().manual_seed(seed)
+    fixed = torch.Generator().manual_seed(0)
+    scale = 0.4 + 0.2 * torch.rand(classes, generator=fixed)
+    shift = 0.5 * torch.randn(classes, generator=fixed)
+    other = torch.randperm(classes, generator=fixed)
+    logits = torch.randn(samples, classes, generator=rng)
+    aimed = torch.randint(classes, (samples,), generator=rng)
+    logits[torch.arange(samples), aimed] += 10
+    truth = logits * scale + shift + 0.15 * logits[:, other]
+    return logits, torch.multinomial(truth.softmax(1), 1, generator=rng)[:, 0], truth
+
+
+def fitted(name: str) -> str:
+    logits, targets, truth = made(2 * SAMPLES, CLASSES, seed=1)
+    held_out, test = slice(0, SAMPLES), slice(SAMPLES, None)
+    start = time.perf_counter()
+    told: Any
+    if name == "temperature":
+        told = logits[test] / fit_temperature(logits[held_out], targets[held_out])
+    else:
+        told = FITS[name](logits[held_out], targets[held_out])
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
+    told = told if isinstance(told, Tensor) else told.apply(logits[test])
+    nll = functional.cross_entropy(told, targets[test]).item()
+    best = functional.cross_entropy(truth[test], targets[test]).item()
+    return f"{nll} {best} {seconds} {peak}"
+
+
+if __name__ == "__main__":
+    print(fitted(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""Probabilities of trained runs in the layout that CalArena's own run_benchmark.py reads."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from calib.results import Method, Split, load_methods
+from data.errors import InputError
+
+NAME = "semix"  # of the benchmark; its ending says how many classes there are
+COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")
+
+
+def export_calarena(runs: Sequence[Path], folder: Path) -> list[Path]:
+    """Write `semix-multiclass.h5`, or -binary of two classes, and its index of experiments.
+
+    A stage of a seed is one experiment, `DATASET/RUN-STAGE-seedN`: calibrators are fitted on its
+    validation images and judged on its test images.
+
+    Returns:
+        The files.
+    Raises:
+        InputError: h5py is not installed; runs that cannot be read together, see `load_methods`.
+    """
+    h5py = _h5py()
+    methods = load_methods(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[tuple[str, str, dict[str, np.ndarray]]]] = {}
+    for method in methods:
+        for place, model, parts in _experiments(method):
+            kind = "binary" if parts["probas_test"].ndim == 1 else "multiclass"
+            found.setdefault(kind, []).append((place, model, parts))
+    files = []
+    for kind, experiments in found.items():
+        data, index = folder / f"{NAME}-{kind}.h5", folder / f"{NAME}-{kind}-experiments.csv"
+        with h5py.File(data, "w") as file:
+            for place, model, parts in experiments:
+                group = file.create_group(f"{place}/{model}")
+                for name, values in parts.items():
+                    group.create_dataset(name, data=values, compression="gzip")
+        _write_index(index, experiments, kind)
+        files += [data, index]
+    return files
+
+
+def _experiments(method: Method) -> list[tuple[str, str, dict[str, np.ndarray]]]:
+    """Dataset, model and arrays of every seed."""
+    found = []
+    for unit, measured in method.seeds.items():
+        parts = {}
+        splits: tuple[tuple[Split, str], ...] = (("validation", "cal"), ("test", "test"))
+        for split, short in splits:
+            logits, targets = measured.predictions(split)
+            p = logits.softmax(1).numpy().astype(np.float32)
+            parts[f"probas_{short}"] = p[:, 1] if p.shape[1] == 2 else p
+            parts[f"labels_{short}"] = targets.numpy().astype(np.int32)
+        model = f"{_plain(method.run.name)}-{measured.stage}-seed{unit.seed}"
+        found.append((_plain(method.dataset), model, parts))
+    return found
+
+
+def _write_index(
+    path: Path, experiments: Sequence[tuple[str, str, dict[str, np.ndarray]]], kind: str
+) -> None:
+    from pandas import DataFrame  # a second, for this command alone
+
+    rows = [
+        (place, model, len(p["probas_cal"]), len(p["probas_test"]), p["probas_test"].shape[-1])
+        for place, model, p in experiments
+    ]
+    columns = COLUMNS if kind == "multiclass" else COLUMNS[:-1]
+    frame = DataFrame(rows, columns=list(COLUMNS))
+    frame[list(columns)].to_csv(path, index=False)
+
+
+def _plain(text: str) -> str:
+    """A name without what divides paths in an HDF5 file."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "data"
+
+
+def _h5py() -> ModuleType:
+    try:
+        import h5py
+    except ImportError as error:
+        remedy = "needs h5py; install it with `pip install 'semix[export]'`"
+        raise InputError("export", "calarena", remedy) from error
+    found: ModuleType = h5py
+    return found

@@ -1,0 +1,55 @@
+"""Selective prediction: what is gained by answering only where the classifier is surest."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RISK, COVERAGE = 0.05, 0.8
+
+
+@dataclass(frozen=True)
+class Selective:
+    """Fractions in [0, 1].
+
+    Attributes:
+        aurc: mean over k of the share of errors among the k most confident.
+        augrc: area under (errors among the k most confident) / N over k / N from 1 / N to 1,
+            in parts of that width.
+        coverage_at_5_risk: the largest k / N at which at most 5 % of the k are errors; 0 if none.
+        risk_at_80_coverage: the share of errors among the most confident 80 %.
+    """
+
+    aurc: float
+    augrc: float
+    coverage_at_5_risk: float
+    risk_at_80_coverage: float
+
+
+def selective(confidence: Tensor, correct: Tensor) -> Selective:
+    """All of them.
+
+    Samples of equal confidence share their mean error, the expectation over their orders.
+
+    Args:
+        confidence, correct: [N] float64.
+
+    Source: Geifman, Uziel and El-Yaniv 2019, eq. (4), for AURC; libraries that take the trapezoid
+    over k/N and divide by 1 - 1/N differ by at most 1/N. Traub et al. 2024, arXiv 2407.01032, for
+    AUGRC, by that trapezoid.
+    """
+    order = confidence.argsort(descending=True)
+    _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
+    made = (errors / ties)[tie].cumsum(0)
+    samples = len(order)
+    risk = made / torch.arange(1, samples + 1, dtype=torch.float64)
+    admissible = (risk <= RISK).nonzero()
+    joint = made / samples
+    return Selective(
+        aurc=risk.mean().item(),
+        augrc=torch.trapezoid(joint).item() / (samples - 1) if samples > 1 else joint.item(),
+        coverage_at_5_risk=(int(admissible[-1]) + 1) / samples if len(admissible) else 0.0,
+        risk_at_80_coverage=risk[math.ceil(samples * COVERAGE) - 1].item(),
+    )

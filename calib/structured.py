@@ -1,0 +1,196 @@
+"""Calibrators with more than a temperature that few images do not lead astray."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from calib.metrics.one_pass import checked
+from calib.posthoc import nll_temperature
+
+__all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Structured:
+    """W z + b of logits z that are temperature-scaled and mixed with a little of all classes.
+
+    Attributes:
+        temperature: of the logits as they come.
+        uniform: share of the uniform distribution, 1 / (N + 1) for N images fitted on, which
+            keeps images that are all right from making everything certain.
+        weight: W, [K, K] float64; of SVS its diagonal alone, [K].
+        bias: b, [K] float64.
+    """
+
+    temperature: float
+    uniform: float
+    weight: Tensor
+    bias: Tensor
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Scaled logits, [N, K] float64 on the CPU, of logits [N, K].
+
+        Raises:
+            ValueError: the logits have another number of classes.
+        """
+        _refuse_others(logits, len(self.bias))
+        told = mixed_logits(logits.detach().cpu().double(), self.temperature, self.uniform)
+        if self.weight.ndim == 1:
+            return told * self.weight + self.bias
+        return told @ self.weight.T + self.bias
+
+
+def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
+    """Structured vector scaling: the NLL with K/N (|b|^2 + |v|^2), v the diagonal less 1.
+
+    Fit on validation data, never on the data that is measured afterwards.
+
+    Args:
+        logits: [N, K] float, before softmax.
+        targets: [N] int, class numbers.
+    Raises:
+        ValueError: see `calib.metrics.one_pass.checked`.
+
+    Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2511.03685, with ridge penalties.
+    """
+    told, targets, start = _started(logits, targets)
+    samples, classes = told.shape
+    strength = classes / samples
+
+    def loss(free: Tensor) -> Tensor:
+        v, b = free
+        nll = functional.cross_entropy(told * (1 + v) + b, targets)
+        return nll + strength * free.square().sum()
+
+    v, b = minimise(loss, torch.zeros(2, classes, dtype=torch.float64))
+    return Structured(*start, weight=1 + v, bias=b)
+
+
+def fit_sms(logits: Tensor, targets: Tensor) -> Structured:
+    """Structured matrix scaling: SVS with a whole matrix, K (K - 1)/N |off-diagonal|^2.
+
+    With fewer images than classes it is SVS that is fitted, and the log says so.
+
+    Args, Raises, Source: as of `fit_svs`.
+    """
+    told, targets, start = _started(logits, targets)
+    samples, classes = told.shape
+    if samples < classes:
+        text = "%d validation images are too few for the matrix of %d classes: SVS in place of SMS"
+        log.warning(text, samples, classes)
+        return fit_svs(logits, targets)
+    near, far = classes / samples, classes * (classes - 1) / samples
+
+    def loss(free: Tensor) -> Tensor:
+        matrix, b = free[:-1], free[-1]
+        nll = functional.cross_entropy(told + told @ matrix.T + b, targets)
+        diagonal = matrix.diagonal().square().sum()
+        outside = matrix.square().sum() - diagonal
+        return nll + near * (b.square().sum() + diagonal) + far * outside
+
+    found = minimise(loss, torch.zeros(classes + 1, classes, dtype=torch.float64))
+    identity = torch.eye(classes, dtype=torch.float64)
+    return Structured(*start, weight=identity + found[:-1], bias=found[-1])
+
+
+def mixed_logits(logits: Tensor, temperature: float, uniform: float) -> Tensor:
+    """log((1 - u) softmax(z / T) + u / K), [N, K]."""
+    scaled = (logits / temperature).log_softmax(1) + math.log1p(-uniform)
+    floor = torch.full_like(scaled, math.log(uniform / logits.shape[1]))
+    return torch.logaddexp(scaled, floor)
+
+
+def _started(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, tuple[float, float]]:
+    """Mixed logits, targets, and (temperature, uniform share)."""
+    logits, targets = checked(logits, targets)
+    start = nll_temperature(logits, targets), 1 / (len(logits) + 1)
+    return mixed_logits(logits, *start), targets, start
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """w0 softmax(z / T) + w1 softmax(z) + w2 / K.
+
+    Attributes:
+        weights: w, three that sum to 1, none negative.
+    """
+
+    temperature: float
+    weights: tuple[float, float, float]
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Log probabilities, [N, K] float64 on the CPU, of logits [N, K]."""
+        parts = _components(logits.detach().cpu().double(), self.temperature)
+        shares = torch.tensor(self.weights, dtype=torch.float64).log()  # of none: minus infinity
+        return torch.logsumexp(parts + shares.view(3, 1, 1), dim=0)
+
+
+def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
+    """Ensemble temperature scaling: T, then the weights that minimise the NLL.
+
+    The mean log-likelihood is concave in the weights, and expectation maximisation rises to its
+    one maximum. Fit on validation data, never on the data that is measured afterwards.
+
+    Args, Raises: as of `fit_svs`.
+
+    Source: Zhang, Kailkhura and Han 2020, section 3.2, by likelihood in both steps.
+    """
+    logits, targets = checked(logits, targets)
+    temperature = nll_temperature(logits, targets)
+    parts = _components(logits, temperature)
+    chosen = parts.gather(2, targets.expand(3, -1)[..., None])[..., 0].T.exp()  # [N, 3]
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    for _ in range(STEPS):
+        shares = chosen * weights
+        better = (shares / shares.sum(1, keepdim=True).clamp(min=TINY)).mean(0)
+        better = better / better.sum()
+        moved = (better - weights).abs().max()
+        weights = better
+        if moved < CLOSE:
+            break
+    first, second, third = weights.tolist()
+    return Ensemble(temperature, (first, second, third))
+
+
+STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300
+
+
+def _components(logits: Tensor, temperature: float) -> Tensor:
+    """Log probabilities of the three parts, [3, N, K]."""
+    even = torch.full_like(logits, -math.log(logits.shape[1]))
+    return torch.stack([(logits / temperature).log_softmax(1), logits.log_softmax(1), even])
+
+
+def minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Where a smooth convex function of `start`'s shape is least, by LBFGS."""
+    free = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [free],
+        max_iter=500,
+        history_size=20,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-10,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(free)
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+    return free.detach()
+
+
+def _refuse_others(logits: Tensor, classes: int) -> None:
+    if logits.ndim != 2 or logits.shape[1] != classes:
+        found = f"logits have shape {tuple(logits.shape)}"
+        raise ValueError(f"{found}: fitted on [N, {classes}]")

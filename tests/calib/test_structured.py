@@ -1,0 +1,84 @@
+"""Structured and ensemble scaling: beside probmetrics, on known truth, with few images."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from calib.structured import fit_ensemble, fit_sms, fit_svs
+from tests.calib.metrics.oracle import CASES, FILE, case
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["svs", "sms", "ets"])
+def test_it_calibrates_as_well_as_probmetrics_own(name: str, kind: str):
+    """probmetrics works in float32 and stops earlier: 1e-4 of NLL is its own doing."""
+    logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
+    half = len(logits) // 2
+    fit = {"svs": fit_svs, "sms": fit_sms, "ets": fit_ensemble}[kind]
+    told = fit(logits[:half], targets[:half]).apply(logits[half:])
+    theirs = json.loads(FILE.read_text())["calibrated"][name][kind]
+    assert functional.cross_entropy(told, targets[half:]).item() == pytest.approx(theirs, abs=1e-4)
+
+
+def known_truth(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets drawn from softmax(W z + b), and its logits."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(samples, classes, generator=rng, dtype=torch.float64)
+    noise = torch.randn(classes, classes, generator=rng, dtype=torch.float64)
+    # Rows that sum alike: a shift of all logits, which softmax does not feel, then changes nothing.
+    noise = noise - noise.mean(1, keepdim=True)
+    truth = logits @ (0.6 * torch.eye(classes) + 0.15 * noise).T + noise[0]
+    targets = torch.multinomial(truth.softmax(1), 1, generator=rng)[:, 0]
+    return logits, targets, truth
+
+
+def test_with_many_images_sms_finds_a_whole_matrix_and_the_others_do_not():
+    logits, targets, truth = known_truth(20_000, 4, seed=1)
+    best = functional.cross_entropy(truth, targets).item()
+    nll = {
+        name: functional.cross_entropy(fit(logits, targets).apply(logits), targets).item()
+        for name, fit in (("sms", fit_sms), ("svs", fit_svs), ("ets", fit_ensemble))
+    }
+    assert best - 0.002 < nll["sms"] < best + 0.002
+    assert nll["sms"] < nll["svs"] - 0.01 < nll["ets"] - 0.01
+    fitted = fit_sms(logits, targets)
+    assert fitted.weight.shape == (4, 4) and fit_svs(logits, targets).weight.shape == (4,)
+
+
+def test_with_few_images_sms_stays_near_temperature_scaling(caplog):
+    logits, targets, _ = known_truth(12, 6, seed=2)
+    fitted = fit_sms(logits, targets)
+    outside = fitted.weight - fitted.weight.diagonal().diag()
+    assert outside.abs().max() < 0.1
+    few = fit_sms(logits[:5], targets[:5])
+    assert few.weight.shape == (6,)
+    assert "5 validation images are too few for the matrix of 6 classes: SVS" in caplog.text
+
+
+def test_images_that_are_all_right_leave_nothing_certain():
+    """Temperature scaling of them ends at its bound."""
+    logits, targets = torch.eye(3).repeat(20, 1) * 5, torch.arange(3).repeat(20)
+    for fit in (fit_svs, fit_sms):
+        told = fit(logits, targets).apply(torch.tensor([[5.0, 0, 0], [0, 0, 5.0]]))
+        assert 0.98 < told.softmax(1).max() < 0.999
+        assert told.isfinite().all()
+
+
+def test_an_ensemble_weighs_chance_where_labels_are_noise():
+    _, targets, _ = known_truth(2000, 3, seed=3)
+    noisy = torch.where(torch.arange(2000) % 2 == 0, targets, torch.arange(2000) % 3)
+    sure = 20 * functional.one_hot(targets, 3).double()
+    found = fit_ensemble(sure, noisy)
+    assert sum(found.weights) == pytest.approx(1) and min(found.weights) >= 0
+    told = found.apply(sure).exp()
+    torch.testing.assert_close(told.sum(1), torch.ones(2000, dtype=torch.float64))
+    assert told.max(1).values.mean() == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_logits_of_other_classes_are_refused_by_structured_scaling():
+    logits, targets, _ = known_truth(50, 3, seed=4)
+    with pytest.raises(ValueError, match=r"logits have shape \(2, 4\): fitted on \[N, 3\]"):
+        fit_svs(logits, targets).apply(torch.zeros(2, 4))
