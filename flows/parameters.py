@@ -283,6 +283,10 @@ Fresh = Annotated[bool, Option("run the networks even where logits are stored", 
 
 Labels = Annotated[str, Option("of a label set; default: those in the shards", metavar="DIGEST")]
 Index = Annotated[str, Option("as index/3.json; default: the newest", metavar="NAME")]
+Price = Annotated[
+    str,
+    Option("what an hour of one GPU costs", metavar="AMOUNT", more="As 2.49 or '2.49 EUR'."),
+]
 Json = Annotated[bool, Option("machine-readable output", "--json")]
 
 

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from data.label_sets import label_sets
 from data.root import Progress, Root
+from flows.prices import Price, price_of_root, words_of_root
 from flows.terminal import console, emit_facts
 
 LINE_EVERY_S = 15.0
@@ -86,10 +87,14 @@ def standing(progress: Progress) -> dict[str, Any]:
     }
 
 
-def show_root(root: Root, *, as_json: bool) -> None:
-    """How far a root is, and how fast it went, on standard output."""
+def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
+    """How far a root is, how fast it went and what that cost, on standard output."""
     found = root.progress()
     facts = {**root.status(), **standing(found)}
+    if price is not None:
+        left = facts["worker_seconds_left"]
+        told = price_of_root if as_json else words_of_root
+        facts["price"] = told(found, left, price)
     if sets := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
     if not as_json:

@@ -15,6 +15,7 @@ from data.verify import verify as verified
 from flows import parameters as p
 from flows.failures import damage_named
 from flows.paths import own_file
+from flows.prices import Price
 from flows.progress import show_root
 from flows.terminal import emit, emit_json, say_error
 
@@ -22,13 +23,13 @@ PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
 TRACEBACK_LINES = 5
 
 
-def status(url: p.Root, json: p.Json = False) -> None:
+def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
     """What is done, missing and failed, from the store alone.
 
     Example:
-      semix status /data/birds-mixed
+      semix status /data/birds-mixed --price "2.49 EUR"
     """
-    show_root(Root(url), as_json=json)
+    show_root(Root(url), as_json=json, price=Price.read(price))
 
 
 def failures(url: p.Root, json: p.Json = False) -> None:

@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from data.export import write_hugging_face, write_image_folder, write_parquet
 from data.pinned import Pinned
 from data.root import Root
 from flows import parameters as p
+from flows import prices
 from flows.configs import load_config
 from flows.costs import SHARE, readable
 from flows.failures import damage_named
@@ -71,6 +72,7 @@ def build(
     rate: Annotated[
         float | None, typer.Option(metavar="TFLOPS", help="of the device; default: measured")
     ] = None,
+    price: p.Price = "",
     json: p.Json = False,
 ) -> None:
     """Start a mixed dataset, or continue it.
@@ -82,16 +84,21 @@ def build(
     from flows.build_steps import Selection
 
     selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    hourly = prices.Price.read(price)
     if check or time:
         settings = load_config(BuildConfig, config, overrides)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
-        emit_facts(facts if json else readable(facts), as_json=json)
+        shown: dict[str, Any] = facts if json else {**readable(facts)}
+        if hourly is not None:
+            found = prices.price_of_check(facts, hourly)
+            shown["price"] = found if json else prices.words_of_check(found, hourly)
+        emit_facts(shown, as_json=json)
         return
     where = SlotSettings(slots, runner, cluster, range, device)
     made = building.build(
         config, out, overrides=overrides, slots=where, selection=selection, full=full
     )
-    show_root(made, as_json=json)
+    show_root(made, as_json=json, price=hourly)
 
 
 def resume(

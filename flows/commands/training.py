@@ -51,7 +51,6 @@ def evaluate(
 
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
-      semix evaluate runs/csm --export calarena
     """
     from flows.evaluate import evaluate as measure
     from flows.evaluate import exported

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from data.root import Root
 from data.verify import damage
+from tests.family import below
 from tests.integration.conftest import contents
 
 SEMIX = [sys.executable, "-m", "flows.cli"]
@@ -26,8 +29,8 @@ def files_of(root: Root) -> dict[str, bytes]:
     return tars
 
 
-def start(config, out, api: str) -> subprocess.Popen:
-    command = [*SEMIX, "build", str(config), "--out", str(out), "--slots", "2"]
+def start(config, out, api: str, *, slots: int = 2) -> subprocess.Popen:
+    command = [*SEMIX, "build", str(config), "--out", str(out), "--slots", str(slots)]
     return subprocess.Popen(
         command, env={**os.environ, "PREFECT_API_URL": api}, stderr=subprocess.PIPE, text=True
     )
@@ -83,6 +86,37 @@ def test_ten_kills(make_config, hasty_standins, tmp_path, prefect_api):
     file, unbroken = written(config, tmp_path), tmp_path / "unbroken"
     assert start(file, unbroken, prefect_api).wait(240) == 0
     survive(10, file, Root(str(unbroken)), prefect_api, longest_s=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # twenty-one starts of the whole command
+def test_twenty_preemptions_lose_at_most_a_shard_each(
+    make_config, hasty_standins, tmp_path, prefect_api
+):
+    """The machine is gone at once, driver and worker; the same command goes on on another."""
+    config = make_config(hasty_standins, "generator.steps=30", "shards.groups_per_shard=1")
+    file, out, rng = written(config, tmp_path), tmp_path / "spot", random.Random(20)
+    done, lost = [0], []
+    for _ in range(20):
+        process = start(file, out, prefect_api, slots=1)
+        wait_for_life(out, done_before=done[-1], process=process)
+        time.sleep(rng.uniform(0, 0.6))
+        for victim in [*below(process.pid), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+        process.wait()
+        root = Root(str(out))
+        done.append(len(root.done()))
+        begun = {path.name.split(".")[0] for path in out.rglob("*.partial")}
+        lost.append(len(begun - {f"{shard:06d}" for shard in root.done()}))
+    assert done == sorted(done) and done[-1] < root.plan.num_shards, "killed too late"
+    assert max(lost) == 1, lost
+    process = start(file, out, prefect_api, slots=1)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    unbroken = tmp_path / "unbroken"
+    assert start(file, unbroken, prefect_api).wait(240) == 0
+    assert files_of(Root(str(out))) == files_of(Root(str(unbroken)))
 
 
 # A real file system that fills up in the middle of a build

@@ -1,0 +1,104 @@
+"""What GPU hours cost: before they are spent, from estimates, and after, from the records."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.errors import InputError
+from data.root import Progress
+
+NUMBER = re.compile(r"\d+(?:[.,]\d+)?|[.,]\d+")
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of an hour of one worker's GPU.
+
+    Attributes:
+        currency: whatever stood beside the number.
+    """
+
+    hour: float
+    currency: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> "Price | None":
+        """`2.49`, `2.49 EUR` or `$2.49`; None of an empty text. Raises InputError for others."""
+        if not text:
+            return None
+        numbers = NUMBER.findall(text)
+        currency = " ".join(NUMBER.sub(" ", text).split())
+        if len(numbers) != 1 or re.search(r"[-+\d]", currency):
+            remedy = "give what an hour of one GPU costs, as 2.49, '2.49 EUR' or '$2.49'"
+            raise InputError("--price", text, remedy)
+        return cls(float(numbers[0].replace(",", ".")), currency)
+
+    def of(self, seconds: float) -> float:
+        return seconds / 3600 * self.hour
+
+    def words(self, seconds: float) -> str:
+        """`12.30 EUR`."""
+        found = self.of(seconds)
+        return f"{found:,.2f} {self.currency}".rstrip() if found >= 0.005 else "less than 0.01"
+
+
+def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
+    """What a whole build will cost, by what `--check` found; None where its hours are not known.
+
+    Noise that is chosen has its own part; with `--time` also at the batch's speed, by stage.
+    """
+    hours, timed = facts["hours"], facts["timed"]
+    found: dict[str, Any] = {"hour": price.hour, "currency": price.currency, "estimated": None}
+    if hours is not None:
+        noise = facts["noise_ratio"] / (1 + facts["noise_ratio"])
+        found |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
+    if timed is not None:
+        found["at_measured_speed"] = timed["hours"] * price.hour
+        share = timed["hours"] * 3600 / timed["seconds"]
+        found["stages"] = {name: price.of(s * share) for name, s in timed["stages"].items()}
+    return found
+
+
+def words_of_check(found: Mapping[str, Any], price: Price) -> str:
+    """The same in a line."""
+
+    def text(amount: float) -> str:
+        return price.words(amount / price.hour * 3600 if price.hour else 0.0)
+
+    if found["estimated"] is None:
+        return "not known"
+    said = text(found["estimated"])
+    if found["of_which_noise"]:
+        said += f", of which choosing noise {text(found['of_which_noise'])}"
+    if "stages" in found:
+        parts = ", ".join(f"{name} {text(amount)}" for name, amount in found["stages"].items())
+        said += f"; at the batch's speed {text(found['at_measured_speed'])} ({parts})"
+    return said
+
+
+def price_of_root(progress: Progress, left: float | None, price: Price) -> dict[str, Any]:
+    """What a root's shards have cost and what is missing will, at the rates of its records.
+
+    Loading models, waiting and work that was lost are in no record.
+
+    Args:
+        left: seconds of one worker that are still to come, where that is known.
+    """
+    return {
+        "hour": price.hour,
+        "currency": price.currency,
+        "spent": price.of(progress.seconds),
+        "left": None if left is None else price.of(left),
+        "stages": {name: price.of(seconds) for name, seconds in progress.stages.items()},
+    }
+
+
+def words_of_root(progress: Progress, left: float | None, price: Price) -> str:
+    """`12.30 EUR so far (generate 11.80 EUR, encode 0.40 EUR, ...), 3.10 EUR left`."""
+    said = f"{price.words(progress.seconds)} so far"
+    if progress.stages:
+        ordered = sorted(progress.stages.items(), key=lambda stage: -stage[1])
+        parts = ", ".join(f"{name} {price.words(seconds)}" for name, seconds in ordered)
+        said += f" ({parts}; stages run beside each other)"
+    return f"{said}, {price.words(left)} left" if left else said
