@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +236,16 @@ def _is_channels_last(tensor: Tensor) -> bool:
     )
 
 
+# What the process of this index has of what all had, by the stage.
+Share = Callable[[Sequence[StateDict], int], StateDict]
+
+
+def added(parts: Sequence[Tensor], index: int) -> Tensor:
+    """A sum over processes: all of it in the first, nothing in the others."""
+    total = torch.stack(list(parts)).sum(0)
+    return total if index == 0 else torch.zeros_like(total)
+
+
 class OfProcess(TypedDict):
     """What a process alone has in the middle of an epoch."""
 
@@ -278,30 +288,41 @@ class Middle:
         return cls(step, gather_object([own]))
 
     @classmethod
-    def of(cls, state: StateDict | None, accelerator: Accelerator) -> "Middle | None":
-        """From a checkpoint; None if it was written between two epochs.
-
-        Raises:
-            InputError: as many processes as now did not write it.
-        """
-        if state is None:
-            return None
-        count = len(state["processes"])
-        if count != accelerator.num_processes:
-            remedy = f"an epoch was begun by {count} and stopped in its middle; go on with as many"
-            raise InputError("processes", accelerator.num_processes, remedy)
-        return cls(**state)
+    def of(cls, state: StateDict | None) -> "Middle | None":
+        """From a checkpoint; None if it was written between two epochs."""
+        return None if state is None else cls(**state)
 
     def state_dict(self) -> StateDict:
         return {"step": self.step, "processes": self.processes}
 
-    def restore(self, modules: Mapping[str, nn.Module], accelerator: Accelerator) -> StateDict:
-        """Put back random state and buffers of this process; returns `kept`."""
-        own = self.processes[accelerator.process_index]
+    def restore(
+        self, modules: Mapping[str, nn.Module], accelerator: Accelerator, *, share: Share
+    ) -> StateDict:
+        """Put back random state and buffers of this process; returns `kept`.
+
+        Another number of processes may go on than stopped: statistics of batch norms are then the
+        mean of all, sums are the first process's, and a process that was not there before keeps
+        the random state that its epoch began with.
+
+        Args:
+            share: what a process has of all processes' `kept`, then.
+        """
+        index, before = accelerator.process_index, len(self.processes)
+        if index < before:
+            set_random_state(self.processes[index]["random"])
+        if before == accelerator.num_processes:
+            own = self.processes[index]
+            for name, buffer in _own(modules).items():
+                buffer.copy_(own["buffers"][name])
+            return own["kept"]
+        sums = _sums(modules)
         for name, buffer in _own(modules).items():
-            buffer.copy_(own["buffers"][name])
-        set_random_state(own["random"])
-        return own["kept"]
+            all_had = [process["buffers"][name] for process in self.processes]
+            if name in sums:
+                buffer.copy_(added(all_had, index))
+            else:
+                buffer.copy_(torch.stack(all_had).mean(0))
+        return share([process["kept"] for process in self.processes], index)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -331,3 +352,13 @@ def _own(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
             if buffer.is_floating_point() or name not in saved:
                 found[f"{part}.{name}"] = buffer
     return found
+
+
+def _sums(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Those that are sums of an epoch."""
+    return {
+        f"{part}.{name}"
+        for part, module in modules.items()
+        for name, _ in module.named_buffers()
+        if name not in module.state_dict()
+    }

@@ -1,6 +1,6 @@
 """Stage one: a network on real images, and on mixed ones beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -124,7 +124,7 @@ class BaseStage:
         chosen = objects["selection"]["best_epoch"] is not None
         best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
-        self.middle = Middle.of(objects["middle"], self.accelerator)
+        self.middle = Middle.of(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen weights, which say what settings and data they come from."""
@@ -180,7 +180,7 @@ class BaseStage:
         middle, self.middle = self.middle, None
         if middle is None:
             return 0, None
-        kept = middle.restore(self._modules(), self.accelerator)
+        kept = middle.restore(self._modules(), self.accelerator, share=_share)
         record.figures[: middle.step] = kept["figures"]
         return middle.step, kept["drawn"]
 
@@ -197,3 +197,9 @@ class BaseStage:
         rate = learning_rate(settings, step, steps=steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
         return rate
+
+
+def _share(kept: Sequence[StateDict], index: int) -> StateDict:
+    """Means of an epoch's figures, and the one state in which all drew batches."""
+    figures = torch.stack([process["figures"] for process in kept]).mean(0)
+    return {"figures": figures, "drawn": kept[0]["drawn"]}

@@ -1,7 +1,7 @@
 """Stage two: a new head on the frozen network, from features of real images alone."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
+from calib.checkpoint import Checkpoint, Middle, StateDict, added, save_tensors
 from calib.config import HeadConfig, TrainConfig
 from calib.features import (
     FeatureViews,
@@ -319,7 +319,7 @@ class HeadStage:
         best = checkpoint.tensors("best") if chosen else {}
         self.selection.load_state_dict(objects["selection"], best)
         self.history = objects["history"]
-        self.middle = Middle.of(objects["middle"], self.accelerator)
+        self.middle = Middle.of(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
         """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""
@@ -341,7 +341,7 @@ class HeadStage:
         middle, self.middle = self.middle, None
         if middle is None:
             return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
-        kept = middle.restore({"objective": self.objective}, self.accelerator)
+        kept = middle.restore({"objective": self.objective}, self.accelerator, share=_share)
         return middle.step, kept["figures"], kept["sums"].to(self.accelerator.device)
 
     def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
@@ -390,3 +390,8 @@ class HeadStage:
         classifier = self.network.backbone.classifier
         features = self.plain.of("train")
         return measure(classifier, features, self.targets, self.accelerator)[0]
+
+
+def _share(kept: Sequence[StateDict], index: int) -> StateDict:
+    """What is in force, which all processes know, and the sums so far."""
+    return {**kept[0], "sums": added([process["sums"] for process in kept], index)}

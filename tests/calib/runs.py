@@ -36,10 +36,11 @@ def stop_after(epochs: int = 0, *, steps: int = 0) -> Callable[[], bool]:
     return lambda: next(calls) == last
 
 
-def run_two(script: str, folder: Path, *arguments: object) -> str:
-    """What a script prints that two processes run."""
+def run_two(script: str, folder: Path, *arguments: object, processes: int = 2) -> str:
+    """What a script prints that two processes run, or more."""
     (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command.append(f"--nproc_per_node={processes}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     found = subprocess.run(

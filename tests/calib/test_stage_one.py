@@ -7,14 +7,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from calib.checkpoint import Middle, latest_checkpoint, save_checkpoint
+from calib.checkpoint import latest_checkpoint, save_checkpoint
 from calib.loop import Diverged
 from calib.metrics import calibration_metrics
 from calib.network import Classifier, predict
 from calib.real_data import open_data
 from calib.real_images import decode
 from calib.stopping import Stopped
-from data.errors import InputError
 from data.fingerprint import derived_seed
 from tests.calib.runs import stop_after
 
@@ -229,16 +228,6 @@ def test_the_very_first_epoch_can_be_stopped_before_any_is_the_best(make_stage, 
     hand_over(stopped, resumed, tmp_path)
     assert resumed.train_epoch(0) == expected
     assert_same_state(unbroken, resumed)
-
-
-def test_the_middle_of_an_epoch_is_for_as_many_processes_as_began_it(make_stage):
-    stage = make_stage()
-    with pytest.raises(Stopped):
-        stage.train_epoch(0, stop_after(steps=1))
-    state = stage.middle.state_dict()
-    state["processes"] *= 2
-    with pytest.raises(InputError, match=r"^processes = 1: an epoch was begun by 2 and stopped in"):
-        Middle.of(state, stage.accelerator)
 
 
 def all_values(tensors, objects):
