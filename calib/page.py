@@ -25,7 +25,7 @@ from calib.results import (
     shown_in,
     told_apart,
 )
-from calib.run_folder import CONFIG, Evaluation, read_data
+from calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
 from calib.tables import (
     DASH,
     MAIN_KINDS,
@@ -37,6 +37,7 @@ from calib.tables import (
 )
 from data.dataset import MixedDataset
 from data.files import read_json, write_atomically
+from data.lineage import Lineage, in_words
 from data.pages import Series, fixed, page_environment, series_figure
 from data.quality import SeriesQuality, series_quality, spearman, weight_curve
 from data.series import spread_over_sets
@@ -355,6 +356,7 @@ class RunRecord:
     digest: str
     real: str  # digest of the real dataset
     mixed: str  # url, index and digest of the mixed dataset
+    lineage: str  # its shards, their plan and models
     seconds: float  # of training and of the last measuring
     config: str  # the whole resolved configuration, indented JSON
 
@@ -436,9 +438,18 @@ def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> 
         digest=evaluation["digest"],
         real=data["real"],
         mixed=f"{mixed['url']} {mixed['index']} {mixed['digest']}" if mixed else "none",
+        lineage=_lineage(run),
         seconds=evaluation["seconds"],
         config=json.dumps(config, indent=2, ensure_ascii=False),
     )
+
+
+def _lineage(run: Path) -> str:
+    """How many shards a run relied on, and what made them; empty without mixed images."""
+    if not (run / LINEAGE).is_file():
+        return ""
+    found: Lineage = read_json(run / LINEAGE)
+    return f"{len(found['shards']):,} shards; {in_words(found)}"
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:

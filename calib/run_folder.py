@@ -19,6 +19,7 @@ CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
+LINEAGE = "lineage.json"  # of a run with mixed images: `data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 3  # of evaluation.json
 Stage = Literal["base", "head"]  # as files and rows are named after it

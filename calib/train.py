@@ -26,6 +26,7 @@ from calib.run_folder import (
     CONFIG,
     EVALUATION,
     HEAD,
+    LINEAGE,
     MODEL,
     alone_with,
     measured_otherwise,
@@ -43,6 +44,9 @@ from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_ter
 from calib.trackers import Tracking
 from data.device import resolve_device
 from data.errors import InputError
+from data.files import write_json
+from data.lineage import read_shards
+from data.pinned import Pinned
 from data.root import Root
 from data.settings import load_settings
 
@@ -85,6 +89,7 @@ def train(
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
+        note_lineage(data, run)
     for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
@@ -96,6 +101,18 @@ def train(
         write_evaluation(config, data, run)
         print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
+
+
+def note_lineage(data: TrainingData, run: Path) -> None:
+    """Write `lineage.json`: every shard that the run relies on, where it reads mixed images."""
+    path = run / LINEAGE
+    if data.mixed is None or path.is_file():
+        return
+    pinned = Pinned(Root(data.mixed.url), index=data.mixed.index_name)
+    told = read_shards(
+        pinned.root.plan, pinned.shards, url=data.mixed.url, index=data.mixed.index_name
+    )
+    write_json(path, told)
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:

@@ -26,6 +26,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from calib.config import TrainConfig
 from calib.run_folder import HISTORY, seed_evaluation, seed_folder
 from data.fingerprint import fingerprint
+from data.lineage import in_words, made_now, source
 from data.printable import markdown_text
 from data.root import Progress, Root
 from data.series import contact_sheet, read_series, some_of_all_pairs
@@ -176,15 +177,21 @@ def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None
         create_table_artifact(rows, key=f"{key}-summary", description=description)
 
 
-def build_summary(root: Root, *, key: str, began: Progress, seconds: float) -> None:
-    """Show in one table what there is after a run, how fast it came, and what failed.
+def build_summary(
+    root: Root, *, key: str, began: Progress, before: Sequence[int], seconds: float
+) -> None:
+    """Show in one table what there is after a run, how fast it came, where its shards come from,
+    and what failed.
 
     Args:
-        began: the progress when the run began.
+        began: the progress when the run began; before: the shards that were there.
         seconds: that it took.
     """
     with only_shown():
-        facts = summary(root.progress(), began=began, seconds=seconds) | _failures(root)
+        facts = summary(root.progress(), began=began, seconds=seconds)
+        told = made_now(before, root.done())
+        facts |= {"made in this run": told["made"], "reused": told["reused"]}
+        facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
         place = markdown_text(root.url)
         text = f"What is at {place}; the rate of one worker leaves out loading models."
         facts_table(facts, key=key, description=text)

@@ -11,11 +11,17 @@ from typing import Any
 
 from prefect import flow, task
 
+from data.lineage import made_now, source
 from data.ranges import format_ranges, parse_ranges
 from data.root import Progress, Root
 from data.verify import refuse_others
 from flows import parameters as p
-from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
+from flows.artifacts import (
+    artifact_key,
+    build_summary,
+    progress_artifact,
+    series_sheet,
+)
 from flows.build_steps import (
     ALL,
     Selection,
@@ -71,6 +77,7 @@ def build_flow(
     with running("build"):
         checked = handed(Root)
         root = checked or opened(out, config, overrides)
+        before = root.done()
         plan(root, selection, full=full)
         lacking, errors = selection.wanted(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
@@ -82,7 +89,8 @@ def build_flow(
             restore(root, settings.flow_device)
             say_complete(root, selection)
         refuse_gaps(root, selection, errors)
-        return {"index": index(root), **root.status()}
+        lineage = {**source(root.plan), **made_now(before, root.done())}
+        return {"index": index(root), **root.status(), "lineage": lineage}
 
 
 @task(task_run_name="plan", **RECORD)
@@ -111,14 +119,15 @@ def making(
 ) -> Iterator[Callable[[], list[str]]]:
     """Slots work while the block does; what it yields waits for their end, as `make` does."""
     key = artifact_key("build", root.url, root.plan.digest)
-    began, start = root.progress(), time.monotonic()
+    began, before, start = root.progress(), root.done(), time.monotonic()
     check_before_shards(root)
     with slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures:
 
         def end() -> list[str]:
             with shown("generate") as show, progress_artifact(key) as publish:
                 errors = follow(futures, root, listeners=(listener, show, publish))
-            build_summary(root, key=key, began=began, seconds=time.monotonic() - start)
+            took = time.monotonic() - start
+            build_summary(root, key=key, began=began, before=before, seconds=took)
             series_sheet(root, key=key)
             return errors
 

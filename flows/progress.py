@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data.label_sets import label_sets
+from data.lineage import in_words, source
 from data.root import Progress, Root
 from flows.prices import Price, price_of_root, words_of_root
 from flows.terminal import console, emit_facts
@@ -91,6 +92,7 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     """How far a root is, how fast it went and what that cost, on standard output."""
     found = root.progress()
     facts = {**root.status(), **standing(found)}
+    facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
     if price is not None:
         left = facts["worker_seconds_left"]
         told = price_of_root if as_json else words_of_root

@@ -21,6 +21,7 @@ from calib.run_folder import claim_run
 from calib.stopping import Interrupted
 from calib.train import main, parser, train
 from data.errors import InputError
+from data.root import Root
 from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_after
 
 
@@ -30,6 +31,15 @@ def unbroken(make_config, tmp_path_factory):
     run = claim_run(make_config(), tmp_path_factory.mktemp("unbroken")).parent
     train(run)
     return run
+
+
+def test_a_run_lists_every_shard_that_it_relied_on(unbroken):
+    mixed = json.loads((unbroken / "data.json").read_text())["mixed"]
+    found = json.loads((unbroken / "lineage.json").read_text())
+    root = Root(mixed["url"])
+    assert found["shards"] == [[entry.shard, entry.sha256] for entry in root.entries()]
+    assert (found["index"], found["plan"]) == (mixed["index"], root.plan.digest)
+    assert found["models"].keys() == root.plan.models.keys()
 
 
 def test_health_of_the_loss_is_in_the_history(unbroken):

@@ -125,7 +125,7 @@ def shown(artifacts_of, tmp_path_factory):
             look()
             with progress_artifact("counts") as show:
                 show(HALF)
-            build_summary(root, key="end", began=root.progress(), seconds=2.0)
+            build_summary(root, key="end", began=root.progress(), before=[], seconds=2.0)
             series_sheet(root, key="end")
             markdown_file(folder / "study.md", key="end")
             link_to(folder / "study.md", key="end")

@@ -207,6 +207,8 @@ def test_prefects_pages_show_progress_numbers_and_series(executed, artifacts_of,
     rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
     assert rows["shards"] == "8 of 8, 8 in this run"
     assert rows["images"] == "180 of 180, 180 in this run"
+    assert rows["made in this run"] == "0-7" and "reused" not in rows
+    assert f"plan {root.plan.digest[:12]}; generator " in rows["lineage"].replace("\\", "")
     assert {"this run", "one worker", "images generated", "images encoded"} <= set(rows)
     sheet = found[f"{key}-series"]["data"]
     assert sheet.startswith("![series ") and "](data:image/webp;base64," in sheet
