@@ -1,6 +1,7 @@
 """Calibration after training, fitted on validation logits."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -168,23 +169,38 @@ def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
 
 
 def _minimise(logits: Tensor, targets: Tensor, start: Tensor) -> Tensor:
-    """Scale and offset, [2, K], by LBFGS from `start`, which the penalty pulls towards."""
+    """Scale and offset, [2, K], from `start`, which the penalty pulls towards."""
+
+    def loss(factors: Tensor) -> Tensor:
+        nll = functional.cross_entropy(logits * factors[0] + factors[1], targets)
+        return nll + PENALTY / 2 * (factors - start).square().sum()
+
+    return minimise(loss, start, gradient=1e-11, change=1e-14)
+
+
+def minimise(
+    loss: Callable[[Tensor], Tensor], start: Tensor, *, gradient: float, change: float
+) -> Tensor:
+    """Where a smooth convex function of `start`'s shape is least, by LBFGS.
+
+    Args:
+        gradient: its largest entry at the end; change: of a step that ends it too.
+    """
     factors = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
         [factors],
         max_iter=2000,
         history_size=50,
-        tolerance_grad=1e-11,
-        tolerance_change=1e-14,
+        tolerance_grad=gradient,
+        tolerance_change=change,
         line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        nll = functional.cross_entropy(logits * factors[0] + factors[1], targets)
-        loss = nll + PENALTY / 2 * (factors - start).square().sum()
-        loss.backward()
-        return loss
+        value = loss(factors)
+        value.backward()
+        return value
 
     optimiser.step(closure)
     return factors.detach()

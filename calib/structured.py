@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from calib.metrics.one_pass import checked
-from calib.posthoc import nll_temperature
+from calib.posthoc import minimise, nll_temperature
 
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
+ENOUGH = {"gradient": 1e-6, "change": 1e-10}  # of an NLL that is told to four digits
+STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300  # of expectation maximisation
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +70,7 @@ def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
         nll = functional.cross_entropy(told * (1 + v) + b, targets)
         return nll + strength * free.square().sum()
 
-    v, b = minimise(loss, torch.zeros(2, classes, dtype=torch.float64))
+    v, b = minimise(loss, torch.zeros(2, classes, dtype=torch.float64), **ENOUGH)
     return Structured(*start, weight=1 + v, bias=b)
 
 
@@ -95,7 +96,7 @@ def fit_sms(logits: Tensor, targets: Tensor) -> Structured:
         outside = matrix.square().sum() - diagonal
         return nll + near * (b.square().sum() + diagonal) + far * outside
 
-    found = minimise(loss, torch.zeros(classes + 1, classes, dtype=torch.float64))
+    found = minimise(loss, torch.zeros(classes + 1, classes, dtype=torch.float64), **ENOUGH)
     identity = torch.eye(classes, dtype=torch.float64)
     return Structured(*start, weight=identity + found[:-1], bias=found[-1])
 
@@ -159,35 +160,10 @@ def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
     return Ensemble(temperature, (first, second, third))
 
 
-STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300
-
-
 def _components(logits: Tensor, temperature: float) -> Tensor:
     """Log probabilities of the three parts, [3, N, K]."""
     even = torch.full_like(logits, -math.log(logits.shape[1]))
     return torch.stack([(logits / temperature).log_softmax(1), logits.log_softmax(1), even])
-
-
-def minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Where a smooth convex function of `start`'s shape is least, by LBFGS."""
-    free = start.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [free],
-        max_iter=500,
-        history_size=20,
-        tolerance_grad=1e-6,
-        tolerance_change=1e-10,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(free)
-        value.backward()
-        return value
-
-    optimiser.step(closure)
-    return free.detach()
 
 
 def _refuse_others(logits: Tensor, classes: int) -> None:

@@ -61,7 +61,7 @@ def test_the_command_prints_a_table_and_keeps_the_settings(run: Path, prefect_ap
     assert lines[-1] == str(run / "evaluation.json")
 
 
-def test_probabilities_are_exported_for_calarena(run: Path):
+def test_probabilities_are_exported_for_calarena(run: Path, prefect_api: str):
     status, out, err = semix("evaluate", str(run), "--device", "cpu", "--export", "calarena")
     assert status == 0, err
     data = run / "calarena" / "semix-multiclass.h5"
