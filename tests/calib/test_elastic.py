@@ -50,7 +50,7 @@ def gone_on(run, counts: list[int], stops: list[int], folder) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("counts", [[4, 2, 1], [1, 4, 2]])
+@pytest.mark.parametrize("counts", [[4, 2, 1], pytest.param([1, 4, 2], marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_to_the_same_model(make_config, tmp_path, counts):
     whole = claim_run(make_config(*ALIKE, HEAD), tmp_path / "whole").parent
     train(whole)
@@ -71,6 +71,7 @@ def test_another_number_of_processes_goes_on_to_the_same_model(make_config, tmp_
     assert len(evaluations[0]["rows"]) == len(evaluations[1]["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_with_batch_norms_and_draws_of_each_process_it_goes_on_too(make_config, tmp_path):
     run = claim_run(make_config(*OTHERWISE), tmp_path / "elastic").parent
     stops = gone_on(run, [2, 4, 1], [1, 3], tmp_path)

@@ -210,7 +210,7 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
 
     @flow
     def showing() -> str:
-        build_summary(root, key="hostile", began=root.progress(), seconds=2.0)
+        build_summary(root, key="hostile", began=root.progress(), before=[], seconds=2.0)
         series_sheet(root, key="hostile")
         markdown_file(folder / "study.md", key="hostile")
         link_to(folder / "study.md", key="hostile")
