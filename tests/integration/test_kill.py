@@ -108,7 +108,7 @@ def test_twenty_preemptions_lose_at_most_a_shard_each(
         root = Root(str(out))
         done.append(len(root.done()))
         begun = {path.name.split(".")[0] for path in out.rglob("*.partial")}
-        lost.append(len(begun - {f"{shard:06d}" for shard in root.done()}))
+        lost.append(len(begun - {f"{shard:07d}" for shard in root.done()}))
     assert done == sorted(done) and done[-1] < root.plan.num_shards, "killed too late"
     assert max(lost) == 1, lost
     process = start(file, out, prefect_api, slots=1)
