@@ -14,7 +14,7 @@ NAME = "semix"  # of the benchmark; its ending says how many classes there are
 COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")
 
 
-def export_calarena(runs: Sequence[Path], folder: Path) -> list[Path]:
+def export_calarena(run: Path, folder: Path) -> list[Path]:
     """Write `semix-multiclass.h5`, or -binary of two classes, and its index of experiments.
 
     A stage of a seed is one experiment, `DATASET/RUN-STAGE-seedN`: calibrators are fitted on its
@@ -23,27 +23,21 @@ def export_calarena(runs: Sequence[Path], folder: Path) -> list[Path]:
     Returns:
         The files.
     Raises:
-        InputError: h5py is not installed; runs that cannot be read together, see `load_methods`.
+        InputError: h5py is not installed; a run that is not measured, see `load_methods`.
     """
     h5py = _h5py()
-    methods = load_methods(runs)
+    experiments = [found for method in load_methods([run]) for found in _experiments(method)]
+    binary = experiments[0][2]["probas_test"].ndim == 1  # as all of one run
+    name = f"{NAME}-{'binary' if binary else 'multiclass'}"
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[tuple[str, str, dict[str, np.ndarray]]]] = {}
-    for method in methods:
-        for place, model, parts in _experiments(method):
-            kind = "binary" if parts["probas_test"].ndim == 1 else "multiclass"
-            found.setdefault(kind, []).append((place, model, parts))
-    files = []
-    for kind, experiments in found.items():
-        data, index = folder / f"{NAME}-{kind}.h5", folder / f"{NAME}-{kind}-experiments.csv"
-        with h5py.File(data, "w") as file:
-            for place, model, parts in experiments:
-                group = file.create_group(f"{place}/{model}")
-                for name, values in parts.items():
-                    group.create_dataset(name, data=values, compression="gzip")
-        _write_index(index, experiments, kind)
-        files += [data, index]
-    return files
+    data, index = folder / f"{name}.h5", folder / f"{name}-experiments.csv"
+    with h5py.File(data, "w") as file:
+        for place, model, parts in experiments:
+            group = file.create_group(f"{place}/{model}")
+            for part, values in parts.items():
+                group.create_dataset(part, data=values, compression="gzip")
+    _write_index(index, experiments, COLUMNS[:-1] if binary else COLUMNS)
+    return [data, index]
 
 
 def _experiments(method: Method) -> list[tuple[str, str, dict[str, np.ndarray]]]:
@@ -63,7 +57,9 @@ def _experiments(method: Method) -> list[tuple[str, str, dict[str, np.ndarray]]]
 
 
 def _write_index(
-    path: Path, experiments: Sequence[tuple[str, str, dict[str, np.ndarray]]], kind: str
+    path: Path,
+    experiments: Sequence[tuple[str, str, dict[str, np.ndarray]]],
+    columns: Sequence[str],
 ) -> None:
     from pandas import DataFrame  # a second, for this command alone
 
@@ -71,7 +67,6 @@ def _write_index(
         (place, model, len(p["probas_cal"]), len(p["probas_test"]), p["probas_test"].shape[-1])
         for place, model, p in experiments
     ]
-    columns = COLUMNS if kind == "multiclass" else COLUMNS[:-1]
     frame = DataFrame(rows, columns=list(COLUMNS))
     frame[list(columns)].to_csv(path, index=False)
 

@@ -120,6 +120,13 @@ PENALTY = 1e-8
 log = logging.getLogger(__name__)
 
 
+def refuse_other_classes(logits: Tensor, classes: int) -> None:
+    """Raises ValueError for logits that are not [N, classes]."""
+    if logits.ndim != 2 or logits.shape[1] != classes:
+        found = f"logits have shape {tuple(logits.shape)}"
+        raise ValueError(f"{found}: fitted on [N, {classes}]")
+
+
 @dataclass(frozen=True)
 class VectorScaling:
     """z_k w_k + b_k."""
@@ -133,9 +140,7 @@ class VectorScaling:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        if logits.ndim != 2 or logits.shape[1] != len(self.weight):
-            found = f"logits have shape {tuple(logits.shape)}"
-            raise ValueError(f"{found}: fitted on [N, {len(self.weight)}]")
+        refuse_other_classes(logits, len(self.weight))
         return logits.detach().cpu().double() * self.weight + self.bias
 
 
@@ -235,9 +240,7 @@ class Isotonic:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        if logits.ndim != 2 or logits.shape[1] != len(self.knots):
-            found = f"logits have shape {tuple(logits.shape)}"
-            raise ValueError(f"{found}: fitted on [N, {len(self.knots)}]")
+        refuse_other_classes(logits, len(self.knots))
         p = logits.detach().cpu().double().softmax(1).numpy()
         mapped = [np.interp(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
         raised = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)

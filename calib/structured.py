@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from calib.metrics.one_pass import checked
-from calib.posthoc import minimise, nll_temperature
+from calib.posthoc import minimise, nll_temperature, refuse_other_classes
 
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
@@ -41,7 +41,7 @@ class Structured:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        _refuse_others(logits, len(self.bias))
+        refuse_other_classes(logits, len(self.bias))
         told = mixed_logits(logits.detach().cpu().double(), self.temperature, self.uniform)
         if self.weight.ndim == 1:
             return told * self.weight + self.bias
@@ -164,9 +164,3 @@ def _components(logits: Tensor, temperature: float) -> Tensor:
     """Log probabilities of the three parts, [3, N, K]."""
     even = torch.full_like(logits, -math.log(logits.shape[1]))
     return torch.stack([(logits / temperature).log_softmax(1), logits.log_softmax(1), even])
-
-
-def _refuse_others(logits: Tensor, classes: int) -> None:
-    if logits.ndim != 2 or logits.shape[1] != classes:
-        found = f"logits have shape {tuple(logits.shape)}"
-        raise ValueError(f"{found}: fitted on [N, {classes}]")

@@ -397,10 +397,10 @@ def _selective(methods: Sequence[Method]) -> Table:
 
 def _conformal(methods: Sequence[Method]) -> Table:
     rows = [
-        (f"{method.label}, {score.upper()}", each)
+        (f"{method.label}, {score.upper()}", [sets[score] for sets in found])
         for method in methods
-        for score in ("thr", "aps", "raps")
-        if (each := method.each("conformal", score))
+        if (found := method.each("conformal"))
+        for score in found[0]
     ]
     note = "Sets of classes that shall hold the true one for nine images in ten, fitted on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "

@@ -52,7 +52,7 @@ def exported(run: Path, format: str) -> list[Path]:
         return []
     from calib.calarena import export_calarena
 
-    return export_calarena([run], run / format)
+    return export_calarena(run, run / format)
 
 
 def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Evaluation:

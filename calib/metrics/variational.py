@@ -11,17 +11,17 @@ FEWEST = 2 * FOLDS  # samples; of fewer no fold can learn anything
 
 
 def variational_error(
-    predicted: Tensor, recalibrated: Tensor, targets: Tensor, order: float = 2.0
+    predicted: Tensor, recalibrated: Tensor, truth: Tensor, order: float = 2.0
 ) -> float:
     """A lower bound of the L_p calibration error E |E[y | f] - f|_p, equal where g = E[y | f].
 
-    It is the mean of <d |d|^(p-1) / |d|_p^(p-1), y - f> with d = g - f, y one-hot: how much better
-    g is than f in the proper loss that belongs to this error. By chance it can be negative.
+    It is the mean of <sign(d) |d|^(p-1) / |d|_p^(p-1), y - f> with d = g - f: how much better g is
+    than f in the proper loss that belongs to this error. By chance it can be negative.
 
     Args:
-        predicted: f, [N, K] probabilities.
-        recalibrated: g, [N, K], of a recalibration that was fitted without the image it is for.
-        targets: [N] int.
+        predicted: f, [N, K] probabilities, or [N, 1] of one event.
+        recalibrated: g, as f, of a recalibration that was fitted without the image it is for.
+        truth: y, as f: one-hot, or whether the event came.
         order: p, at least 1.
 
     Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2602.24230.
@@ -30,7 +30,6 @@ def variational_error(
     norm = torch.linalg.vector_norm(difference, ord=order, dim=1, keepdim=True)
     powered = difference.abs().pow(order - 1) * difference.sign()
     direction = torch.where(norm > 0, powered / norm.clamp(min=1e-300).pow(order - 1), 0.0)
-    truth = torch.nn.functional.one_hot(targets, predicted.shape[1]).double()
     return (direction * (truth - predicted)).sum(1).mean().item()
 
 
@@ -48,8 +47,9 @@ def top_label_error(confidence: Tensor, correct: Tensor) -> float:
     given, truth = confidence.numpy(), correct.numpy() > 0.5
     order = np.lexsort((truth, given))  # so that folds do not hang on how the images lie
     given, truth = given[order], truth[order]
-    moved = np.sign(cross_fitted(given, truth) - given)
-    return float(np.mean(moved * (truth - given)))
+    columns = (given, cross_fitted(given, truth), truth.astype(float))
+    f, g, y = (torch.from_numpy(column)[:, None] for column in columns)
+    return variational_error(f, g, y, order=1.0)
 
 
 def cross_fitted(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ def index_of(path: Path) -> list[dict[str, str]]:
 
 def test_each_stage_of_each_seed_is_an_experiment(tmp_path: Path):
     run = make_run(tmp_path / "csm", "CSM", [{}, {}], head="mac_cal")
-    data, index = export_calarena([run], tmp_path / "out")
+    data, index = export_calarena(run, tmp_path / "out")
     assert (data.name, index.name) == ("semix-binary.h5", "semix-binary-experiments.csv")
     rows = index_of(index)
     models = [f"csm-{stage}-seed{seed}" for stage in ("base", "head") for seed in (0, 1)]
@@ -41,4 +41,4 @@ def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "csm", "CSM", [{}])
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(InputError, match=r"^export = calarena: needs h5py; install it with `pip"):
-        export_calarena([run], tmp_path / "out")
+        export_calarena(run, tmp_path / "out")

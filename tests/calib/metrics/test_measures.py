@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torchmetrics.classification import MulticlassCalibrationError
 
 from calib.metrics import (
@@ -346,10 +347,11 @@ def test_conformal_sets_equal_those_of_torch_uncertainty(name: str):
 def test_the_variational_error_equals_that_of_probmetrics(name: str):
     logits, targets = (torch.from_numpy(part) for part in case(*CASES[name]))
     p, other = logits.double().softmax(1), (logits.double() / 2).softmax(1)
+    truth = one_hot(targets, logits.shape[1])
     for order in ORDERS:
-        got = variational_error(p, other, targets, order)
+        got = variational_error(p, other, truth, order)
         assert got == pytest.approx(FOUND["variational"][name][str(order)], abs=1e-9)
-        assert variational_error(p, p, targets, order) == 0
+        assert variational_error(p, p, truth, order) == 0
 
 
 def test_conformal_sets_keep_their_promise_on_exchangeable_images():
