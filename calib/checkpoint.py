@@ -282,7 +282,7 @@ class Middle:
         """
         own: OfProcess = {
             "random": random_state(accelerator.device),
-            "buffers": {name: b.detach().cpu().clone() for name, b in _own(modules).items()},
+            "buffers": {name: b.detach().cpu().clone() for name, (b, _) in _own(modules).items()},
             "kept": dict(kept),
         }
         return cls(step, gather_object([own]))
@@ -312,16 +312,12 @@ class Middle:
             set_random_state(self.processes[index]["random"])
         if before == accelerator.num_processes:
             own = self.processes[index]
-            for name, buffer in _own(modules).items():
+            for name, (buffer, _) in _own(modules).items():
                 buffer.copy_(own["buffers"][name])
             return own["kept"]
-        sums = _sums(modules)
-        for name, buffer in _own(modules).items():
+        for name, (buffer, is_sum) in _own(modules).items():
             all_had = [process["buffers"][name] for process in self.processes]
-            if name in sums:
-                buffer.copy_(added(all_had, index))
-            else:
-                buffer.copy_(torch.stack(all_had).mean(0))
+            buffer.copy_(added(all_had, index) if is_sum else torch.stack(all_had).mean(0))
         return share([process["kept"] for process in self.processes], index)
 
 
@@ -339,8 +335,8 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
         torch.get_device_module(kind).set_rng_state(states[kind])
 
 
-def _own(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Buffers in which processes may differ within an epoch, or that no checkpoint holds.
+def _own(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, bool]]:
+    """Buffers in which processes may differ within an epoch, and whether they are sums of it.
 
     Statistics of batch norms are each process's own until the epoch ends; sums of an epoch are
     not in a module's state at all.
@@ -350,15 +346,5 @@ def _own(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
         saved = module.state_dict().keys()
         for name, buffer in module.named_buffers():
             if buffer.is_floating_point() or name not in saved:
-                found[f"{part}.{name}"] = buffer
+                found[f"{part}.{name}"] = buffer, name not in saved
     return found
-
-
-def _sums(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Those that are sums of an epoch."""
-    return {
-        f"{part}.{name}"
-        for part, module in modules.items()
-        for name, _ in module.named_buffers()
-        if name not in module.state_dict()
-    }

@@ -16,12 +16,7 @@ from data.ranges import format_ranges, parse_ranges
 from data.root import Progress, Root
 from data.verify import refuse_others
 from flows import parameters as p
-from flows.artifacts import (
-    artifact_key,
-    build_summary,
-    progress_artifact,
-    series_sheet,
-)
+from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from flows.build_steps import (
     ALL,
     Selection,
@@ -77,8 +72,8 @@ def build_flow(
     with running("build"):
         checked = handed(Root)
         root = checked or opened(out, config, overrides)
-        before = root.done()
         plan(root, selection, full=full)
+        before = root.done()  # without the damage that was put aside
         lacking, errors = selection.wanted(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
         if lacking:

@@ -37,10 +37,9 @@ class Price:
     def of(self, seconds: float) -> float:
         return seconds / 3600 * self.hour
 
-    def words(self, seconds: float) -> str:
+    def words(self, amount: float) -> str:
         """`12.30 EUR`."""
-        found = self.of(seconds)
-        return f"{found:,.2f} {self.currency}".rstrip() if found >= 0.005 else "less than 0.01"
+        return f"{amount:,.2f} {self.currency}".rstrip() if amount >= 0.005 else "less than 0.01"
 
 
 def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
@@ -54,26 +53,25 @@ def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
         noise = facts["noise_ratio"] / (1 + facts["noise_ratio"])
         found |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
     if timed is not None:
-        found["at_measured_speed"] = timed["hours"] * price.hour
-        share = timed["hours"] * 3600 / timed["seconds"]
-        found["stages"] = {name: price.of(s * share) for name, s in timed["stages"].items()}
+        whole, chosen = timed["hours"] * price.hour, facts["noise_ratio"]
+        batch = whole / (1 + chosen) / timed["seconds"]  # for a second of the batch
+        stages = {name: seconds * batch for name, seconds in timed["stages"].items()}
+        if chosen:
+            stages["choosing noise"] = whole * chosen / (1 + chosen)
+        found |= {"at_measured_speed": whole, "stages": stages}
     return found
 
 
 def words_of_check(found: Mapping[str, Any], price: Price) -> str:
     """The same in a line."""
-
-    def text(amount: float) -> str:
-        return price.words(amount / price.hour * 3600 if price.hour else 0.0)
-
     if found["estimated"] is None:
         return "not known"
-    said = text(found["estimated"])
+    said = price.words(found["estimated"])
     if found["of_which_noise"]:
-        said += f", of which choosing noise {text(found['of_which_noise'])}"
+        said += f", of which choosing noise {price.words(found['of_which_noise'])}"
     if "stages" in found:
-        parts = ", ".join(f"{name} {text(amount)}" for name, amount in found["stages"].items())
-        said += f"; at the batch's speed {text(found['at_measured_speed'])} ({parts})"
+        speed = price.words(found["at_measured_speed"])
+        said += f"; at the batch's speed {speed} ({_stages(found, price)})"
     return said
 
 
@@ -94,11 +92,15 @@ def price_of_root(progress: Progress, left: float | None, price: Price) -> dict[
     }
 
 
-def words_of_root(progress: Progress, left: float | None, price: Price) -> str:
+def words_of_root(found: Mapping[str, Any], price: Price) -> str:
     """`12.30 EUR so far (generate 11.80 EUR, encode 0.40 EUR, ...), 3.10 EUR left`."""
-    said = f"{price.words(progress.seconds)} so far"
-    if progress.stages:
-        ordered = sorted(progress.stages.items(), key=lambda stage: -stage[1])
-        parts = ", ".join(f"{name} {price.words(seconds)}" for name, seconds in ordered)
-        said += f" ({parts}; stages run beside each other)"
-    return f"{said}, {price.words(left)} left" if left else said
+    said = f"{price.words(found['spent'])} so far"
+    if found["stages"]:
+        said += f" ({_stages(found, price)}; stages run beside each other)"
+    return f"{said}, {price.words(found['left'])} left" if found["left"] else said
+
+
+def _stages(found: Mapping[str, Any], price: Price) -> str:
+    """`generate 11.80 EUR, encode 0.40 EUR`: the dearest first."""
+    ordered = sorted(found["stages"].items(), key=lambda stage: -stage[1])
+    return ", ".join(f"{name} {price.words(amount)}" for name, amount in ordered)

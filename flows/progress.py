@@ -94,9 +94,8 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     facts = {**root.status(), **standing(found)}
     facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
     if price is not None:
-        left = facts["worker_seconds_left"]
-        told = price_of_root if as_json else words_of_root
-        facts["price"] = told(found, left, price)
+        cost = price_of_root(found, facts["worker_seconds_left"], price)
+        facts["price"] = cost if as_json else words_of_root(cost, price)
     if sets := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
     if not as_json:

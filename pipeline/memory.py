@@ -16,6 +16,7 @@ from pipeline.clip import image_tower
 from pipeline.config import FLOW_FAMILIES, BuildConfig
 from pipeline.generators import load_generator
 from pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
+from pipeline.generators.texts import IMAGES
 
 TEXTS = "text_encoder"  # how the names of text encoders start
 
@@ -77,7 +78,10 @@ def memory_needed(config: BuildConfig) -> Memory:
     """
     generator = config.generator.model_copy(update={"compile": "none"})
     loaded = load_generator(generator, device=META)
-    sizes = network_bytes(load_pipeline(generator, device=META))
+    sizes = network_bytes(loaded.denoiser.pipeline)
+    apart = generator.family in FLOW_FAMILIES
+    if apart:  # the text encoders are gone again
+        sizes |= network_bytes(load_pipeline(generator, device=META, **dict.fromkeys(IMAGES)))
     texts = sum(size for name, size in sizes.items() if name.startswith(TEXTS))
     towers = [image_tower(encoder, field) for field, encoder in config.annotation.encoders]
     rows = config.shards.groups_per_batch * config.mixing.images
@@ -92,7 +96,7 @@ def memory_needed(config: BuildConfig) -> Memory:
         clip=sum(module_bytes(tower) for tower in towers),
         sampling=peak_bytes(lambda: loaded.predict(latents, step, told, scale)),
         decoding=peak_bytes(lambda: loaded.decode(decoded)),
-        apart=generator.family in FLOW_FAMILIES,
+        apart=apart,
         offload=generator.offload == "model",
     )
 

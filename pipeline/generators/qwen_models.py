@@ -12,7 +12,6 @@ from pipeline.conditioning import Conditioning
 from pipeline.generators.flow_models import NATIVE, PATCH, FlowModel, shift
 from pipeline.generators.guidance import TwoRows, guided_sum
 from pipeline.generators.loading import META
-from pipeline.prompts import as_read
 
 
 class Flux2(TwoRows, FlowModel):
@@ -92,7 +91,7 @@ class ZImage(FlowModel):
 
     def _ask(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of the last layer of Qwen3 but one."""
-        ids = as_read(pipeline.tokenizer, self.config)(text, return_tensors="pt").input_ids
+        ids = self.texts.tokenizers[0](text, return_tensors="pt").input_ids
         if self.texts.device == META:
             width = pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(*ids.shape, width, device=META))

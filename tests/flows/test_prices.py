@@ -45,10 +45,12 @@ def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
     dear = {**facts, "hours": 12.0, "noise_ratio": 0.5, "timed": timed}
     found = price_of_check(dear, price)
     assert found["of_which_noise"] == pytest.approx(24 / 3)
-    assert found["stages"] == pytest.approx({"generate": 15.0, "clip": 5.0})
+    # A third of the ten hours chooses noise; the rest is the batch's.
+    stages = {"generate": 10.0, "clip": 10 / 3, "choosing noise": 20 / 3}
+    assert found["stages"] == pytest.approx(stages)
     assert words_of_check(found, price) == (
         "24.00 EUR, of which choosing noise 8.00 EUR; at the batch's speed 20.00 EUR (generate "
-        "15.00 EUR, clip 5.00 EUR)"
+        "10.00 EUR, choosing noise 6.67 EUR, clip 3.33 EUR)"
     )
     unknown = price_of_check({**facts, "hours": None}, price)
     assert (unknown["estimated"], words_of_check(unknown, price)) == (None, "not known")
@@ -63,7 +65,7 @@ def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     assert told["spent"] == pytest.approx(found.seconds)
     assert told["left"] == pytest.approx(left) and left > 0
     assert told["stages"] == pytest.approx(found.stages)
-    words = words_of_root(found, left, price)
+    words = words_of_root(told, price)
     assert " so far (generate " in words and words.endswith(" left")
 
 
