@@ -43,9 +43,11 @@ def costs(
     """
     from data.device import resolve_device
     from pipeline.estimate import estimate, hours
+    from pipeline.generators.loading import check_networks
     from pipeline.rehearsal import device_rate
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
+    check_networks(plan.config.generator)
     found = estimate(plan)
     free = free_bytes(store)
     if found.bytes is not None and free is not None:

@@ -36,7 +36,7 @@ from flows.gpus import CHOSEN, ask_driver, visible_gpus
 from flows.server_probe import ServerFacts, probe, settings_here
 from pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from pipeline.config import BuildConfig, EncoderConfig
-from pipeline.model_paths import copy_here
+from pipeline.model_paths import copy_here, quantisation
 from pipeline.root import MIXED
 
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
@@ -176,13 +176,18 @@ def _gpu(index: int, dtype: str) -> Finding:
 
 
 def check_model_files(subject: Subject) -> Iterator[Finding]:
-    """Models of a build: there, of the right kind, with headers that can be read."""
+    """Models of a build: there, of the right kind, headers that can be read, no weight missing."""
     if subject.build is None:
         yield Finding("models", UNCHECKED, "no config of a build was given")
         return
     check_models(subject.build)
-    for name, (model, place) in _models(subject.build).items():
-        yield _model(name, model, place)
+    findings = [_model(name, *model) for name, model in _models(subject.build).items()]
+    yield from findings
+    if all(finding.state != FAILED for finding in findings):
+        from pipeline.generators.loading import check_networks  # seconds, for those with a build
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        check_networks(subject.build.generator, device=device)
 
 
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
@@ -278,7 +283,12 @@ def _needed(subject: Subject) -> float | None:
         return None
     if not all(found):  # a model that is not here yet
         return None
-    return BYTES[subject.dtype] * sum(sum(files.values()) for files in found)
+    return sum(
+        # Quantised weights stay as they are in their files.
+        path.stat().st_size if quantisation(path.parent) else BYTES[subject.dtype] * count
+        for files in found
+        for path, count in files.items()
+    )
 
 
 def judged_memory(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:

@@ -25,11 +25,14 @@ from pipeline.model_paths import (
     PICKLES,
     SAFE,
     check_commit,
+    check_quantisation,
+    check_variant,
     check_weights,
     local_path,
     lora_file,
     pinned,
     refuse_absent,
+    weight_files,
 )
 from pipeline.prompts import as_read, checked_prompts, spoken_names
 
@@ -124,12 +127,20 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
         remedy = f"holds a {kind}; family {config.family} needs a {wanted}{instead}"
         raise InputError("generator.model", folder, remedy)
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
-    for part, found in sorted(parts.items()):
-        if part not in left_out and isinstance(found, list) and found[0] is not None:
-            _check_pipeline_part(folder, part, found)
+    loaded = {
+        part: named
+        for part, named in sorted(parts.items())
+        if part not in left_out and isinstance(named, list) and named[0] is not None
+    }
+    for part, named in loaded.items():
+        _check_pipeline_part(folder, part, named, config.variant)
+    variants = {variant for part in loaded for variant in weight_files(folder / part)}
+    if config.variant is not None and variants and config.variant not in variants:
+        remedy = f"no weights of {folder} are of this variant; leave it out"
+        raise InputError("generator.variant", config.variant, remedy)
 
 
-def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
+def _check_pipeline_part(folder: Path, part: str, found: list[str], variant: str | None) -> None:
     """Other networks of transformers can name further models, which it would fetch."""
     library, kind = found
     if library == "transformers" and not kind.startswith((*ENCODERS, "Qwen2Tokenizer")):
@@ -138,6 +149,8 @@ def _check_pipeline_part(folder: Path, part: str, found: list[str]) -> None:
     if not (folder / part).is_dir():
         raise InputError("generator.model", folder, f"has no folder {part}; fetch it again")
     check_weights(folder / part, "generator.model")
+    check_quantisation(folder / part, "generator.model")
+    check_variant(folder / part, variant)
 
 
 def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
@@ -180,6 +193,8 @@ def _check_additions(config: GeneratorConfig) -> None:
         if folder is not None and not (folder / "config.json").is_file():
             remedy = "is not a U-Net directory (it has no config.json); name the unet folder itself"
             raise InputError("generator.unet", folder.absolute(), remedy)
+        if folder is not None:
+            check_variant(folder, config.variant)
     for lora in config.lora:
         lora_file(lora)
     if config.tiny_decoder is not None:
@@ -192,6 +207,7 @@ def _check_part(model: str, revision: str | None, field: str) -> None:
     if isinstance(path, Path):
         refuse_absent(path, field)
         check_weights(path, field)
+        check_quantisation(path, field)
 
 
 def check_clip(config: AnnotationConfig) -> None:

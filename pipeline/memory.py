@@ -78,10 +78,11 @@ def memory_needed(config: BuildConfig) -> Memory:
     """
     generator = config.generator.model_copy(update={"compile": "none"})
     loaded = load_generator(generator, device=META)
-    sizes = network_bytes(loaded.denoiser.pipeline)
+    sizes = network_bytes(loaded.denoiser.pipeline, generator.variant)
     apart = generator.family in FLOW_FAMILIES
     if apart:  # the text encoders are gone again
-        sizes |= network_bytes(load_pipeline(generator, device=META, **dict.fromkeys(IMAGES)))
+        texts_alone = load_pipeline(generator, device=META, **dict.fromkeys(IMAGES))
+        sizes |= network_bytes(texts_alone, generator.variant)
     texts = sum(size for name, size in sizes.items() if name.startswith(TEXTS))
     towers = [image_tower(encoder, field) for field, encoder in config.annotation.encoders]
     rows = config.shards.groups_per_batch * config.mixing.images

@@ -1,6 +1,8 @@
 """Where models are, a local path or a hub id with its commit, and in which format."""
 
 import re
+from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 from data.errors import InputError
@@ -11,6 +13,11 @@ COMMIT = re.compile("[0-9a-f]{40}")
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 SAFE = ".safetensors"
 SHARD = re.compile(r"[\w.-]+\.safetensors")
+# What diffusers and transformers call the weights of a network, whole or in shards.
+WEIGHTS = re.compile(
+    r"(?:diffusion_pytorch_)?model(?:\.(\w+))?(?:-\d{5}-of-\d{5})?(?:\.(\w+))?\.safetensors"
+)
+QUANTISED = ("bitsandbytes", "torchao")  # methods whose networks load, each with its package
 
 
 class NotHere(InputError):
@@ -88,7 +95,7 @@ def check_weights(folder: Path, field: str) -> None:
             another format or place.
     """
     suffixes = {path.suffix for path in folder.iterdir()}
-    if suffixes & PICKLES and SAFE not in suffixes:
+    if suffixes & {*PICKLES, ".gguf"} and SAFE not in suffixes:
         raise InputError(field, folder, "has no safetensors; convert it")
     if (folder / "adapter_config.json").exists():
         remedy = "names a model to be fetched; merge the adapter into the weights and remove it"
@@ -100,6 +107,50 @@ def check_weights(folder: Path, field: str) -> None:
             if not SHARD.fullmatch(name):
                 remedy = f"{key} names {name!r}, which is no safetensors file beside it; convert it"
                 raise InputError(field, path, remedy)
+
+
+def weight_files(folder: Path) -> dict[str | None, list[Path]]:
+    """The weights of a network by their variant; None has those without one."""
+    files = defaultdict(list)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if named := WEIGHTS.fullmatch(path.name):
+            files[named[1] or named[2]].append(path)
+    return dict(files)
+
+
+def check_variant(folder: Path, variant: str | None) -> None:
+    """Raises InputError for a network whose weights are all of another variant than this one."""
+    variants = weight_files(folder)
+    if variants and not {variant, None} & set(variants):
+        names = sorted(filter(None, variants))
+        remedy = f"{folder} has weights of the variant {' or '.join(names)} alone; set it to "
+        raise InputError("generator.variant", variant or "nothing", remedy + names[0])
+
+
+def quantisation(folder: Path) -> str | None:
+    """The method by which a network's weights were quantised, as its config says; None if not."""
+    config = folder / "config.json"
+    settings = read_json(config).get("quantization_config") if config.is_file() else None
+    if not settings:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return "bitsandbytes"  # as early releases wrote it
+    return str(method)
+
+
+def check_quantisation(folder: Path, field: str) -> None:
+    """Raises InputError for a network of a method that does not load, or whose package lacks."""
+    method = quantisation(folder)
+    if method is None:
+        return
+    if method not in QUANTISED:
+        remedy = f"its weights were quantised by {method}; semix takes those of "
+        remedy += f"{' and '.join(QUANTISED)}, or weights that were not quantised"
+        raise InputError(field, folder, remedy)
+    if find_spec(method) is None:
+        remedy = f"its weights were quantised by {method}: pip install {method}"
+        raise InputError(field, folder, remedy)
 
 
 def lora_file(lora: LoraConfig) -> tuple[str, str]:

@@ -243,7 +243,7 @@ class Batch:
         return partial(encode_series, self.images[row], extension)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: gradients of noise pass conditions and offloaded weights
 def make_batch(
     groups: Sequence[MixGroup], plan: BuildPlan, *, models: Models, clock: Stopwatch
 ) -> Batch:

@@ -77,7 +77,8 @@ class LatentDiffusion:
         pixels = math.prod(denoiser.latent_shape) // own.config.latent_channels * 4 ** (levels - 1)
         self.decode_batch = config.decode_batch or decoded_at_once(pixels)
         self.device = torch.device(device)  # where networks work, if not where they wait
-        self.dtype: torch.dtype = next(denoiser.network.parameters()).dtype
+        weights = denoiser.network.parameters()  # of a quantised network some are whole numbers
+        self.dtype = next(weight.dtype for weight in weights if weight.is_floating_point())
         self.scheduler = sampler(
             denoiser.scheduler, name=config.scheduler, spacing=config.timestep_spacing
         )
@@ -89,7 +90,7 @@ class LatentDiffusion:
         """What the model is told for each class name, one row each."""
         return self.denoiser.encode(names)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: weights that are fetched meanwhile pass gradients later
     def sample(self, noise: Tensor, condition: Conditioning) -> Tensor:
         """Noise of variance 1, float32 [B, C, h, w], to clean latents of the same shape.
 
@@ -120,7 +121,7 @@ class LatentDiffusion:
         with room_for_programs(self.config.compile):
             return self.denoiser.guided(inputs, timestep, condition, guidance_scale)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     @float32_precision("ieee")
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents [B, C, h, w] to pixels uint8 [B, H, W, 3] on the device."""

@@ -15,7 +15,7 @@ import transformers
 from diffusers import AutoencoderTiny, UNet2DConditionModel
 from huggingface_hub import snapshot_download
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from data.device import DTYPES, resolve_dtype
@@ -23,10 +23,20 @@ from data.errors import InputError
 from data.files import read_json
 from pipeline.checks import check_generator
 from pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
-from pipeline.model_paths import NotHere, check_weights, fetched, local_path, lora_file, pinned
+from pipeline.model_paths import (
+    NotHere,
+    check_weights,
+    copy_here,
+    fetched,
+    local_path,
+    lora_file,
+    pinned,
+    quantisation,
+    weight_files,
+)
 
 META = "meta"
-MODEL = "generator.model"
+MODEL, TINY = "generator.model", "generator.tiny_decoder"
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 # Looked up when this is imported: it takes seconds, which workers spend ahead.
 KINDS = {family: getattr(diffusers, name) for family, name in PIPELINES.items()}
@@ -35,6 +45,8 @@ PART_FILES = [  # of a hub repository that is one network
     *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
     f"{WEIGHTS}-*.safetensors",
 ]
+STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMED = 3  # missing weights that a message lists
 # What diffusers, transformers and the hub's client raise for models they cannot find or read.
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
 # And peft, for files that are no LoRA weights, or those of another model.
@@ -72,15 +84,104 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
     return pipeline
 
 
+def check_networks(config: GeneratorConfig, *, device: str | None = None) -> None:
+    """Whether the networks of a model that is on this machine have all their weights.
+
+    Their files' headers say so: no weight is read. Quantised weights are compared when they load.
+
+    Args:
+        device: where they shall be loaded; None asks nothing of it.
+    Raises:
+        InputError: a network that lacks weights, or that cannot be loaded, or not there.
+    """
+    folder = copy_here(config.model, config.revision)
+    if folder is not None:
+        check_generator(config.model_copy(update={"model": str(folder)}))
+        for part, kind in _network_kinds(folder, ["unet"] if config.unet else []).items():
+            _read_headers(kind, folder / part, device, variant=config.variant, field=MODEL)
+    for kind, model, revision, field in (
+        (UNet2DConditionModel, config.unet, config.unet_revision, "generator.unet"),
+        (AutoencoderTiny, config.tiny_decoder, config.tiny_decoder_revision, TINY),
+    ):
+        if model is not None and (folder := copy_here(model, revision)) is not None:
+            _read_headers(kind, folder, device, variant=config.variant, field=field)
+
+
+def _read_headers(kind: Any, folder: Path, device: str | None, **settings: Any) -> None:
+    if (method := quantisation(folder)) is not None:
+        ours = issubclass(kind, diffusers.ModelMixin)
+        if method == "bitsandbytes" and ours and device == "cpu":
+            remedy = "its weights were quantised by bitsandbytes, which diffusers loads on NVIDIA "
+            raise InputError(settings["field"], folder, remedy + "GPUs alone; run it on one")
+        return
+    with _named(settings["field"], str(folder)), _silent():
+        # In the precision of the file, or its values would be converted.
+        dtype = _stored_dtype(folder, settings["variant"])
+        _read_network(kind, folder, device_map=META, dtype=dtype, **settings)
+
+
+def _read_network(
+    kind: Any, folder: Path, *, variant: str | None, field: str, **settings: Any
+) -> Any:
+    """One network, in its variant where it has that.
+
+    Raises:
+        InputError: it lacks weights, for which the libraries would put in random ones.
+    """
+    variant = variant if variant in weight_files(folder) else None
+    settings |= {"variant": variant, "use_safetensors": True, "output_loading_info": True}
+    network, report = kind.from_pretrained(folder, **settings)
+    if missing := sorted(report["missing_keys"]):
+        names = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
+        remedy = f"lacks {len(missing)} of the weights of a {kind.__name__} ({names}); fetch or "
+        raise InputError(field, folder, remedy + "convert it again")
+    return network
+
+
+def _stored_dtype(folder: Path, variant: str | None) -> torch.dtype | None:
+    """Of the weights of a network, by the first one."""
+    files = weight_files(folder)
+    for path in files.get(variant) or files.get(None) or ():
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                return STORED.get(file.get_slice(name).get_dtype())
+    return None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what diffusers and transformers log of loading."""
+    logs = [diffusers.utils.logging, transformers.utils.logging]
+    before = [log.get_verbosity() for log in logs]
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    for log in logs:
+        log.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
 def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: torch.dtype) -> Any:
     if config.unet is not None:
-        model = local_path(config.model) or config.model
-        parts = {**parts, "unet": _tuned_unet(config, model, device="cpu", dtype=dtype)}
+        model, settings = local_path(config.model) or config.model, {"variant": config.variant}
+        parts = {**parts, "unet": _tuned_unet(config, model, device="cpu", dtype=dtype, **settings)}
     folder = local_path(config.model)
     if folder is None:
         folder = _downloaded(config, parts)
         check_generator(config.model_copy(update={"model": str(folder)}))
-    pipeline = _from_pretrained(config, folder, dtype=dtype, variant=config.variant, **parts)
+    with _named(MODEL, config.model):
+        networks = {
+            part: _read_network(
+                kind, folder / part, variant=config.variant, field=MODEL, dtype=dtype
+            )
+            for part, kind in _network_kinds(folder, parts).items()
+        }
+    pipeline = _from_pretrained(config, folder, **parts, **networks)
     add_lora(pipeline, config.lora)
     # Convolutions run faster on a GPU with the channels last, and no slower on a CPU.
     for name in ("unet", "vae"):
@@ -107,14 +208,22 @@ def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> An
 
 
 def load_part(
-    kind: Any, model: str, *, field: str, revision: str | None, device: str, **settings: Any
+    kind: Any,
+    model: str,
+    *,
+    field: str,
+    revision: str | None,
+    device: str,
+    variant: str | None = None,
+    **settings: Any,
 ) -> Any:
     """One network of class `kind`, from a directory or from the pinned commit of a hub id.
 
     Args:
         device: only whether it is "meta" counts, which wants no weights; others load on the CPU.
     Raises:
-        InputError: it cannot be loaded, is no safetensors, or of the hub without a commit.
+        InputError: it cannot be loaded, lacks weights, is no safetensors, or of the hub without a
+            commit.
         NotHere: on the meta device, of the hub and not fetched before.
     """
     place = pinned(model, revision, f"{field}_revision")
@@ -127,7 +236,7 @@ def load_part(
             check_weights(place, field)
         if device == META:
             return _empty(kind, place)
-        return kind.from_pretrained(place, use_safetensors=True, **settings)
+        return _read_network(kind, place, variant=variant, field=field, **settings)
 
 
 def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
@@ -139,25 +248,38 @@ def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
         InputError: it cannot be loaded, or decodes latents or images of another shape.
     """
     assert config.tiny_decoder is not None
-    field = "generator.tiny_decoder"
     tiny = load_part(
         AutoencoderTiny,
         config.tiny_decoder,
-        field=field,
+        field=TINY,
         revision=config.tiny_decoder_revision,
         device=device,
     )
     there = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
     here = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
     if here != there:
-        raise InputError(field, config.tiny_decoder, f"decodes {here}; the model has {there}")
+        raise InputError(TINY, config.tiny_decoder, f"decodes {here}; the model has {there}")
     return tiny.to(device=device, dtype=vae.dtype).eval()
 
 
-def network_bytes(pipeline: Any) -> dict[str, int]:
-    """What the weights of each network of a pipeline take."""
-    parts = pipeline.components.items()
-    return {name: module_bytes(part) for name, part in parts if isinstance(part, nn.Module)}
+def network_bytes(pipeline: Any, variant: str | None = None) -> dict[str, int]:
+    """What the weights of each network of a pipeline take; of a quantised one, what its files do.
+
+    Args:
+        variant: of the files.
+    """
+    folder, sizes = Path(pipeline.name_or_path), {}
+    for name, part in pipeline.components.items():
+        if isinstance(part, nn.Module):
+            quantised = quantisation(folder / name) is not None
+            sizes[name] = file_bytes(folder / name, variant) if quantised else module_bytes(part)
+    return sizes
+
+
+def file_bytes(folder: Path, variant: str | None) -> int:
+    """What the files of a network hold, to within their headers."""
+    files = weight_files(folder)
+    return sum(path.stat().st_size for path in files.get(variant) or files.get(None) or ())
 
 
 def module_bytes(module: nn.Module) -> int:
@@ -170,8 +292,9 @@ def refuse_too_large(pipeline: Any, config: GeneratorConfig, device: str) -> Non
     """Raises InputError for networks that a GPU has no room for, the largest by name."""
     if not device.startswith("cuda"):
         return
-    sizes, free = network_bytes(pipeline), torch.cuda.mem_get_info(device)[0]
-    needed = max(sizes.values()) if config.offload == "model" else sum(sizes.values())
+    sizes, free = network_bytes(pipeline, config.variant), torch.cuda.mem_get_info(device)[0]
+    together = config.offload == "none"
+    needed = sum(sizes.values()) if together else max(sizes.values(), default=0)
     if needed > free:
         largest = max(sizes, key=sizes.__getitem__)
         remedy = (
@@ -223,15 +346,21 @@ def _sizes(channels: int, levels: Any) -> str:
 
 def _empty_networks(folder: Path, given: Container[str]) -> dict[str, nn.Module]:
     """The networks that the model's index names, but for those `given`, on the meta device."""
-    found = {}
+    with _named(MODEL, str(folder)):
+        kinds = _network_kinds(folder, given)
+        return {part: _empty(kind, folder / part) for part, kind in kinds.items()}
+
+
+def _network_kinds(folder: Path, given: Container[str]) -> dict[str, Any]:
+    """The classes of the networks that the model's index names, but for those `given`."""
+    kinds = {}
     for part, named in read_json(folder / "model_index.json").items():
         if part in given or not isinstance(named, list) or named[0] not in LIBRARIES:
             continue
         kind = getattr(LIBRARIES[named[0]], named[1], None)
         if isinstance(kind, type) and issubclass(kind, nn.Module):
-            with _named(MODEL, str(folder)):
-                found[part] = _empty(kind, folder / part)
-    return found
+            kinds[part] = kind
+    return kinds
 
 
 def _empty(kind: Any, folder: Path) -> Any:

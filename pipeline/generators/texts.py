@@ -4,6 +4,7 @@ T5 takes 9.5 GB in half precision, Qwen3 8: their embeddings are made once on a 
 finds them loads no text encoder.
 """
 
+import gc
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +88,9 @@ class Texts:
                 with torch.no_grad():
                     self.known[text] = self.ask(pipeline, text)
                 self._keep(text)
+            pipeline.remove_all_hooks()
             del pipeline
+            gc.collect()  # layers that were hooked hold each other
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

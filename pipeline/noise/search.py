@@ -141,7 +141,7 @@ class Choice:
 Scored = dict[int, tuple[float, list[float]]]  # candidate to its score, and that at each point
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def select_noise(
     seeds: Sequence[Sequence[int]],
     conditions: Conditioning,
@@ -243,11 +243,8 @@ def optimise_noise(
     Source: Qi et al. 2024, arXiv 2407.14041: 100 steps, rate 100, momentum 0.5. The sphere keeps
         the noise where the model expects it; the rate follows the norm, as the gradient does.
     """
-    with torch.inference_mode(False):
-        # Tensors that were made in inference mode cannot take part in a graph; copies can.
-        told = conditions.map(torch.clone)
-        look = _Look(told, _with_gradient(scorer, settings), steps, settings.reduce)
-        return _descend(noise.to(told.tokens.device, copy=True), look, settings)
+    look = _Look(conditions, _with_gradient(scorer, settings), steps, settings.reduce)
+    return _descend(noise.to(conditions.tokens.device), look, settings)
 
 
 @dataclass(frozen=True)

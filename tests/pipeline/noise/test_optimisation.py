@@ -22,8 +22,7 @@ def generator(request):
 
 @pytest.fixture(scope="module")
 def conditions(generator, tiny_names):
-    with torch.inference_mode():
-        return generator.encode(tiny_names[:3])
+    return generator.encode(tiny_names[:3])
 
 
 @pytest.fixture
