@@ -1,8 +1,10 @@
 """The product on an emulated CUDA device: no device is mixed up, and results are the CPU's."""
 
 import copy
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import PreTrainedModel
 
 from calib.config import TrainConfig
 from calib.evaluate import evaluate_run
@@ -26,7 +30,9 @@ from data.settings import load_settings
 from data.tar import GroupSample, read_shard
 from flows.evaluate import checked, measured
 from pipeline.annotate import Encoders
-from pipeline.config import BuildConfig
+from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.generators import load_generator
+from pipeline.noise import initial_noise
 from pipeline.prototypes import ensure_prototypes
 from pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
 from pipeline.root import create_root
@@ -36,7 +42,16 @@ from pipeline.worker import main as worker
 from tests.calib.conftest import REAL, mixed_url, one_thread  # noqa: F401
 from tests.calib.runs import assert_same_results, history, stop_after
 from tests.emulated_cuda import emulated_cuda
-from tests.pipeline.conftest import tiny_dit, tiny_sdxl  # noqa: F401
+from tests.pipeline.conftest import (  # noqa: F401
+    tiny_dit,
+    tiny_flux,
+    tiny_flux2,
+    tiny_sd,
+    tiny_sd3,
+    tiny_sdxl,
+    tiny_z_image,
+)
+from tests.pipeline.test_memory import FAMILIES
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
@@ -230,6 +245,52 @@ def test_shards_are_those_of_the_cpu(family, strategy, build, request):
     with emulated_cuda():
         found = build("cuda", *overrides)
     assert_same_shards(found, expected)
+
+
+OPTIMISE = (*STRATEGIES["optimise"], "noise.candidates=2", "noise.halving=false")
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_offloaded_weights_take_part_in_the_choice_of_noise(model, build, request):
+    generator = FAMILIES[model] | {"model": str(request.getfixturevalue(model))}
+    if model == "tiny_z_image":
+        generator["pad_names"] = True
+    settings = [f"generator.{name}={value}" for name, value in generator.items()]
+    expected = build("cpu", *settings, *OPTIMISE)
+    with emulated_cuda():
+        found = build("cuda", *settings, *OPTIMISE, "generator.offload=model")
+    assert_same_shards(found, expected)
+
+
+@pytest.mark.parametrize("model", ["tiny_sd3", "tiny_flux", "tiny_flux2", "tiny_z_image"])
+def test_offloaded_text_encoders_work_on_the_device_and_leave_it(
+    model, request, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path))  # no prompt was encoded before
+    settings = FAMILIES[model] | {"model": str(request.getfixturevalue(model)), "steps": 2}
+    encoders: list[tuple[weakref.ref[nn.Module], str]] = []
+
+    def note(layer: nn.Module, *_: object) -> None:
+        if isinstance(layer, PreTrainedModel):
+            encoders.append((weakref.ref(layer), layer.device.type))
+
+    def images(device: str, **more: str) -> torch.Tensor:
+        config = load_settings(GeneratorConfig, settings | more)
+        generator = load_generator(config, device=device, names=["dog"])
+        noise = initial_noise([0], generator.latent_shape)
+        return generator.decode(generator.sample(noise, generator.encode(["dog"]))).cpu()
+
+    hook = register_module_forward_hook(note)
+    gc.disable()  # nothing but the product's own collection
+    try:
+        with emulated_cuda():
+            found = images("cuda", offload="model")
+    finally:
+        gc.enable()
+        hook.remove()
+    assert {device for _, device in encoders} == {"cuda"}
+    assert [encoder() for encoder, _ in encoders] == [None] * len(encoders)
+    assert torch.equal(found, images("cpu"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
