@@ -1,6 +1,5 @@
 """Experiment trackers: TensorBoard, MLflow, W&B get the figures of every epoch."""
 
-import shutil
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from calib.run_folder import flat
 from data.files import read_json, write_json
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
+EVENTS = "events.out.tfevents.*"  # files in it
 SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs that they have
 SERVICES = ("mlflow", "wandb")
 PROJECT = "semix"
@@ -100,7 +100,8 @@ class Tracking:
         """accelerate's tracker of this name, alone: what it raises is its own."""
         owner, project = self.accelerator, PROJECT
         if name == TENSORBOARD:
-            shutil.rmtree(self.folder / TENSORBOARD, ignore_errors=True)
+            for events in (self.folder / TENSORBOARD).glob(EVENTS):
+                events.unlink()
             self._state["sent"].pop(TENSORBOARD, None)
             owner.project_configuration.logging_dir, project = str(self.folder), TENSORBOARD
         named, owner.log_with, owner.trackers = owner.log_with, [name], []

@@ -44,7 +44,7 @@ from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_ter
 from calib.trackers import Tracking
 from data.device import resolve_device
 from data.errors import InputError
-from data.files import write_json
+from data.files import require_own_files, write_json
 from data.lineage import read_shards
 from data.pinned import Pinned
 from data.root import Root
@@ -71,10 +71,11 @@ def train(
         stop: asked after every step; True writes a checkpoint and raises Interrupted.
     Raises:
         InputError: settings or data that cannot be trained, a GPU that is not there, or a folder
-            of another run.
+            of another run, or with links in it.
         Interrupted: `stop` said so.
         Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
+    require_own_files("run", run)
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
     for seed in only:
