@@ -12,6 +12,7 @@ from calib.stopping import Interrupted, Stop, never
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
+from data.printable import print_line
 from data.settings import load_settings
 from data.store import Store
 
@@ -310,7 +311,8 @@ def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None
         try:
             _acquire(file, folder, label=label, stop=stop)
         except OSError as error:  # not every network's file system has locks
-            print(f"{label}: {folder} has no lock ({error.strerror}); train it once at a time")
+            text = f"{label}: {folder} has no lock ({error.strerror}); train it once at a time"
+            print_line(text)
         yield
 
 
@@ -328,6 +330,6 @@ def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
             remedy = f"another training works in {folder.name}; wait for its end, or stop it"
             raise InputError("run", folder.parent, remedy)
         if not told:
-            print(f"{label}: waiting for another training in {folder} to end", flush=True)
+            print_line(f"{label}: waiting for another training in {folder} to end")
             told = True
         time.sleep(LOOK_S)

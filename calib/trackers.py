@@ -12,6 +12,7 @@ from accelerate.tracking import GeneralTracker
 
 from calib.run_folder import flat
 from data.files import read_json, write_json
+from data.printable import print_line
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
 EVENTS = "events.out.tfevents.*"  # files in it
@@ -134,7 +135,7 @@ class Tracking:
         except Exception as error:  # the libraries of services raise anything
             self._open.pop(name, None)
             text = f"warning: {self.label}: {name} failed ({error or type(error).__name__})"
-            print(f"{text}; training goes on, history.jsonl has all", file=sys.stderr, flush=True)
+            print_line(f"{text}; training goes on, history.jsonl has all", file=sys.stderr)
 
 
 def _table(settings: Mapping[str, object]) -> str:

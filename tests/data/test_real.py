@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
