@@ -6,9 +6,10 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, BinaryIO
+from typing import Any
 
 from data.errors import InputError
 
@@ -115,7 +116,7 @@ class NoRegularFile(FileNotFoundError):
         super().__init__(f"{path} is no regular file")
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A regular file, or what a link to one leads to, for reading.
 
     Of a pipe nobody may write the other end, and some devices never end: neither is waited for.
