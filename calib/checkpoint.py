@@ -1,7 +1,7 @@
 """Checkpoints: between epochs and in the middle of one."""
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from data.errors import InputError
-from data.files import sync_folder, write_atomically
+from data.files import read_json, remove_tree, require_no_link, sync_folder, write_atomically
 
 PARTIAL = ".partial"
+COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")
+OURS = re.compile(rf"{COMPLETE.pattern}|\.{COMPLETE.pattern}\{PARTIAL}")
 OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
 
 StateDict = Mapping[str, Any]  # tensors and plain values, as torch's `state_dict` gives them
@@ -46,7 +48,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: State = json.loads((path / "state.json").read_bytes())
+        self.state: State = read_json(path / "state.json")
 
     def load_module(self, name: str, module: nn.Module) -> None:
         """Fill a module in place. Raises InputError as `load_exactly`."""
@@ -65,7 +67,7 @@ class Checkpoint:
         """
         path, tensors = self.path / f"{OBJECTS}.json", self.tensors(OBJECTS)
         try:
-            found = from_json(json.loads(path.read_bytes()), tensors)
+            found = from_json(read_json(path), tensors)
             if isinstance(found, dict):
                 return found
         except (OSError, ValueError, KeyError, TypeError, RuntimeError):
@@ -82,7 +84,7 @@ def save_checkpoint(
     objects: StateDict,
     state: Mapping[str, object],
 ) -> Path:
-    """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones.
+    """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones, and nothing else.
 
     In the middle of an epoch its name goes on with the step, so that it comes after the one from
     before the epoch and before the one after.
@@ -95,11 +97,14 @@ def save_checkpoint(
         tensors: state of modules; each becomes NAME.safetensors.
         objects: state dictionaries of tensors and plain values; see `to_json`.
         state: a `State`.
+    Raises:
+        InputError: the folder is a link.
     """
+    require_no_link("checkpoint", folder)
     target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
     if not target.exists():  # else a run that went on from here came back to it
         partial = folder / f".{target.name}{PARTIAL}"
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
         partial.mkdir(parents=True)
         for name, named in tensors.items():
             save_tensors(partial / f"{name}.safetensors", named)
@@ -111,15 +116,20 @@ def save_checkpoint(
         partial.rename(target)
         sync_folder(folder)
     for other in folder.iterdir():
-        if other != target:
-            shutil.rmtree(other, ignore_errors=True)  # what stays costs room, not the run
+        if other != target and OURS.fullmatch(other.name):
+            remove_tree(other)
     return target
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest complete checkpoint in `folder`; None if there is none."""
-    complete = sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
+    found = folder.iterdir() if folder.is_dir() else ()
+    complete = sorted(p for p in found if COMPLETE.fullmatch(p.name) and _is_real_folder(p))
     return Checkpoint(complete[-1]) if complete else None
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -29,6 +29,7 @@ from calib.trackers import Tracking
 from data.errors import InputError
 from data.files import write_atomically
 from data.machine import keep_compiled_to_ourselves
+from data.printable import print_line
 
 CHECKPOINT = "checkpoint"
 
@@ -427,7 +428,7 @@ class Progress:
         shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
         rate = f"{self.images / epoch_s:,.0f} images/s"
         times = f"{rate}  {self._left(done, epoch_s, last)}"
-        print(f"{self.label} {done}/{self.epochs}  {shown}  {times}", flush=True)
+        print_line(f"{self.label} {done}/{self.epochs}  {shown}  {times}")
 
     def _left(self, done: int, epoch_s: float, last: bool) -> str:
         if last and done < self.epochs:

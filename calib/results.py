@@ -1,11 +1,14 @@
 """What runs measured: one list of measures, and one reader of run folders."""
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from pydantic import TypeAdapter
 
 from calib.config import TrainConfig
 from calib.replicates import Comparison, Unit, centred
@@ -18,6 +21,7 @@ from calib.run_folder import (
     Row,
     Shift,
     Stage,
+    damage_of,
     measured_as,
     measured_seed,
     read_data,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 Split = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
+LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
 Place = Literal["page", "run", "study", "shift", "foreign", "selective", "conformal"]
 
 
@@ -192,30 +197,38 @@ class Measured:
 
     @classmethod
     def read(cls, row: Row, run: Path) -> "Measured":
+        """
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: the row is damaged.
+        """
+        if not LOGITS.fullmatch(row["logits"]):
+            raise ValueError(f"logits are at {row['logits']}, which is no file of a run")
         plain = {"plain": row["intervals"]} if row.get("intervals") else {}
-        return cls(
-            stage=row["stage"],
-            seed=row["seed"],
-            bins=row["bins"],
-            temperature=row["temperature"],
-            logits=run / row["logits"],
-            kinds={kind: row[kind] for kind in KINDS if kind in row},
-            intervals=plain | row.get("posthoc_intervals", {}),
-            drawn=row.get("drawn", {}),
-            conformal=row.get("conformal", {}),
-            shift=row.get("shift"),
-            foreign=row.get("ood", {}),
-        )
+        values = {
+            "stage": row["stage"],
+            "seed": row["seed"],
+            "bins": row["bins"],
+            "temperature": row["temperature"],
+            "logits": run / row["logits"],
+            "kinds": {kind: row[kind] for kind in KINDS if kind in row},  # type: ignore[literal-required]
+            "intervals": plain | row.get("posthoc_intervals", {}),
+            "drawn": row.get("drawn", {}),
+            "conformal": row.get("conformal", {}),
+            "shift": row.get("shift"),
+            "foreign": row.get("ood", {}),
+        }
+        return _measured().validate_python(values, strict=True)
 
     def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
-        """Logits [N, K] and targets [N]. Raises InputError if the file is gone."""
-        from safetensors.torch import load_file
+        """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""
+        from calib.checkpoint import load_tensors
 
         if not self.logits.is_file():
             run = self.logits.parents[1]
             raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
-        found = load_file(self.logits)
-        return found[f"{split}_logits"], found[f"{split}_targets"]
+        found = load_tensors(self.logits)
+        with damage_of(self.logits):
+            return found[f"{split}_logits"], found[f"{split}_targets"]
 
     def mean_of(self, part: Literal["shift", "foreign"]) -> Values:
         """Means over all corruptions and severities, or over all sets; empty where not measured."""
@@ -234,6 +247,11 @@ class Measured:
         confidence = logits.softmax(1).amax(1).mean().item()
         measured = calibration_metrics(logits, targets, bins=self.bins).as_dict()
         return {**measured, "confidence": confidence}
+
+
+@cache
+def _measured() -> TypeAdapter[Measured]:
+    return TypeAdapter(Measured)
 
 
 HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
@@ -275,8 +293,13 @@ class Method:
     def values(
         self, measure: Measure, kind: str | None = None, split: Split = "test"
     ) -> dict[Unit, float]:
-        """One value for each seed of `figures`."""
-        return {seed: found[measure.key] for seed, found in self.figures(kind, split).items()}
+        """One value for each seed of `figures`. Raises InputError where one was not measured."""
+        figures = self.figures(kind, split)
+        lacking = [unit.seed for unit, found in figures.items() if measure.key not in found]
+        if lacking:
+            remedy = f"seed {lacking[0]} has no such measure; run `semix evaluate {self.run}`"
+            raise InputError(f"{self.run / EVALUATION} {kind or self.kind}", measure.key, remedy)
+        return {unit: found[measure.key] for unit, found in figures.items()}
 
     def drawn(
         self, measure: Measure, kind: str | None = None, split: Split = "test"
@@ -346,12 +369,14 @@ def load_evaluation(run: Path) -> Evaluation:
             not finished.
     """
     path = run / EVALUATION
-    if not path.is_file():
+    if not path.exists():
         trained_run(run)
         raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
-    evaluation: Evaluation = read_json(path)
-    if evaluation.get("schema") != SCHEMA:
-        found = f"schema {evaluation.get('schema')} where {SCHEMA} is read"
+    with damage_of(path):
+        evaluation: Evaluation = read_json(path)
+        schema = evaluation.get("schema")
+    if schema != SCHEMA:
+        found = f"schema {schema} where {SCHEMA} is read"
         raise InputError("evaluation", path, f"{found}; run `semix evaluate {run}` again")
     return evaluation
 
@@ -383,17 +408,24 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, M
 
 
 def _methods_of(run: Path) -> list[Method]:
-    evaluation, config = load_evaluation(run), read_json(run / CONFIG)
-    rows = sorted((Measured.read(row, run) for row in evaluation["rows"]), key=lambda row: row.seed)
+    evaluation = load_evaluation(run)
+    with damage_of(run / EVALUATION):
+        name, found = evaluation["name"], evaluation["rows"]
+        if not isinstance(name, str):
+            raise TypeError("the name is no text")
+        rows = sorted((Measured.read(row, run) for row in found), key=lambda row: row.seed)
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
         raise InputError("evaluation", run / EVALUATION, remedy)
-    data, real = read_data(run)["real"], config["real"]
-    about = Path(real["path"]).name if real["path"] else real["name"]
+    data = read_data(run)["real"]
+    with damage_of(run / CONFIG):
+        config = read_json(run / CONFIG)
+        real, labels = config["real"], _labels(name, config.get("head"))
+        about = str(Path(real["path"]).name if real["path"] else real["name"])
     return [
-        Method(label, stage, run, found, data=data, dataset=about)
-        for stage, label in _labels(evaluation["name"], config.get("head")).items()
-        if (found := {Unit(0, None, row.seed): row for row in rows if row.stage == stage})
+        Method(label, stage, run, seeds, data=data, dataset=about)
+        for stage, label in labels.items()
+        if (seeds := {Unit(0, None, row.seed): row for row in rows if row.stage == stage})
     ]
 
 

@@ -5,13 +5,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, NotRequired, TypedDict, get_args
+from typing import IO, Literal, NotRequired, get_args
+
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from calib.config import OUTSIDE_IDENTITY, Outside, TrainConfig
 from calib.stopping import Interrupted, Stop, never
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
+from data.printable import print_line
 from data.settings import load_settings
 from data.store import Store
 
@@ -119,6 +122,22 @@ class Evaluation(TypedDict):
     rows: list[Row]
 
 
+@contextmanager
+def damage_of(path: Path) -> Iterator[None]:
+    """Around what reads a file of a run, which may come from elsewhere.
+
+    Raises:
+        InputError: it is damaged, or not what such a file holds; names it.
+    """
+    try:
+        yield
+    except (InputError, FileNotFoundError):
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise InputError("run", path, f"is damaged ({reason}); restore it from a copy") from None
+
+
 def seed_folder(run: Path, seed: int) -> Path:
     return run / f"seed-{seed}"
 
@@ -171,13 +190,19 @@ def trained_run(run: Path) -> TrainConfig:
         raise InputError("run", run, "there is no such folder; name that of a trained run")
     if not (run / CONFIG).is_file():
         raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
-    config = load_settings(TrainConfig, read_json(run / CONFIG))
+    config = read_config(run)
     name = MODEL if config.head is None else HEAD
     for seed in config.seeds:
         if not (seed_folder(run, seed) / name).is_file():
             finish = f"semix train {run / CONFIG} --out {run}"
             raise InputError("run", run, f"seed {seed} is not trained; finish it with `{finish}`")
     return config
+
+
+def read_config(run: Path) -> TrainConfig:
+    """The settings of a run. Raises InputError if they are damaged, or of another version."""
+    with damage_of(run / CONFIG):
+        return load_settings(TrainConfig, dict(read_json(run / CONFIG)))
 
 
 def is_run(folder: Path) -> bool:
@@ -189,8 +214,14 @@ def is_run(folder: Path) -> bool:
 
 
 def read_data(run: Path) -> DataRecord:
-    """What `pin_data` wrote."""
-    found: DataRecord = read_json(run / DATA)
+    """What `pin_data` wrote. Raises InputError if it is damaged, or not there."""
+    path = run / DATA
+    if not path.is_file():
+        raise InputError("run", path, "is not there; name a run whose training was begun")
+    with damage_of(path):
+        found: DataRecord = read_json(path)
+        if not isinstance(found["real"], str):
+            raise TypeError("real is no digest")
     return found
 
 
@@ -310,7 +341,8 @@ def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None
         try:
             _acquire(file, folder, label=label, stop=stop)
         except OSError as error:  # not every network's file system has locks
-            print(f"{label}: {folder} has no lock ({error.strerror}); train it once at a time")
+            text = f"{label}: {folder} has no lock ({error.strerror}); train it once at a time"
+            print_line(text)
         yield
 
 
@@ -328,6 +360,6 @@ def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
             remedy = f"another training works in {folder.name}; wait for its end, or stop it"
             raise InputError("run", folder.parent, remedy)
         if not told:
-            print(f"{label}: waiting for another training in {folder} to end", flush=True)
+            print_line(f"{label}: waiting for another training in {folder} to end")
             told = True
         time.sleep(LOOK_S)

@@ -21,6 +21,7 @@ from calib.tables import (
     Table,
     as_latex,
     as_markdown,
+    csv_text,
     improvements,
     interval_text,
     latex_text,
@@ -78,11 +79,11 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "study-validation.md": markdown_document(study, validation, missing=missing, facts=facts),
         "study.csv": as_csv(records["test"]),
         "study.tex": latex_document(study, test, missing=missing),
-        VALUES: value_frame(test).to_csv(index=False, lineterminator="\n", float_format="%.7g"),
+        VALUES: csv_text(value_frame(test), float_format="%.7g"),
     }
     for name, text in texts.items():
         write_atomically(out / name, text.encode())
-    lines = resample_frame(test).to_csv(index=False, lineterminator="\n", float_format="%.6g")
+    lines = csv_text(resample_frame(test), float_format="%.6g")
     write_atomically(out / RESAMPLES, gzip.compress(lines.encode(), mtime=0))
     record: dict[str, object] = {
         "schema": SCHEMA,
@@ -391,8 +392,7 @@ def as_csv(records: Mapping[str, TableRecord]) -> str:
         for dataset, table in records.items()
         for row in table["rows"]
     ]
-    text: str = DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
-    return text
+    return csv_text(DataFrame(lines, dtype=object))
 
 
 def _line(row: RowRecord, bins: int | None) -> dict[str, object]:

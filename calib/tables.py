@@ -28,7 +28,7 @@ from calib.results import (
     told_apart,
 )
 from calib.run_folder import KINDS, Shift
-from data.printable import markdown_text
+from data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -123,23 +123,43 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or Console()
     # Text, because a method's name may hold what rich takes for markup.
     shown = RichTable(
-        title=Text(table.title) if table.title else None,
-        caption=Text(table.note),
+        title=_line(table.title) if table.title else None,
+        caption=_line(table.note),
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
     shown.add_column("", overflow="fold")
-    texts = [[str(cell).replace(" ± ", "±") for cell in cells] for _, cells in table.rows]
+    texts = [
+        [printable(str(cell)).replace(" ± ", "±") for cell in cells] for _, cells in table.rows
+    ]
     for title, *column in zip(table.columns, *texts, strict=True):
-        head = title.replace(" + ", "\n+ ")
+        head = printable_line(title).replace(" + ", "\n+ ")
         width = max(len(line) for text in (head, *column) for line in text.splitlines())
         shown.add_column(Text(head), justify="right", min_width=width, no_wrap=True)
     for (label, _), cells in zip(table.rows, texts, strict=True):
-        shown.add_row(Text(label), *map(Text, cells))
+        shown.add_row(_line(label), *map(Text, cells))
     least = Measurement.get(console, console.options.update(width=10_000), shown).minimum
     before, console.width = console.width, max(console.width, least)
     console.print(shown)
     console.width = before
+
+
+def _line(text: str) -> Text:
+    return Text(printable_line(text))
+
+
+def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
+    """A line a row; text that a spreadsheet would take for a formula is quoted, figures are not."""
+
+    def plain(cell: object) -> object:
+        return spreadsheet_text(cell) if isinstance(cell, str) else cell
+
+    quoted = frame.copy(deep=False).rename(columns=plain)
+    for place, kind in enumerate(frame.dtypes):
+        if kind.kind not in "biuf":
+            quoted.isetitem(place, frame.iloc[:, place].map(plain))
+    text: str = quoted.to_csv(index=False, lineterminator="\n", float_format=float_format)
+    return text
 
 
 def as_markdown(table: Table) -> str:
@@ -159,7 +179,7 @@ def as_latex(table: Table) -> str:
 
 def latex_text(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return " ".join(text.split()).translate(LATEX)
+    return printable(" ".join(text.split())).translate(LATEX)
 
 
 LATEX = str.maketrans(

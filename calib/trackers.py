@@ -1,6 +1,5 @@
 """Experiment trackers: TensorBoard, MLflow, W&B get the figures of every epoch."""
 
-import shutil
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,10 @@ from accelerate.tracking import GeneralTracker
 
 from calib.run_folder import flat
 from data.files import read_json, write_json
+from data.printable import print_line
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
+EVENTS = "events.out.tfevents.*"  # files in it
 SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs that they have
 SERVICES = ("mlflow", "wandb")
 PROJECT = "semix"
@@ -100,7 +101,8 @@ class Tracking:
         """accelerate's tracker of this name, alone: what it raises is its own."""
         owner, project = self.accelerator, PROJECT
         if name == TENSORBOARD:
-            shutil.rmtree(self.folder / TENSORBOARD, ignore_errors=True)
+            for events in (self.folder / TENSORBOARD).glob(EVENTS):
+                events.unlink()
             self._state["sent"].pop(TENSORBOARD, None)
             owner.project_configuration.logging_dir, project = str(self.folder), TENSORBOARD
         named, owner.log_with, owner.trackers = owner.log_with, [name], []
@@ -133,7 +135,7 @@ class Tracking:
         except Exception as error:  # the libraries of services raise anything
             self._open.pop(name, None)
             text = f"warning: {self.label}: {name} failed ({error or type(error).__name__})"
-            print(f"{text}; training goes on, history.jsonl has all", file=sys.stderr, flush=True)
+            print_line(f"{text}; training goes on, history.jsonl has all", file=sys.stderr)
 
 
 def _table(settings: Mapping[str, object]) -> str:

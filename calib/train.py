@@ -3,7 +3,6 @@
 import argparse
 import signal
 import sys
-import traceback
 from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -44,9 +43,10 @@ from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_ter
 from calib.trackers import Tracking
 from data.device import resolve_device
 from data.errors import InputError
-from data.files import write_json
+from data.files import require_own_files, write_json
 from data.lineage import read_shards
 from data.pinned import Pinned
+from data.printable import print_line, print_traceback
 from data.root import Root
 from data.settings import load_settings
 
@@ -71,10 +71,11 @@ def train(
         stop: asked after every step; True writes a checkpoint and raises Interrupted.
     Raises:
         InputError: settings or data that cannot be trained, a GPU that is not there, or a folder
-            of another run.
+            of another run, or with links in it.
         Interrupted: `stop` said so.
         Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
+    require_own_files("run", run)
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
     for seed in only:
@@ -93,13 +94,13 @@ def train(
     for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
-        else:
-            accelerator.print(f"{config.name} seed {seed}: done already")
+        elif accelerator.is_main_process:
+            print_line(f"{config.name} seed {seed}: done already")
     measure_otherwise(config, data, run, accelerator=accelerator)
     measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and measured:
         write_evaluation(config, data, run)
-        print(f"{config.name}: measured in {run / EVALUATION}", flush=True)
+        print_line(f"{config.name}: measured in {run / EVALUATION}")
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
 
 
@@ -254,18 +255,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run, only = options.config.parent, options.seeds
         train(run, device=options.device, only=only, stop=terminated)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_line(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
     except Diverged as error:
-        print(f"diverged: {error}", file=sys.stderr)
+        print_line(f"diverged: {error}", file=sys.stderr)
         return _ended(DIVERGED)
     except Interrupted as stopped:
-        print(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
+        print_line(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
         return _ended(TERMINATED)
     except Exception as error:
-        traceback.print_exc()
+        print_traceback()
         first = next(iter(str(error).splitlines()), "")
-        print(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
+        print_line(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
         return CRASHED  # others may be in an exchange with us: whoever launched us ends them
     return _ended(0)
 

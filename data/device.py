@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from data.errors import InputError
+from data.printable import print_line
 
 SIDE = 64  # of the matrices
 ANSWER_S = 180  # of a GPU, of which the first to ask wakes all
@@ -74,7 +75,7 @@ def main() -> int:
     except torch.OutOfMemoryError:  # another process has it all
         return 0
     except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
-        print(next(iter(str(error).splitlines()), type(error).__name__))
+        print_line(next(iter(str(error).splitlines()), type(error).__name__))
         return BROKEN
     return 0
 

@@ -1,5 +1,7 @@
 """The one error that means: the input must change, not the program."""
 
+from data.printable import printable_line
+
 MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
 
 
@@ -11,10 +13,10 @@ class InputError(Exception):
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
-        text = str(value)
+        text = printable_line(str(value))
         if len(text) > MOST_SHOWN:
             text = f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
-        super().__init__(f"{field} = {text}: {remedy}")
+        super().__init__(f"{printable_line(field)} = {text}: {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy

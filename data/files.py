@@ -1,4 +1,4 @@
-"""Local files and folders that appear whole or not at all."""
+"""Local files and folders that appear whole or not at all, and lead nowhere else."""
 
 import json
 import os
@@ -6,8 +6,15 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
+
+from data.errors import InputError
+
+# Folders in which a tracker of trainings keeps links of its own; nothing of ours is written there.
+TRACKERS = ("wandb",)
 
 
 @contextmanager
@@ -32,7 +39,7 @@ def published(target: Path) -> Iterator[Path]:
         sync_folder(target.parent)
     finally:
         if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial)
         else:
             partial.unlink(missing_ok=True)
 
@@ -52,8 +59,98 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all in it; what cannot be removed stays, and costs room alone.
+
+    A link is no folder: neither it nor what it leads to is removed, and of links inside the
+    folder only the links are.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_own_files(field: str, folder: Path) -> None:
+    """Let only a folder be written to in which every entry is a folder or a file of its own.
+
+    Such a folder may come from elsewhere: a link in it would lead what is written or removed to
+    another place, and a pipe would be waited for without end. The folder itself may be a link.
+    What lies in a folder of `TRACKERS` is not looked at.
+
+    Args:
+        field: that names the folder, for the message.
+    Raises:
+        InputError: names the first entry that is something else.
+    """
+    for entry in _entries(folder):
+        if entry.is_symlink():
+            require_no_link(field, Path(entry.path))
+        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
+            remedy = "is neither a file nor a folder (a pipe or a device); remove it"
+            raise InputError(field, entry.path, remedy)
+
+
+def require_no_link(field: str, path: Path) -> None:
+    """Raises InputError for a link, to a file, a folder or nothing."""
+    if path.is_symlink():
+        remedy = "is a link, and none is followed here; put in its place what it leads to"
+        raise InputError(field, path, remedy)
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that lies below a folder; none where there is no folder, or one that cannot be read."""
+    folders = [str(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        yield from found
+        below = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
+        folders += [entry.path for entry in below if entry.name not in TRACKERS]
+
+
+class NoRegularFile(FileNotFoundError):
+    """There is something else by the name of a file: a pipe, or a device."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(f"{path} is no regular file")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A regular file, or what a link to one leads to, for reading.
+
+    Of a pipe nobody may write the other end, and some devices never end: neither is waited for.
+
+    Raises:
+        NoRegularFile: it is something else.
+        OSError: as `open`, which refuses folders.
+    """
+    return open(path, "rb", opener=_regular)
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of what `open_regular` opens."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def require_regular(path: Path) -> None:
+    """Raises NoRegularFile where there is a pipe or a device; nothing, or a folder, is let be."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise NoRegularFile(path)
+
+
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if S_ISREG(mode) or S_ISDIR(mode):  # `open` itself refuses a folder
+        return descriptor
+    os.close(descriptor)
+    raise NoRegularFile(path)
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    return json.loads(read_regular(path))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.errors import InputError
+from data.files import open_regular
 
 if TYPE_CHECKING:  # torch costs seconds
     import torch
@@ -48,7 +49,8 @@ def generator_for(*parts: int | str) -> "torch.Generator":
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    """SHA-256 of a regular file. Raises NoRegularFile for a pipe or a device."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

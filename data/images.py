@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from data.files import open_regular
+
 MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
 # Of pictures from elsewhere: the largest that phones and most cameras take.
 MOST_TAKEN = 1 << 27
@@ -126,7 +128,7 @@ _room = _Room()
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES} bytes; save it smaller")

@@ -1,11 +1,19 @@
-"""Text from anywhere as what may go to a terminal, or into Markdown."""
+"""Text from anywhere as what may go to a terminal, into Markdown, or into a spreadsheet.
 
+All that semix prints passes here: names and reasons come from files that others wrote.
+"""
+
+import sys
+import traceback
 import unicodedata
+from typing import TextIO
 
 KEPT = "\n\t"
 # Control characters steer a terminal; format characters turn text around or hide it.
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 MARKUP = r"\`*_[]<>|#&~"  # of Markdown; raw HTML is a part of it
+# With these begins what a spreadsheet takes for a formula, the wide forms of East Asia included.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str) -> str:
@@ -13,10 +21,31 @@ def printable(text: str) -> str:
     return "".join(_spelled(character) for character in text)
 
 
+def printable_line(text: str) -> str:
+    """Likewise in one line, so that no name begins a line of its own; for a value in a sentence."""
+    return printable(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def print_line(text: str, *, file: TextIO | None = None) -> None:
+    """Print one line at once, on standard output unless told otherwise."""
+    print(printable(text).replace("\n", "\n  "), file=file, flush=True)
+
+
+def print_traceback() -> None:
+    """The traceback of the error at hand, on standard error."""
+    print(printable(traceback.format_exc()), file=sys.stderr, end="", flush=True)
+
+
 def markdown_text(text: str) -> str:
     """The text in one line of Markdown that shows it as it is, in a cell of a table too."""
     line = " ".join(text.split())
-    return "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
+    plain = "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
+    return printable(plain)
+
+
+def spreadsheet_text(text: str) -> str:
+    """A cell of a CSV file that a spreadsheet shows and does not calculate."""
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _spelled(character: str) -> str:

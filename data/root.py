@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data.errors import InputError
+from data.files import NoRegularFile
 from data.formats import (
     PAIRS,
     PER_FOLDER,
@@ -240,9 +241,9 @@ def _read_plan(store: Store) -> Plan:
     place = f"{store.url}/{PLAN}"
     try:
         return Plan.read(store.get(PLAN), where=place)
+    except (IsADirectoryError, NoRegularFile, ValueError) as error:
+        remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
+        raise InputError(place, "damaged", remedy) from None
     except FileNotFoundError:
         remedy = "holds no plan.json; start it with `semix build`"
         raise InputError("url", store.url, remedy) from None
-    except (IsADirectoryError, ValueError) as error:
-        remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
-        raise InputError(place, "damaged", remedy) from None

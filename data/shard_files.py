@@ -31,6 +31,7 @@ NOTES_SHARE = 8  # times the bytes of notes may be those of tars
 BLOCK = 8 * 2**20  # bytes read at a time
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
+OUR_NOTE = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
 MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy keeps its room on the disk
 
 
@@ -169,7 +170,8 @@ class ShardCache:
             self._notes.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        _remove_oldest(self._notes.iterdir(), limit=limit // NOTES_SHARE)
+        notes = (path for path in self._notes.iterdir() if OUR_NOTE.fullmatch(path.name))
+        _remove_oldest(notes, limit=limit // NOTES_SHARE)
 
     def open(self, shard: ShardEntry, store: Store) -> int:
         """A descriptor of the local copy, for `os.pread`; the caller closes it.
@@ -250,7 +252,8 @@ class ShardCache:
         partial = self.folder / f".{shard.sha256}{PARTIAL}"
         try:
             self._make_room(shard.bytes)
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(partial, flags, 0o644)
         except OSError as error:
             raise self._unusable(error) from None
         try:

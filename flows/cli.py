@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from importlib import metadata
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
+from data.printable import print_traceback
 from flows.commands import looking, making, operating, training
 from flows.commands.help_pages import CommandPage, CommandsPage
 from flows.failures import RunFailed
@@ -87,7 +87,7 @@ def main() -> None:
         raise
     except Exception as error:
         if "--debug" in arguments:
-            traceback.print_exc()
+            print_traceback()
         sys.exit(explain(error, goes_on=goes_on))
 
 

@@ -7,7 +7,7 @@ from calib.check import check_evaluation
 from calib.config import TrainConfig
 from calib.run_folder import CONFIG, EVALUATION, Evaluation, trained_run
 from data.errors import InputError
-from data.files import read_json, write_json
+from data.files import read_json, require_own_files, write_json
 from data.real import class_names
 from data.settings import load_settings
 from flows.calling import run_flow
@@ -68,6 +68,7 @@ def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Eva
 
 def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
     """The settings to measure a run under. Raises InputError."""
+    require_own_files("run", run)
     begun = trained_run(run)
     config = load_settings(TrainConfig, read_json(run / CONFIG), overrides)
     _refuse_training_settings(begun, config, overrides)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import InputError
+from data.files import require_own_files
 
 PLACES = ("config", "out", "url", "run")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
@@ -38,8 +39,14 @@ def check_writable(name: str, place: Path) -> None:
 
 
 def training_folder(place: str | Path) -> Path:
-    """As `local_path`, where networks are trained."""
-    return local_path("out", place, "networks are trained in a folder; give one that all see")
+    """As `local_path`, where networks are trained.
+
+    Raises:
+        InputError: likewise, and for a folder that holds links.
+    """
+    found = local_path("out", place, "networks are trained in a folder; give one that all see")
+    require_own_files("out", found)
+    return found
 
 
 def own_file(name: str, place: str | Path) -> Path:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from data.label_sets import label_sets
 from data.lineage import in_words, source
+from data.printable import printable_line
 from data.root import Progress, Root
 from flows.prices import Price, price_of_root, words_of_root
 from flows.terminal import console, emit_facts
@@ -169,7 +170,7 @@ class Steps:
     def say(self, text: str) -> None:
         """A line above the table."""
         screen = self._live.console if self._live else Console(stderr=True)
-        screen.print(text, markup=False, highlight=False, soft_wrap=True)
+        screen.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def left(self) -> float:
         """Seconds until all have ended."""

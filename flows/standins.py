@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict
 
+from data.files import write_atomically
 from data.real import load_real
 from data.settings import Settings, load_settings, whole_path
 from data.splits import RealDataConfig
@@ -68,7 +69,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
             "mixing": {"alphas": ALPHAS, "groups_per_pair": series},
             "annotation": annotation,
         }
-        config.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        write_atomically(config, text.encode())
     return {
         "diffusion": generator["model"],
         "clip": annotation["model"],

@@ -10,6 +10,7 @@ import yaml
 
 from calib.study import Cell, StudyConfig, merged, naming
 from calib.study_mixed import MIXED_FIGURES
+from calib.tables import csv_text
 from data.files import write_atomically
 from data.formats import PLAN
 from data.real import load_real
@@ -189,5 +190,4 @@ def write_figures_of(plans: Sequence[MixedPlan], out: Path) -> None:
     from pandas import DataFrame
 
     lines = [{**plan.about, **figures_of(Root(plan.url))} for plan in plans]
-    text = DataFrame(lines).to_csv(index=False, lineterminator="\n")
-    write_atomically(out / MIXED_FIGURES, text.encode())
+    write_atomically(out / MIXED_FIGURES, csv_text(DataFrame(lines)).encode())

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.printable import printable
+from data.printable import printable, printable_line
 
 console = Console(stderr=True)
 
@@ -47,8 +47,9 @@ def details_in(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """One line as it is, above a progress bar if there is one."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    """One line as it is, above a progress bar if there is one; further lines are indented."""
+    lines = printable(text).replace("\n", "\n  ")  # so that none passes for another message
+    console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(text: str) -> None:
@@ -74,7 +75,8 @@ def print_findings(rows: Sequence[tuple[str, str, str, str]], styles: Mapping[st
     screen = Console()
     first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
     for name, state, found, remedy in rows:
-        text = Text.assemble(f"{name:{first}}  ", (f"{state:{second}}", styles[state]))
+        named = printable_line(name)
+        text = Text.assemble(f"{named:{first}}  ", (f"{state:{second}}", styles[state]))
         text.append(f"  {printable(found)}" + (f"\n    {printable(remedy)}" if remedy else ""))
         screen.print(text, soft_wrap=True, highlight=False)
 
@@ -85,4 +87,5 @@ def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:
         emit_json(facts)
         return
     width = max(map(len, facts))
-    emit("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))
+    for key, value in facts.items():
+        emit(f"{key.replace('_', ' '):{width}}  {printable_line(str(value))}")

@@ -14,7 +14,6 @@ import logging
 import signal
 import sys
 import time
-import traceback
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +27,7 @@ from types import FrameType
 from data.errors import InputError
 from data.label_sets import LabelSet
 from data.leases import Renewing, claim, release
+from data.printable import print_line, print_traceback, printable_line
 from data.ranges import WHOLE, Part, parse_part, parse_ranges
 from data.root import Root
 from pipeline.relabel import Relabelling
@@ -284,7 +284,7 @@ class Worker:
                 return Tried.FOUND_DONE
             with self._renewing.holding(lease):
                 made = yield from self.work.make(shard, beat=self._renewing)
-            print(f"shard {shard}: {made}", flush=True)
+            print_line(f"shard {shard}: {made}")
             return Tried.MADE
         except InputError:
             raise
@@ -316,7 +316,7 @@ class Worker:
             raise FailsAlways(f"{self._failed_in_a_row} shards in a row failed")
 
     def _record(self, shard: int, error: Exception) -> None:
-        print(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
         self.work.record_failure(failure_of(shard, error))
 
 
@@ -346,18 +346,19 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return worker.run()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_line(f"error: {error}", file=sys.stderr)
         return CONFIGURATION
     except DeviceError as error:
-        print(f"device error, asking for a new process: {error}", file=sys.stderr)
+        print_line(f"device error, asking for a new process: {error}", file=sys.stderr)
         return RESTART
     except FailsAlways as error:
-        print(f"{error}, asking for a new process", file=sys.stderr)
+        print_line(f"{error}, asking for a new process", file=sys.stderr)
         return RESTART
     except Exception as error:
-        traceback.print_exc()
+        print_traceback()
         if _is_passing(error):
-            print(f"the store or a file fails, asking for a new process: {error}", file=sys.stderr)
+            text = f"the store or a file fails, asking for a new process: {error}"
+            print_line(text, file=sys.stderr)
             return RESTART
         return RESTART if _is_device_error(error) else BROKEN
 
@@ -409,10 +410,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class _News(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return NEWS + printable_line(record.getMessage())
+
+
 def _speak() -> None:
     """What semix logs goes to standard output, each line marked."""
     speaker = logging.StreamHandler(sys.stdout)
-    speaker.setFormatter(logging.Formatter(NEWS + "%(message)s"))
+    speaker.setFormatter(_News())
     logger = logging.getLogger("semix")
     logger.addHandler(speaker)
     logger.setLevel(logging.INFO)

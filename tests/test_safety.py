@@ -168,6 +168,17 @@ def test_the_check_lets_the_safe_way_pass():
     assert len(list(sources())) > 100
 
 
+def test_folders_are_removed_in_one_place():
+    """`data.files.remove_tree`, which says what of links."""
+    found = [
+        path
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs")
+    ]
+    assert found == ["data/files.py"]
+
+
 def test_settings_hold_no_secret():
     """Whatever a config holds is in plan.json, in logs and in reports."""
     words = ("password", "secret", "token", "credential", "api_key", "access_key")

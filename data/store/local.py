@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISLNK
 from typing import BinaryIO, TypeVar
 
-from data.files import sync_folder
+from data.files import open_regular, read_regular, require_regular, sync_folder
 from data.machine import DIGITS, machine
 from data.store.places import Fact, Place
 
@@ -32,6 +32,7 @@ class LocalFiles:
 
     The folder itself may be a link. Links to folders below it are not followed: they are not
     listed, and what lies behind one is neither read, written nor deleted. Links to files are.
+    Pipes and devices are no files: they are not listed, and nothing waits for them.
 
     Raises:
         NotADirectoryError: from the methods, a name whose folder here is such a link.
@@ -46,10 +47,10 @@ class LocalFiles:
         self._base = Path(place.base)
 
     def get(self, name: str) -> bytes:
-        return self._path(name).read_bytes()
+        return read_regular(self._path(name))
 
     def open(self, name: str) -> BinaryIO:
-        return self._path(name).open("rb")
+        return open_regular(self._path(name))
 
     def exists(self, name: str) -> bool:
         return self._path(name).exists()
@@ -161,10 +162,14 @@ def link(partial: Path, target: Path) -> bool:
     """Give a complete file its final name too, unless that is taken.
 
     A link is the one local operation that is both complete and create-only.
+
+    Raises:
+        NoRegularFile: a pipe or a device has the name, which nobody could read.
     """
     try:
         os.link(partial, target)
     except FileExistsError:
+        require_regular(target)
         # A network file system may have linked, lost its answer, and asked again.
         return partial.stat().st_nlink == 2
     return True

@@ -8,6 +8,7 @@ from PIL.Image import Image
 
 from data.errors import InputError
 from data.formats import Failure
+from data.printable import printable_line
 from data.root import Root
 from data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
 from data.tar import GroupSample
@@ -46,7 +47,8 @@ def failures(url: p.Root, json: p.Json = False) -> None:
         count, group = facts["attempts"], facts["group"]
         where = "" if group is None else f"group {group}, "
         times = "1 attempt" if count == 1 else f"{count} attempts"
-        emit(f"shard {shard}: {facts['error']}: {facts['message']} ({where}{times})")
+        reason = printable_line(f"{facts['error']}: {facts['message']}")
+        emit(f"shard {shard}: {reason} ({where}{times})")
     emit(
         f"{len(found)} shards; try them again with --retry-failed, or leave them out with "
         "--skip-failed LIMIT"
@@ -85,7 +87,7 @@ def verify(
     for problem in verified(root, full=full):
         found.append(problem)
         if not json:
-            emit(f"{'' if problem.damage else 'orphan: '}{problem}")
+            emit(f"{'' if problem.damage else 'orphan: '}{printable_line(str(problem))}")
     damaged = sum(problem.damage for problem in found)
     if json:
         emit_json(
@@ -192,9 +194,14 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
     lines = [f"group {facts['group']}, shard {shard}: {place}"]
     if "names" in facts:
         names = ", ".join(
-            f"{n} ({k})" for n, k in zip(facts["names"], facts["classes"], strict=True)
+            f"{printable_line(n)} ({k})"
+            for n, k in zip(facts["names"], facts["classes"], strict=True)
         )
-        lines += [f"classes  {names}", f"seed     {facts['seed']}", f"noise    {facts['noise']}"]
+        lines += [
+            f"classes  {names}",
+            f"seed     {facts['seed']}",
+            f"noise    {printable_line(str(facts['noise']))}",
+        ]
         lines.append("alpha  weight  label")
         rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
         for alpha, weight, label in rows:

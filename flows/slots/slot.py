@@ -29,6 +29,7 @@ from data import leases
 from data.errors import InputError
 from data.formats import Failure
 from data.label_sets import LabelSet
+from data.printable import printable
 from data.ranges import format_ranges
 from data.root import Root
 from data.store import Store
@@ -160,7 +161,7 @@ def generate(
             if losses > RETRIES:
                 raise WorkerLost(text)
             then = f"restart {losses} of {RETRIES}"
-            get_run_logger().warning(f"{text}\n{then}")
+            get_run_logger().warning(printable(f"{text}\n{then}"))
             log.warning("%s; %s", reason, then, extra={"told_prefect": True})
             _sleep(pause_after(losses, pause_s), stop)
             if stop.is_set():

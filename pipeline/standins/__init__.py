@@ -1,6 +1,5 @@
 """Small genuine Stable Diffusion and CLIP models, trained here on any labelled images."""
 
-import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data.errors import InputError
-from data.files import published
+from data.files import published, remove_tree, require_no_link
 from data.fingerprint import file_digest, fingerprint
 from data.splits import RealDataset
 from pipeline.standins.recipe import (
@@ -74,16 +73,17 @@ def train_standins(
     seconds: dict[str, float] = {}
     if not final.is_dir():
         _make(folder)
+        kept = final.with_name(f"{final.name}.begun")
+        require_no_link("folder", kept)
         # diffusers and open_clip take seconds to import, which finding models need not cost
         from pipeline.standins.two_models import train_both
 
         shown = nullcontext(progress) if progress else shown_progress()
-        kept = final.with_name(f"{final.name}.begun")
         with published(final) as partial, shown as report:
             seconds = train_both(
                 real, partial, recipe=recipe, digest=digest, report=report, kept=kept, device=device
             )
-        shutil.rmtree(kept)
+        remove_tree(kept)
     return StandIns(final / "diffusion", final / "clip", seconds)
 
 

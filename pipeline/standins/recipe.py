@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from data.printable import print_line
+
 TEMPLATES = (
     "a photo of a {class}",  # the template that generation uses by default
     "a picture of a {class}",
@@ -150,7 +152,7 @@ class Lines:
         seconds = max(now - self.started, 1e-6)
         rate = done / seconds
         rest = f"{(total - done) / rate:.0f} s left" if done < total else f"took {seconds:.0f} s"
-        print(f"{stage}: {done}/{total}, {rate:.1f} steps/s, {rest}", file=sys.stderr, flush=True)
+        print_line(f"{stage}: {done}/{total}, {rate:.1f} steps/s, {rest}", file=sys.stderr)
 
 
 class _Bars:

@@ -61,6 +61,31 @@ def test_what_else_lies_there_ends_no_training(tmp_path):
     assert latest_checkpoint(tmp_path).state == {"epoch": 10}
 
 
+def test_only_names_of_checkpoints_are_removed(tmp_path):
+    """Two folders of somebody's were gone, in a place that another's run led to."""
+    save(tmp_path, 9, nn.Linear(3, 2))
+    own = ["photos", "2019", "2019-07", "000009.bak", ".photos.partial", "000008.tar"]
+    for name in own:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jpg").write_text("precious")
+    (tmp_path / "000007").symlink_to("photos")
+    save(tmp_path, 10, nn.Linear(3, 2))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*own, "000007", "000010"}
+    assert all((tmp_path / name / "a.jpg").exists() for name in own)
+
+
+def test_a_link_is_no_checkpoint_and_no_folder_of_them(tmp_path):
+    save(tmp_path / "real", 9, nn.Linear(3, 2))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "000010").symlink_to("../real/000009")
+    assert latest_checkpoint(tmp_path / "run") is None
+    (tmp_path / "linked").symlink_to("real")
+    with pytest.raises(InputError, match=r"^checkpoint = .*/linked: is a link"):
+        save(tmp_path / "linked", 10, nn.Linear(3, 2))
+    assert [path.name for path in (tmp_path / "real").iterdir()] == ["000009"]
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
 def test_tensors_that_were_read_hold_no_file(tmp_path):
     """A network's file system keeps a file that is mapped, and its folder with it."""

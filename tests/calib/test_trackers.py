@@ -62,6 +62,18 @@ def test_figures_of_all_stages_are_in_tensorboard(tracking, tmp_path):
     assert scalars(tmp_path) == expected
 
 
+def test_what_else_lies_beside_events_stays(tracking, tmp_path):
+    notes = tmp_path / "tensorboard" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("precious")
+    for _ in range(2):
+        opened = tracking()
+        opened.start(LINES[:1])
+        opened.close()
+    assert notes.read_text() == "precious"
+    assert scalars(tmp_path)["base/loss"] == [(1, 2.0)]
+
+
 def test_a_resumed_run_has_each_epoch_of_its_history_once(make_run):
     run = make_run("run", "epochs=3", "checkpoint_every=2")
     with pytest.raises(Interrupted):

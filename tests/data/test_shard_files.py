@@ -250,6 +250,15 @@ def test_notes_are_removed_that_were_not_used_for_longest(remote, tmp_path):
     assert sum(path.stat().st_size for path in after) <= limit // 8
 
 
+def test_notes_alone_are_removed_to_make_room(tmp_path):
+    """The folder may be one that somebody keeps other things in."""
+    thesis = tmp_path / "contents" / "thesis.json"
+    thesis.parent.mkdir()
+    thesis.write_text("precious")
+    ShardCache(tmp_path, limit=0)
+    assert thesis.read_text() == "precious"
+
+
 def test_damaged_notes_of_a_shard_are_made_anew(remote, tmp_path):
     first = open_small(remote, tmp_path)
     for note in (tmp_path / "contents").iterdir():
