@@ -183,7 +183,7 @@ def _against(method: Method, baseline: Method) -> str:
         found = compare(method.drawn(measure), baseline.drawn(measure))
         verdict = told_apart(found, measure) if found else ""
         told[verdict].append(_change(method, baseline, measure, found))
-    words = {"better": "better in", "worse": "worse in", "": "not told apart in"}
+    words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
     parts = [f"{words[verdict]} {enumerate_words(each)}" for verdict, each in told.items() if each]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
@@ -194,7 +194,8 @@ def _change(method: Method, baseline: Method, measure: Measure, found: Compariso
         return f"{_word(measure)} ({means}, no shared seeds)"
     change = measure.text(found.change, signed=True)
     told = f"{change} {interval_text(found, measure)}".rstrip()
-    return f"{_word(measure)} ({means}, change {told})"
+    why = f"; {found.too_few}" if found.too_few else ""
+    return f"{_word(measure)} ({means}, change {told}{why})"
 
 
 def _seeds(method: Method) -> str:
