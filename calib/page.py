@@ -369,7 +369,8 @@ class Provenance:
     runs: list[RunRecord]
     settings: list[tuple[str, list[str]]]  # only those in which the runs differ
     versions: dict[str, str]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by the caller's stages, which may hold the trainings
+    training: dict[str, float]  # by run; they may have run side by side
     splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
@@ -394,14 +395,14 @@ def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
         replace(r, name=f"{r.name} in {r.folder}") if names.count(r.name) > 1 else r
         for r in records
     ]
-    training = {f"train and evaluate {record.name}": record.seconds for record in records}
     return Provenance(
         runs=records,
         settings=_differing([flatten(config) for config in configs]),
         versions=merged_versions(
             [*(e["versions"] for e in evaluations), facts.get("versions", {})]
         ),
-        seconds={**facts.get("seconds", {}), **training},
+        seconds=dict(facts.get("seconds", {})),
+        training={record.name: record.seconds for record in records},
         splits=dict(facts.get("splits", {})),
         limits=list(facts.get("limits", [])),
         other=_sections({key: facts[key] for key in facts if key not in OWN_SECTION}),

@@ -103,7 +103,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     path, runs, mixed = folder / "report.html", make_runs(folder), make_mixed(folder)
     change_rows(runs[0], vector=measures(ece=0.03), intervals=LIMITS, shift=SHIFT, ood=OOD)
     facts = {
-        "seconds": {"build": 30.0},
+        "seconds": {"build": 30.0, "trainings": 130.0},
         "splits": {"train": 7},
         "limits": ["Two seeds are few."],
         "models": {"generator": NAUGHTY},
@@ -164,7 +164,9 @@ def test_page_holds_the_numbers_worked_out_by_hand(source: str):
     assert "83.3 % (5 of 6)" in text
     assert "Spearman(alpha, weight), median over series1.000" in text  # of rho 1, 1 and 0.5
     assert "series whose weight falls somewhere along alpha33.3 %" in text
-    assert "together2 min 40 s" in text  # 30 s build, 65 s a run
+    # A stage may hold the trainings, so that the two sums are kept apart.
+    assert "Time by stage build30.0 s trainings2 min 10 s together2 min 40 s" in text
+    assert "each run CE1 min 5 s CSM1 min 5 s together2 min 10 s" in text
     assert "Two seeds are few." in text
 
 
@@ -223,7 +225,8 @@ def test_methods_on_two_datasets_are_not_compared(tmp_path: Path):
         assert f"On {data}" in text and f"Difference to CE, {data}" in text
         assert f"The test set of {data} has 3 images" in text
     assert "birds against CE, digits" not in text
-    assert f"train and evaluate CE in {runs[0]}" in text and "together4 min 20 s" in text
+    assert f"each run CE in {runs[0]}1 min 5 s" in text and "together4 min 20 s" in text
+    assert "Time by stage" not in text  # nobody named a stage
     # In each of four groups of rows accuracy and ECE of one, four more of both, none for its parts.
     assert page.read_text().count('class="best"') == 4 * (2 + 2 * 4)
 
@@ -244,6 +247,14 @@ def test_sheet_ends_with_the_least_ordered_series(tmp_path: Path):
     assert (got[0].first, got[0].second) == (NAUGHTY, "one")
     assert [frame.first for frame in got[0].frames] == [0.0, 0.5, 1.0]
     assert [frame.weight for frame in got[0].frames] == pytest.approx([0.0, 0.4, 1.0])
+
+
+def test_end_points_that_nobody_judged_say_what_would(tmp_path: Path):
+    page, mixed = tmp_path / "page.html", make_mixed(tmp_path)
+    runs = make_runs(tmp_path)
+    write_report(page, runs=runs, mixed=mixed, agreement=None, facts={}, title="no judge")
+    text = " ".join(Page(page.read_text()).text.split())
+    assert "it takes a classifier of real images, semix audit ROOT --judge RUN" in text
 
 
 def test_provenance_shows_only_settings_that_differ(runs: list[Path]):
