@@ -183,7 +183,7 @@ def _against(method: Method, baseline: Method) -> str:
         found = compare(method.drawn(measure), baseline.drawn(measure))
         verdict = told_apart(found, measure) if found else ""
         told[verdict].append(_change(method, baseline, measure, found))
-    words = {"better": "better in", "worse": "worse in", "": "not told apart in"}
+    words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
     parts = [f"{words[verdict]} {enumerate_words(each)}" for verdict, each in told.items() if each]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
@@ -194,7 +194,8 @@ def _change(method: Method, baseline: Method, measure: Measure, found: Compariso
         return f"{_word(measure)} ({means}, no shared seeds)"
     change = measure.text(found.change, signed=True)
     told = f"{change} {interval_text(found, measure)}".rstrip()
-    return f"{_word(measure)} ({means}, change {told})"
+    why = f"; {found.too_few}" if found.too_few else ""
+    return f"{_word(measure)} ({means}, change {told}{why})"
 
 
 def _seeds(method: Method) -> str:
@@ -368,7 +369,8 @@ class Provenance:
     runs: list[RunRecord]
     settings: list[tuple[str, list[str]]]  # only those in which the runs differ
     versions: dict[str, str]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by the caller's stages, which may hold the trainings
+    training: dict[str, float]  # by run; they may have run side by side
     splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
@@ -393,14 +395,14 @@ def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
         replace(r, name=f"{r.name} in {r.folder}") if names.count(r.name) > 1 else r
         for r in records
     ]
-    training = {f"train and evaluate {record.name}": record.seconds for record in records}
     return Provenance(
         runs=records,
         settings=_differing([flatten(config) for config in configs]),
         versions=merged_versions(
             [*(e["versions"] for e in evaluations), facts.get("versions", {})]
         ),
-        seconds={**facts.get("seconds", {}), **training},
+        seconds=dict(facts.get("seconds", {})),
+        training={record.name: record.seconds for record in records},
         splits=dict(facts.get("splits", {})),
         limits=list(facts.get("limits", [])),
         other=_sections({key: facts[key] for key in facts if key not in OWN_SECTION}),

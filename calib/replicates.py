@@ -56,7 +56,22 @@ class Comparison:
     @property
     def is_clear(self) -> bool:
         """Whether the interval leaves zero out, and is of units enough to be believed."""
-        if self.low is None or self.high is None or self.n < FEWEST:
+        return self._leaves_zero_out and self.n >= FEWEST
+
+    @property
+    def too_few(self) -> str:
+        """Why an interval that leaves zero out is not believed; empty for every other.
+
+        `2 seeds are too few to say`.
+        """
+        if self.is_clear or not self._leaves_zero_out:
+            return ""
+        units = f"{self.n} {self.over} are" if self.n > 1 else f"1 {self.over[:-1]} is"
+        return f"{units} too few to say"
+
+    @property
+    def _leaves_zero_out(self) -> bool:
+        if self.low is None or self.high is None:
             return False
         return self.low > 0 or self.high < 0
 

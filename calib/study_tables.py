@@ -227,18 +227,22 @@ def _p_values(test: Comparison) -> str:
 
 
 def verdicts(table: DatasetTable) -> list[str]:
-    """Sentences on what can be told apart, and from what; none goes beyond its interval."""
+    """A sentence a comparison: what is better or worse, or why nothing can be said."""
     rows = [(row.label, table.baseline, row.tests) for row in table.rows if row.tests]
     rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
     sentences = []
     for new, old, tests in rows:
-        told: dict[str, list[str]] = {"better": [], "worse": []}
+        told: dict[str, list[str]] = {"better in": [], "worse in": []}
         for column in table.tested:
-            test = tests.get(column.key)
-            if test is not None and (verdict := told_apart(test, column.measure)):
-                told[verdict].append(column.title.removesuffix(" %"))
-        parts = [f"{verdict} in {', '.join(names)}" for verdict, names in told.items() if names]
-        sentences.append(f"{new} against {old}: {'; '.join(parts) or 'nothing is told apart'}.")
+            if (test := tests.get(column.key)) is not None:
+                verdict = told_apart(test, column.measure)
+                start = f"{verdict} in" if verdict else test.too_few and f"{test.too_few} of"
+                told.setdefault(start, []).append(column.title.removesuffix(" %"))
+        known = {start: names for start, names in told.items() if start and names}
+        parts = [f"{start} {', '.join(names)}" for start, names in known.items()]
+        if not (told["better in"] or told["worse in"]):
+            parts.insert(0, "no significant difference")
+        sentences.append(f"{new} against {old}: {'; '.join(parts)}.")
     return sentences
 
 

@@ -275,7 +275,7 @@ class Line:
 
     label: str
     kind: str
-    note: str  # "T = 1.52 ± 0.10" where it is scaled
+    note: str  # "T = 1.52 ± 0.10" where it is scaled; why a difference is not believed
     cells: tuple[Cell, ...]
 
 
@@ -307,20 +307,23 @@ def differences(methods: Sequence[Method]) -> list[list[Line]]:
     """Mean difference to the first method over shared seeds, with its interval."""
     baseline, *others = methods
 
-    def cell(method: Method, measure: Measure, kind: str) -> Cell:
-        found = compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
+    def cell(found: Comparison | None, measure: Measure) -> Cell:
         if found is None:
             return Cell("n/a", "no shared seed")
         note = f"{interval_text(found, measure)} {told_apart(found, measure)}".strip()
         return Cell(measure.text(found.change, signed=True), note)
 
-    return [
-        [
-            Line(method.label, name, "", tuple(cell(method, m, kind) for m in shown_in("page")))
-            for kind, name in MAIN_KINDS.items()
-        ]
-        for method in others
-    ]
+    def line(method: Method, kind: str) -> Line:
+        found = {
+            measure: compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
+            for measure in shown_in("page")
+        }
+        # All measures are of the same seeds, so that one note serves the whole line.
+        why = next((test.too_few for test in found.values() if test and test.too_few), "")
+        cells = tuple(cell(test, measure) for measure, test in found.items())
+        return Line(method.label, MAIN_KINDS[kind], why, cells)
+
+    return [[line(method, kind) for kind in MAIN_KINDS] for method in others]
 
 
 def interval_text(found: Comparison, measure: Measure) -> str:

@@ -1,6 +1,12 @@
 """Single series of a root, found by their numbers and drawn: what a person looks at first."""
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, groupby
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -8,12 +14,14 @@ from PIL import Image, ImageDraw, ImageFont
 from data.errors import InputError
 from data.images import decode_image
 from data.pages import LIGHT
+from data.printable import printable
 from data.root import Root
 from data.tar import GroupSample, read_shard
 
 CELL = 72  # pixels, side of each image shown
 GAP = 6
 NAME_WIDTH = 92
+NAME_SIZES = (14, 10)  # the smaller where a name would else be higher than its images
 SMALL = ImageFont.load_default(10)
 TEXT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
 PAPER = "#ffffff"  # a picture of its own, which viewers show on any ground
@@ -89,26 +97,28 @@ def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
     """
     columns = max(len(sample.images) for sample in samples)
     width = 2 * NAME_WIDTH + columns * (CELL + GAP) + GAP
-    row_height = CELL + TEXT + 2 * GAP
-    sheet = Image.new("RGB", (width, row_height * len(samples) + GAP), PAPER)
-    for row, sample in enumerate(samples):
-        _draw_series(sheet, sample, top=GAP + row * row_height)
+    names = [(Name.of(s.record.names[:1]), Name.of(s.record.names[1:])) for s in samples]
+    heights = [max(CELL, *(name.height for name in both)) for both in names]
+    total = sum(height + TEXT + 2 * GAP for height in heights) + GAP
+    sheet, top = Image.new("RGB", (width, total), PAPER), GAP
+    for sample, both, height in zip(samples, names, heights, strict=True):
+        _draw_series(sheet, sample, *both, top=top, height=height)
+        top += height + TEXT + 2 * GAP
     return sheet
 
 
-def _draw_series(sheet: Image.Image, sample: GroupSample, *, top: int) -> None:
+def _draw_series(
+    sheet: Image.Image, sample: GroupSample, first: "Name", others: "Name", *, top: int, height: int
+) -> None:
     draw, record = ImageDraw.Draw(sheet), sample.record
-    font = ImageFont.load_default(14)
-    first, *others = record.names
-    middle = top + CELL // 2
+    middle = top + height // 2
     order = sorted(range(len(sample.images)), key=lambda position: record.alphas[position])
-    draw.text((NAME_WIDTH - GAP, middle), "\n".join(others), LIGHT.second, font, anchor="rm")
-    number = (NAME_WIDTH - GAP, top + CELL + 3)
+    others.draw(draw, (NAME_WIDTH - GAP, middle), LIGHT.second, to_the_left=True)
+    number = (NAME_WIDTH - GAP, top + height + 3)
     draw.text(number, f"series {record.group}", LIGHT.muted, SMALL, anchor="rt")
     for column, position in enumerate(order):
         _draw_image(sheet, sample, position, (NAME_WIDTH + column * (CELL + GAP), top))
-    end = NAME_WIDTH + len(order) * (CELL + GAP)
-    draw.text((end, middle), first, LIGHT.first, font, anchor="lm")
+    first.draw(draw, (NAME_WIDTH + len(order) * (CELL + GAP), middle), LIGHT.first)
 
 
 def _draw_image(
@@ -125,6 +135,127 @@ def _draw_image(
     draw.rectangle((left, bar, left + CELL - 1, bar + 5), LIGHT.second)
     if split < left + CELL:
         draw.rectangle((split, bar, left + CELL - 1, bar + 5), LIGHT.first)
+
+
+# Names: other people's text, in any script
+
+
+@dataclass(frozen=True)
+class Name:
+    """Class names as the lines that fit beside a series."""
+
+    lines: tuple[str, ...]
+    size: int  # of the letters, pixels
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "Name":
+        """Each name from a line of its own on, in the largest size that is no higher than CELL."""
+        shown = [_legible(name) for name in names]
+        for size in NAME_SIZES:
+            found = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
+            if found.height <= CELL:
+                break
+        return found
+
+    @property
+    def line_height(self) -> int:
+        return round(1.2 * self.size)
+
+    @property
+    def height(self) -> int:
+        return self.line_height * len(self.lines)
+
+    def draw(
+        self,
+        draw: ImageDraw.ImageDraw,
+        corner: tuple[int, int],
+        colour: str,
+        *,
+        to_the_left: bool = False,
+    ) -> None:
+        """Draw beside `corner`, which is at half their height."""
+        x, y = corner[0], corner[1] - self.height // 2 + self.size
+        for number, line in enumerate(self.lines):
+            left = x - _width(line, self.size) if to_the_left else float(x)
+            for font, run in _runs(line, self.size):
+                draw.text((left, y + number * self.line_height), run, colour, font, anchor="ls")
+                left += font.getlength(run)
+
+
+def _legible(name: str) -> str:
+    """The name with each letter that no font here has as its code point, `<U+1F600>`."""
+    text = printable(unicodedata.normalize("NFC", " ".join(name.split())))
+    return "".join(c if _font_file(c) else f"<U+{ord(c):04X}>" for c in text)
+
+
+def _wrapped(text: str, size: int) -> Iterator[str]:
+    """Lines of the names' width; broken behind a space, a hyphen or `_` where there is one."""
+    room = NAME_WIDTH - 2 * GAP
+    while _width(text, size) > room:
+        lengths = range(1, min(len(text), room) + 1)  # hardly a letter is narrower than a pixel
+        fits = max(1, sum(_width(text[:n], size) <= room for n in lengths))
+        gap = max(text.rfind(mark, 0, fits) for mark in " -_") + 1
+        yield text[: gap or fits].rstrip()
+        text = text[gap or fits :]
+    yield text
+
+
+def _width(text: str, size: int) -> float:
+    return sum(font.getlength(run) for font, run in _runs(text, size))
+
+
+def _runs(text: str, size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
+    """The text in pieces of one font each; all its letters have one."""
+    for file, letters in groupby(text, key=_font_file):
+        assert file is not None
+        yield _font(file, size), "".join(letters)
+
+
+@cache
+def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size)
+
+
+@cache
+def _font_file(letter: str) -> str | None:
+    """The first font that has a letter: matplotlib's DejaVu Sans, else one of this machine."""
+    return next((file for file in _font_files() if _has(file, letter)), None)
+
+
+@cache
+def _font_files() -> list[str]:
+    """DejaVu Sans, which is there wherever we are; then the machine's, upright and regular first.
+
+    Others of matplotlib's are for formulas, and one has a box for every letter.
+    """
+    import matplotlib.font_manager  # takes a second; most commands draw nothing
+
+    shipped = Path(matplotlib.get_data_path())
+    found = sorted(
+        (font.style != "normal", font.weight != 400, font.fname)
+        for font in matplotlib.font_manager.fontManager.ttflist
+        if not Path(font.fname).is_relative_to(shipped)
+    )
+    return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in found)]
+
+
+def _has(file: str, letter: str) -> bool:
+    """Whether a font draws this letter; a space is one that shows nothing."""
+    letters = _letters(file)
+    if ord(letter) not in letters:
+        return False
+    with suppress(OSError):  # a font of pictures, in other sizes alone
+        return letter.isspace() or _font(file, NAME_SIZES[0]).getmask(letter).getbbox() is not None
+    return False
+
+
+@cache
+def _letters(file: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    with suppress(RuntimeError, OSError):  # a damaged file is a font without letters
+        return frozenset(FT2Font(file).get_charmap())
+    return frozenset()
 
 
 def _sets(root: Root) -> int:

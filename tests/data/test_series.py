@@ -103,6 +103,45 @@ def test_images_stand_in_the_order_of_alpha_over_the_bar_of_their_label():
     assert sheet.crop(numbers).tobytes() != other_sheet.crop(numbers).tobytes()
 
 
+LONG = "Donaudampfschifffahrtsgesellschaftskapit"
+
+
+def sheet_of(first: str, second: str) -> np.ndarray:
+    """Pixels of a sheet that has one series of one dark image."""
+    labels = [[[4, 0.5], [2, 0.5]]]
+    given = {"classes": [4, 2], "names": [first, second], "labels": labels}
+    values = record(0, alphas=[0.5], weights=[0.5], **given)
+    picture = encode_image(np.zeros((8, 8, 3), dtype=np.uint8), "webp")
+    return np.asarray(contact_sheet([GroupSample(series_of(values), [picture], "webp")]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("K\u00e4se", "K\u00f6se"),
+        ("\u0416\u0443\u043a", "\u0420\u0430\u043a"),  # Cyrillic
+        ("\u732b", "\u72ac"),  # cat and dog in Chinese, of which a machine may have no font
+        ("\U0001f408", "\U0001f415"),  # likewise, as pictures
+        ("\U000f0001", "\U000f0002"),  # for private use: no font has them
+        ("a\u202eb", "ab"),
+        (f"{LONG}\u00e4n", f"{LONG}in"),
+        ("great_white_crested_cormorant", "great_white_crested_corncrake"),
+        (250 * "x", 249 * "x"),
+    ],
+)
+def test_names_are_whole_and_differ_on_the_sheet_in_any_script(one: str, other: str):
+    for names in ((one, "cat"), ("cat", one)):
+        sheet = sheet_of(*names)
+        changed = sheet_of(*(other if name == one else name for name in names))
+        assert sheet.shape != changed.shape or (sheet != changed).any()
+        edges = [sheet[0], sheet[-1], sheet[:, 0], sheet[:, -1]]
+        assert all((edge == 255).all() for edge in edges)  # nothing goes beyond the paper
+        left, right = sheet[:, :NAME_WIDTH], sheet[:, NAME_WIDTH + CELL + 1 :]
+        assert (left != 255).any() and (right != 255).any()
+        beside = sheet[:, [NAME_WIDTH - 1, NAME_WIDTH + CELL]]
+        assert (beside == 255).all()  # nor over the image
+
+
 GONE = [{1: "image 0 is flat"}, {3: "image 1 holds no numbers"}]  # of three series a shard
 KEPT = [0, 2, 4, 5]
 AWAY = {4: featured.VECTORS[[0, 0]]}  # shows dog and fox as cats
