@@ -19,14 +19,13 @@ from pipeline.checks import (
     HUB,
     HUB_WEIGHTS,
     LOCAL,
-    SETTINGS,
     check_encoder,
     check_folder,
     refuse_other_sources,
     tag_repository,
 )
 from pipeline.config import EncoderConfig
-from pipeline.model_paths import fetched
+from pipeline.model_paths import CLIP_SETTINGS, fetched
 
 log = logging.getLogger("semix.build")
 
@@ -177,7 +176,7 @@ def _source(config: EncoderConfig, field: str) -> dict[str, object]:
 def _hub_folder(config: EncoderConfig) -> Path:
     """Of the pinned commit, with its settings and its weights in it."""
     repository = config.model.removeprefix(HUB)
-    files = [_fetched(repository, name, config.revision) for name in (SETTINGS, HUB_WEIGHTS)]
+    files = [_fetched(repository, name, config.revision) for name in (CLIP_SETTINGS, HUB_WEIGHTS)]
     return Path(files[0]).parent
 
 

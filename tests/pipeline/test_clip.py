@@ -22,7 +22,7 @@ from pipeline.clip import ClipEncoder, image_tower, preprocess, unsupported
 from pipeline.config import AnnotationConfig, EncoderConfig
 from pipeline.estimate import clip_work
 from pipeline.generators.loading import module_bytes
-from tests.pipeline.roots import altered, features, made
+from tests.pipeline import roots
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
@@ -232,9 +232,9 @@ def coca(clip):
 
 def test_a_coca_makes_a_dataset(coca, hasty_config, tmp_path):
     """From the check of the models to the commit record, which says what CLIP computed."""
-    config = altered(hasty_config, f"annotation.model=local-dir:{coca}")
-    root = made(config, tmp_path / "mixed", "--shards", "0")
-    stored, (work, width) = features(root, 0)["features"], clip_work(config.annotation)
+    config = roots.altered(hasty_config, f"annotation.model=local-dir:{coca}")
+    root = roots.made(config, tmp_path / "mixed", "--shards", "0")
+    stored, (work, width) = roots.features(root, 0)["features"], clip_work(config.annotation)
     assert stored.shape[-1] == width
     record = root.committed()[0]
     assert record.tflop is not None and record.tflop > work / 1e12 > 0
