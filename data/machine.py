@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,9 +12,13 @@ from functools import cache
 from pathlib import Path
 
 from data.errors import InputError
+from data.files import write_atomically
+from data.fingerprint import file_digest, fingerprint
 
 DIGITS = 12  # of the digest at the end of `machine()`
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles
+DIGEST = re.compile("[0-9a-f]{64}")
+SETTLED_NS = 2_000_000_000  # a file this young may be written again before its time changes
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers, our group in it
 
@@ -120,6 +126,30 @@ def _statistics(folder: Path, *names: str) -> int:
 def cache_folder() -> Path:
     """SEMIX_CACHE, or ~/.cache/semix; it need not be there yet, and may be removed at any time."""
     return Path(os.environ.get("SEMIX_CACHE") or "~/.cache/semix").expanduser()
+
+
+def remembered_digest(path: Path) -> str:
+    """SHA-256 of a file; one that is read once is not read again until it is written.
+
+    Models have gigabytes, so the cache folder keeps it for other processes, by where the file is,
+    its size and when it was written.
+    """
+    state = path.stat()
+    return _digest_of(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _digest_of(path: Path, *state: int) -> str:
+    kept = cache_folder() / f"digest-{fingerprint([str(path), *state])}"
+    with suppress(OSError, ValueError):
+        if DIGEST.fullmatch(digest := kept.read_text()):
+            return digest
+    digest = file_digest(path)
+    *_, written_ns = state
+    if time.time_ns() - written_ns > SETTLED_NS:
+        with suppress(OSError):  # a cache that cannot be written costs time alone
+            write_atomically(kept, digest.encode())
+    return digest
 
 
 def compiled_folder() -> Path:

@@ -22,6 +22,9 @@ from pipeline.generators.schedulers import (
     refuse_stochastic,
 )
 from pipeline.model_paths import (
+    CLIP_SETTINGS,
+    CLIP_WEIGHTS,
+    NOT_LOADED,
     PICKLES,
     SAFE,
     check_commit,
@@ -36,16 +39,12 @@ from pipeline.model_paths import (
 )
 from pipeline.prompts import as_read, checked_prompts, spoken_names
 
-NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 # Text encoders of transformers that fetch nothing further.
 ENCODERS = ("CLIP", "T5", "Qwen3")
 LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
-HUB_WEIGHTS = "open_clip_model.safetensors"
-# What open_clip takes of a folder, whatever else lies in it.
-FIRST = {HUB_WEIGHTS, "open_clip_pytorch_model.safetensors"}
+HUB_WEIGHTS = CLIP_WEIGHTS[0]
 CONVERT = "convert it once, as docs/format.md says under Safety"
-SETTINGS = "open_clip_config.json"
 
 
 def check_models(config: BuildConfig) -> None:
@@ -243,17 +242,17 @@ def check_folder(folder: Path, field: str) -> None:
     """An open_clip directory: of this machine, or that of a commit. Raises InputError."""
     folder = folder.absolute()
     refuse_absent(folder, f"{field}.model")
-    if not (folder / SETTINGS).is_file():
-        remedy = f"is not an open_clip directory (it has no {SETTINGS})"
+    if not (folder / CLIP_SETTINGS).is_file():
+        remedy = f"is not an open_clip directory (it has no {CLIP_SETTINGS})"
         raise InputError(f"{field}.model", folder, remedy)
     names = sorted(path.name for path in folder.iterdir())
     pickles = [name for name in names if Path(name).suffix in PICKLES]
-    if pickles and not FIRST & set(names):
+    if pickles and not {*CLIP_WEIGHTS} & set(names):
         remedy = f"is no safetensors file, and no other is read; {CONVERT}, to {HUB_WEIGHTS}"
         raise InputError(f"{field}.model", folder / pickles[0], remedy)
     if not any(name.endswith(SAFE) for name in names):
         raise InputError(f"{field}.model", folder, f"holds no weights (no {SAFE} file)")
-    settings = read_json(folder / SETTINGS)
+    settings = read_json(folder / CLIP_SETTINGS)
     refuse_other_sources(settings.get("model_cfg", settings), folder, field)
 
 

@@ -19,14 +19,13 @@ from pipeline.checks import (
     HUB,
     HUB_WEIGHTS,
     LOCAL,
-    SETTINGS,
     check_encoder,
     check_folder,
     refuse_other_sources,
     tag_repository,
 )
 from pipeline.config import EncoderConfig
-from pipeline.model_paths import fetched
+from pipeline.model_paths import CLIP_SETTINGS, fetched
 
 log = logging.getLogger("semix.build")
 
@@ -48,7 +47,8 @@ class Preprocessing(TypedDict):
 
 
 class ClipEncoder:
-    """The image tower of an open_clip model.
+    """The image tower of an open_clip model; its text tower is dropped before it costs the device
+    anything.
 
     Args:
         dtype: float32, which is never TF32, float16 or bfloat16; of the network.
@@ -69,24 +69,7 @@ class ClipEncoder:
     ) -> None:
         check_encoder(config, field)  # a root from elsewhere never passed a build's checks
         self.dtype = resolve_dtype(dtype, device, field="annotation.dtype")
-        try:
-            self.model: Any = open_clip.create_model_and_transforms(
-                **_source(config, field),
-                device=device,
-                require_pretrained=True,  # open_clip itself would go on with random weights
-            )[0].eval()
-        except InputError:
-            raise
-        except SafetensorError as error:
-            remedy = f"its weights are no whole safetensors file ({error}); fetch or convert them"
-            raise InputError(f"{field}.model", config.model, f"{remedy} again") from error
-        except (RuntimeError, OSError, ValueError, AssertionError) as error:
-            # open_clip asserts, without a word, that it knows the preprocessing.
-            reason = (str(error).strip() or "its preprocessing is unknown").splitlines()[0]
-            raise InputError(
-                f"{field}.model", config.model, f"cannot be loaded: {reason}"
-            ) from error
-        self.model.to(self.dtype)
+        self.model = _without_text(_loaded(config, field)).to(device, self.dtype)
         self.device = device
         self.settings: Preprocessing = self.model.visual.preprocess_cfg
         unknown = unsupported(self.settings)
@@ -97,7 +80,10 @@ class ClipEncoder:
     @torch.inference_mode()
     @float32_precision("ieee")
     def encode(self, images: Tensor) -> Tensor:
-        """Projected image features, not normalised: uint8 [N, H, W, 3] -> float32 [N, D]."""
+        """Projected image features: uint8 [N, H, W, 3] -> float32 [N, D].
+
+        As open_clip gives them: CoCa's have length 1, those of all others are not normalised.
+        """
         return torch.cat([self._encode(part) for part in images.split(BATCH)])
 
     def _encode(self, images: Tensor) -> Tensor:
@@ -106,8 +92,38 @@ class ClipEncoder:
         return self.model.encode_image(inputs).float()
 
 
+def _loaded(config: EncoderConfig, field: str) -> Any:
+    """The whole model on the CPU, float32. Raises InputError if it cannot be loaded."""
+    try:
+        return open_clip.create_model_and_transforms(
+            **_source(config, field),
+            require_pretrained=True,  # open_clip itself would go on with random weights
+        )[0].eval()
+    except InputError:
+        raise
+    except SafetensorError as error:
+        remedy = f"its weights are no whole safetensors file ({error}); fetch or convert them again"
+        raise InputError(f"{field}.model", config.model, remedy) from error
+    except (RuntimeError, OSError, ValueError, AssertionError) as error:
+        # open_clip asserts, without a word, that it knows the preprocessing.
+        reason = (str(error).strip() or "its preprocessing is unknown").splitlines()[0]
+        raise InputError(f"{field}.model", config.model, f"cannot be loaded: {reason}") from error
+
+
+def _without_text(model: Any) -> Any:
+    """With the image tower as its only part, which is all that `encode_image` asks for."""
+    parts = (model.named_children(), model.named_parameters(recurse=False))
+    names = [name for part in (*parts, model.named_buffers(recurse=False)) for name, _ in part]
+    for name in names:
+        if name != "visual":
+            delattr(model, name)
+    return model
+
+
 def image_tower(config: EncoderConfig, field: str) -> nn.Module:
-    """The image tower on the meta device, to be counted; takes [N, 3, S, S] for its `image_size` S.
+    """The image tower on the meta device, to be counted: [N, 3, S, S] -> [N, D].
+
+    S is its `image_size`.
 
     Raises:
         InputError: a tower that would come from elsewhere.
@@ -122,7 +138,9 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
     with torch.device("meta"):
         clip = open_clip.CLIP(
             embed_dim=settings["embed_dim"],
-            vision_cfg={**settings["vision_cfg"], "timm_model_pretrained": False},
+            # Without the tokens that CoCa's gives beside the feature.
+            vision_cfg=settings["vision_cfg"]
+            | {"timm_model_pretrained": False, "output_tokens": False},
             text_cfg={"layers": 1},  # never used
             quick_gelu=settings.get("quick_gelu", False),
         )
@@ -158,7 +176,7 @@ def _source(config: EncoderConfig, field: str) -> dict[str, object]:
 def _hub_folder(config: EncoderConfig) -> Path:
     """Of the pinned commit, with its settings and its weights in it."""
     repository = config.model.removeprefix(HUB)
-    files = [_fetched(repository, name, config.revision) for name in (SETTINGS, HUB_WEIGHTS)]
+    files = [_fetched(repository, name, config.revision) for name in (CLIP_SETTINGS, HUB_WEIGHTS)]
     return Path(files[0]).parent
 
 

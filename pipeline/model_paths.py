@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Container, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,11 +14,21 @@ COMMIT = re.compile("[0-9a-f]{40}")
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 SAFE = ".safetensors"
 SHARD = re.compile(r"[\w.-]+\.safetensors")
-# What diffusers and transformers call the weights of a network, whole or in shards.
+QUANTISED = ("bitsandbytes", "torchao")  # methods whose networks load, each with its package
+INDEX = "model_index.json"  # of the parts of a pipeline
+CLIP_SETTINGS = "open_clip_config.json"
+# What open_clip takes of a folder, in this order, whatever else lies in it.
+CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
+# Settings, words, sentencepiece and chat templates.
+SETTINGS = {".json", ".txt", ".model", ".jinja"}
+# What diffusers and transformers call the weights of a network, `model.safetensors`,
+# `model-00001-of-00002.safetensors` and `model.safetensors.index.json`; and of a variant, which
+# stands before or behind the number.
 WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_)?model(?:\.(\w+))?(?:-\d{5}-of-\d{5})?(?:\.(\w+))?\.safetensors"
+    r"(?:\.index(?:\.(\w+))?\.json)?"
 )
-QUANTISED = ("bitsandbytes", "torchao")  # methods whose networks load, each with its package
 
 
 class NotHere(InputError):
@@ -110,11 +121,11 @@ def check_weights(folder: Path, field: str) -> None:
 
 
 def weight_files(folder: Path) -> dict[str | None, list[Path]]:
-    """The weights of a network by their variant; None has those without one."""
+    """The weights of a network, and their indices, by variant; None has those without one."""
     files = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if named := WEIGHTS.fullmatch(path.name):
-            files[named[1] or named[2]].append(path)
+            files[next(filter(None, named.groups()), None)].append(path)
     return dict(files)
 
 
@@ -184,3 +195,51 @@ def _names(value: object) -> list[str]:
     """The file names of an index, or the one that a config has."""
     found = value.values() if isinstance(value, dict) else [value]
     return sorted({str(name) for name in found if name is not None})
+
+
+def read_names(
+    folder: Path, *, variant: str | None = None, left_out: Container[str] = NOT_LOADED
+) -> list[str]:
+    """The files of a model's folder that its libraries read, by what it is: a pipeline, an
+    open_clip model, or one network or tokenizer.
+
+    Args:
+        variant: of the weights, where a part has them in it.
+        left_out: parts of a pipeline that are not loaded.
+    """
+    if (folder / INDEX).is_file():
+        parts = [
+            part
+            for part, named in sorted(read_json(folder / INDEX).items())
+            if part not in left_out and isinstance(named, list) and named[0] is not None
+        ]
+        found = [f"{part}/{name}" for part in parts for name in _part_names(folder / part, variant)]
+        return [INDEX, *found]
+    if (folder / CLIP_SETTINGS).is_file():
+        weights = sorted(path.name for path in folder.glob(f"*{SAFE}"))
+        first = [name for name in (*CLIP_WEIGHTS, f"model{SAFE}") if name in weights]
+        return [CLIP_SETTINGS, *(first or weights)[:1]]
+    return _part_names(folder, variant)
+
+
+def still_read(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Of the hashes of an older root, which are of all that lay in a folder, those to compare.
+
+    Weights that are gone, where they were read, are missed when they are loaded.
+    """
+    folders = {name.rpartition("/")[0] for name in now} - {""}
+
+    def read(name: str) -> bool:
+        suffix = Path(name).suffix
+        settings = suffix in SETTINGS and ".index." not in name
+        return name in now or (settings and name.rpartition("/")[0] in folders)
+
+    return {name: digest for name, digest in then.items() if read(name)}
+
+
+def _part_names(folder: Path, variant: str | None) -> list[str]:
+    """Settings of a network, tokenizer or scheduler; weights of the variant, or without one."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    settings = [n for n in names if Path(n).suffix in SETTINGS and ".index." not in n]
+    files = weight_files(folder)
+    return settings + [path.name for path in files.get(variant) or files.get(None) or ()]

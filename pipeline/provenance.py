@@ -7,10 +7,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-from data.fingerprint import file_digest, fingerprint
+from data.fingerprint import fingerprint
 from data.formats import LabelSetRecord, Plan
-from pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
-from pipeline.model_paths import local_path
+from data.machine import remembered_digest
+from pipeline.config import (
+    AnnotationConfig,
+    BuildConfig,
+    EncoderConfig,
+    GeneratorConfig,
+    LoraConfig,
+)
+from pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_names, still_read
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 # Where something lies, and how much may be spent or lost: no byte follows from these settings.
@@ -21,7 +28,7 @@ FREE: dict[str, Any] = {
     "noise": {"max_cost"},
     "shards": {"max_left_out"},
 }
-WEIGHTS = {".safetensors", ".json", ".txt", ".bin", ".pt", ".pth"}
+SINCE = {".model", ".jinja"}  # are hashed; older roots say nothing of such files
 
 
 class ModelIdentity(TypedDict):
@@ -123,11 +130,13 @@ def model_identities(config: BuildConfig) -> ModelIdentities:
 
 
 def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:
-    found: GeneratorIdentity = {**_identity(config.model, config.revision)}
+    left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
+    read = {"variant": config.variant, "left_out": left_out}
+    found: GeneratorIdentity = {**_identity(config.model, config.revision, **read)}
     if config.unet is not None:
         found["unet"] = _identity(config.unet, config.unet_revision)
     if config.lora:
-        found["lora"] = [_identity(lora.path, lora.revision) for lora in config.lora]
+        found["lora"] = [_lora_identity(lora) for lora in config.lora]
     if config.tiny_decoder is not None:
         found["tiny_decoder"] = _identity(config.tiny_decoder, config.tiny_decoder_revision)
     return found
@@ -180,30 +189,50 @@ def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
     return [encoder_content(part) for part in (identity, second) if part]
 
 
-def _identity(model: str, revision: str | None) -> ModelIdentity:
+def unchanged(then: Any, now: Any) -> bool:
+    """Whether contents of models are those that a root was begun with.
+
+    Args:
+        then: perhaps of an older root, for which all files of a folder were hashed.
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() == now.keys() and all(
+            _same_files(then[key], now[key]) if key == "files" else unchanged(then[key], now[key])
+            for key in then
+        )
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(unchanged, then, now))
+    return bool(then == now)
+
+
+def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
+    known = {name: now[name] for name in now if name in then or Path(name).suffix not in SINCE}
+    return still_read(then, now) == known
+
+
+def _identity(model: str, revision: str | None, **read: Any) -> ModelIdentity:
     path = local_path(model)
-    return {"model": model, "revision": revision, "files": file_hashes(path) if path else {}}
+    files = file_hashes(path, **read) if path else {}
+    return {"model": model, "revision": revision, "files": files}
 
 
-def file_hashes(path: Path) -> dict[str, str]:
-    """SHA-256 of a file, or of those in a folder that decide what a model computes, by name."""
+def _lora_identity(lora: LoraConfig) -> ModelIdentity:
+    path = local_path(lora.path)
+    files = file_hashes(Path(*lora_file(lora))) if path else {}
+    return {"model": lora.path, "revision": lora.revision, "files": files}
+
+
+def file_hashes(path: Path, **read: Any) -> dict[str, str]:
+    """SHA-256 of a file, or of those in a folder that decide what a model computes, by name.
+
+    Args:
+        read: as `pipeline.model_paths.read_names` takes it.
+    """
     if path.is_file():
-        return {path.name: _digest(path)}
+        return {path.name: remembered_digest(path)}
     if not path.is_dir():
         return {}
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in WEIGHTS)
-    return {p.relative_to(path).as_posix(): _digest(p) for p in files}
-
-
-def _digest(path: Path) -> str:
-    """Read once by a process, for models have gigabytes, unless the file was written since."""
-    state = path.stat()
-    return _digest_of(path, state.st_ino, state.st_size, state.st_mtime_ns)
-
-
-@cache
-def _digest_of(path: Path, *state: int) -> str:
-    return file_digest(path)
+    return {name: remembered_digest(path / name) for name in read_names(path, **read)}
 
 
 def _content(identity: ModelIdentity) -> dict[str, object]:

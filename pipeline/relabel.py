@@ -41,6 +41,7 @@ from pipeline.provenance import (
     encoder_content,
     labelling_encoders,
     planned_models,
+    unchanged,
 )
 from pipeline.root import plan_of
 from pipeline.work import Beat, Making, failure_of, finish
@@ -435,7 +436,12 @@ def _first(encoders: AnnotationIdentity) -> AnnotationIdentity:
 
 
 def _known(found: Encoder, own: Encoder | None) -> Encoder:
-    """The root's own where the files of one that is called so are not here."""
-    if own is None or found["files"] or {**own, "files": {}} != found:
+    """The root's own where it is that, or the files of one that is called so are not here."""
+    if own is None:
         return found
-    return own
+    if not found["files"] and {**own, "files": {}} == found:
+        return own
+    here = found.copy()
+    if unchanged(encoder_content(own), encoder_content(found)):
+        here["files"] = own["files"]  # perhaps of an older root, which hashed more
+    return here

@@ -24,6 +24,7 @@ from pipeline.provenance import (
     library_versions,
     model_identities,
     planned_models,
+    unchanged,
 )
 
 MIXED = "mixed dataset"  # in messages
@@ -205,7 +206,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         ("generator", config.generator.model),
         ("annotation", config.annotation.model),
     ):
-        if now[part] != then[part]:
+        if not unchanged(then[part], now[part]):
             remedy = "its files changed since the plan was made; restore them or choose a new place"
             raise InputError(f"{part}.model", model, remedy)
 

@@ -135,7 +135,8 @@ class Texts:
         config, folder = self.config, local_path(self.config.model)
         source: object = [config.model, config.revision]
         if folder is not None:
-            source = [file_hashes(folder / part) for part in (*ENCODERS, *TOKENIZERS)]
+            parts = (folder / part for part in (*ENCODERS, *TOKENIZERS))
+            source = [file_hashes(part, variant=config.variant) for part in parts]
         asked = [config.family, config.prompt_length, config.dtype, config.variant]
         return [source, asked, torch.device(self.device).type, library_versions()]
 

@@ -13,12 +13,16 @@ import pytest
 import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
+from safetensors.torch import save_file
 
 from data.errors import InputError
 from pipeline.annotate import Encoders
 from pipeline.checks import check_clip
-from pipeline.clip import ClipEncoder, preprocess, unsupported
+from pipeline.clip import ClipEncoder, image_tower, preprocess, unsupported
 from pipeline.config import AnnotationConfig, EncoderConfig
+from pipeline.estimate import clip_work
+from pipeline.generators.loading import module_bytes
+from tests.pipeline import roots
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
@@ -206,3 +210,50 @@ def test_the_pinned_commit_is_what_is_loaded(hasty_standins, tmp_path):
     assert found.returncode == 0, found.stderr
     one, other = found.stdout.splitlines()
     assert one == other
+
+
+@pytest.fixture
+def coca(clip):
+    """A small CoCa in the place of a small CLIP: its image tower gives tokens, too."""
+    settings = json.loads((clip / "open_clip_config.json").read_text())
+    told = settings["model_cfg"]
+    shape = {"width": 16, "heads": 2, "layers": 1, "vocab_size": 64}
+    told["vision_cfg"] |= {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True}
+    told["text_cfg"] = shape | {"context_length": 8, "embed_cls": True, "output_tokens": True}
+    told["multimodal_cfg"] = shape | {"context_length": 8, "attn_pooler_heads": 2}
+    told["custom_text"] = True
+    torch.manual_seed(0)
+    parts = {name: part for name, part in told.items() if name != "custom_text"}
+    model = open_clip.coca_model.CoCa(**parts)
+    save_file(model.state_dict(), clip / "open_clip_model.safetensors")
+    (clip / "open_clip_config.json").write_text(json.dumps(settings))
+    return clip
+
+
+def test_a_coca_makes_a_dataset(coca, hasty_config, tmp_path):
+    """From the check of the models to the commit record, which says what CLIP computed."""
+    config = roots.altered(hasty_config, f"annotation.model=local-dir:{coca}")
+    root = roots.made(config, tmp_path / "mixed", "--shards", "0")
+    stored, (work, width) = roots.features(root, 0)["features"], clip_work(config.annotation)
+    assert stored.shape[-1] == width
+    record = root.committed()[0]
+    assert record.tflop is not None and record.tflop > work / 1e12 > 0
+
+
+def test_features_of_a_coca_have_length_one_as_open_clip_gives_them(coca):
+    images = pictures(32, 32)
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{coca}")
+    pixels = torch.stack([transform(Image.fromarray(image)) for image in images])
+    with torch.inference_mode():
+        theirs = model.eval().encode_image(pixels)
+    ours = ClipEncoder(local(coca), device="cpu").encode(torch.from_numpy(images))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.norm(dim=1), torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["clip", "coca"])
+def test_the_image_tower_alone_stays_and_it_alone_is_counted(kind, request):
+    config = local(request.getfixturevalue(kind))
+    encoder = ClipEncoder(config, device="cpu")
+    counted = module_bytes(image_tower(config, "annotation"))
+    assert module_bytes(encoder.model) == counted > 0
