@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from data.errors import InputError
-from data.files import sync_folder, write_atomically
+from data.files import MOST_TENSORS, read_json, refuse_larger, sync_folder, write_atomically
 
 PARTIAL = ".partial"
 OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
@@ -46,7 +46,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state: State = json.loads((path / "state.json").read_bytes())
+        self.state: State = read_json(path / "state.json")
 
     def load_module(self, name: str, module: nn.Module) -> None:
         """Fill a module in place. Raises InputError as `load_exactly`."""
@@ -54,8 +54,10 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """In memory: a file that is mapped cannot be removed from a network's disk."""
-        found = load_tensors(self.path / f"{name}.safetensors")
-        return {name: tensor.clone() for name, tensor in found.items()}
+        path = self.path / f"{name}.safetensors"
+        found = load_tensors(path)
+        with _refused_unless_safetensors(path):
+            return {name: tensor.clone() for name, tensor in found.items()}
 
     def objects(self) -> StateDict:
         """Optimiser state and the like, on the CPU, as `save_checkpoint` took it.
@@ -65,7 +67,7 @@ class Checkpoint:
         """
         path, tensors = self.path / f"{OBJECTS}.json", self.tensors(OBJECTS)
         try:
-            found = from_json(json.loads(path.read_bytes()), tensors)
+            found = from_json(read_json(path), tensors)
             if isinstance(found, dict):
                 return found
         except (OSError, ValueError, KeyError, TypeError, RuntimeError):
@@ -172,6 +174,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, on the CPU. Raises InputError for any other file."""
+    refuse_larger(path, most=MOST_TENSORS)
     with _refused_unless_safetensors(path):
         return load_file(path)
 
@@ -193,6 +196,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         return {}
+    refuse_larger(path, most=MOST_TENSORS)
     with _refused_unless_safetensors(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
@@ -217,7 +221,7 @@ def load_exactly(module: nn.Module, path: Path) -> None:
 def _refused_unless_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # or no memory for what it claims to hold
         remedy = f"is no whole safetensors file ({error}); restore it, or train this seed again"
         raise InputError("weights", path, remedy) from None
 

@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.errors import TooLarge
+
+MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
+MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
+
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
@@ -52,8 +57,29 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """The content of a file, whose size is looked at first.
+
+    Raises:
+        TooLarge: it has more than `most` bytes.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise TooLarge.refused(path, size, most)
+        return file.read(size)
+
+
+def refuse_larger(path: Path, *, most: int) -> None:
+    """Raises TooLarge, of a file with more than `most` bytes that a library is about to read."""
+    size = path.stat().st_size
+    if size > most:
+        raise TooLarge.refused(path, size, most)
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    """Raises TooLarge, of more than any JSON of ours has."""
+    return json.loads(read_bytes(path, most=MOST_JSON))
 
 
 def write_json(path: Path, value: Any) -> None:

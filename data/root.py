@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.formats import (
     PAIRS,
     PER_FOLDER,
@@ -239,10 +239,12 @@ def _named(seconds: Sequence[float]) -> dict[str, float]:
 def _read_plan(store: Store) -> Plan:
     place = f"{store.url}/{PLAN}"
     try:
-        return Plan.read(store.get(PLAN), where=place)
+        return Plan.read(store.get(PLAN, most=Plan.MOST), where=place)
     except FileNotFoundError:
         remedy = "holds no plan.json; start it with `semix build`"
         raise InputError("url", store.url, remedy) from None
+    except TooLarge:
+        raise
     except (IsADirectoryError, ValueError) as error:
         remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
         raise InputError(place, "damaged", remedy) from None

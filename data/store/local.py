@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISLNK
 from typing import BinaryIO, TypeVar
 
-from data.files import sync_folder
+from data.files import read_bytes, sync_folder
 from data.machine import DIGITS, machine
 from data.store.places import Fact, Place
 
@@ -45,8 +45,8 @@ class LocalFiles:
         self.url = place.url
         self._base = Path(place.base)
 
-    def get(self, name: str) -> bytes:
-        return self._path(name).read_bytes()
+    def get(self, name: str, most: int) -> bytes:
+        return read_bytes(self._path(name), most=most)
 
     def open(self, name: str) -> BinaryIO:
         return self._path(name).open("rb")

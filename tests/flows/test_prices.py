@@ -34,7 +34,18 @@ def test_a_price_is_a_number_and_free_text(text, hour, currency):
 
 @pytest.mark.parametrize(
     "text",
-    ["2,49 EUR", "1.234,50", "1,80", ",5", "0,500", "1,2345", "12,34,567", "3,500,", "1.2.3", "Rs.300"],
+    [
+        "2,49 EUR",
+        "1.234,50",
+        "1,80",
+        ",5",
+        "0,500",
+        "1,2345",
+        "12,34,567",
+        "3,500,",
+        "1.2.3",
+        "Rs.300",
+    ],
 )
 def test_a_price_that_can_be_read_in_two_ways_is_refused_with_the_form_to_write(text):
     with pytest.raises(InputError) as refused:
