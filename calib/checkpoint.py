@@ -16,7 +16,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from data.errors import InputError
-from data.files import read_json, remove_tree, require_no_link, sync_folder, write_atomically
+from data.files import (
+    MOST_TENSORS,
+    read_json,
+    refuse_larger,
+    remove_tree,
+    require_no_link,
+    sync_folder,
+    write_atomically,
+)
 
 PARTIAL = ".partial"
 COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")
@@ -56,8 +64,10 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """In memory: a file that is mapped cannot be removed from a network's disk."""
-        found = load_tensors(self.path / f"{name}.safetensors")
-        return {name: tensor.clone() for name, tensor in found.items()}
+        path = self.path / f"{name}.safetensors"
+        found = load_tensors(path)
+        with _refused_unless_safetensors(path):
+            return {name: tensor.clone() for name, tensor in found.items()}
 
     def objects(self) -> StateDict:
         """Optimiser state and the like, on the CPU, as `save_checkpoint` took it.
@@ -182,6 +192,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, on the CPU. Raises InputError for any other file."""
+    refuse_larger(path, most=MOST_TENSORS)
     with _refused_unless_safetensors(path):
         return load_file(path)
 
@@ -203,6 +214,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         return {}
+    refuse_larger(path, most=MOST_TENSORS)
     with _refused_unless_safetensors(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 
@@ -227,7 +239,7 @@ def load_exactly(module: nn.Module, path: Path) -> None:
 def _refused_unless_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # or no memory for what it claims to hold
         remedy = f"is no whole safetensors file ({error}); restore it, or train this seed again"
         raise InputError("weights", path, remedy) from None
 

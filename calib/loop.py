@@ -27,7 +27,7 @@ from calib.run_folder import HISTORY
 from calib.stopping import Interrupted, Stop, Stopped
 from calib.trackers import Tracking
 from data.errors import InputError
-from data.files import write_atomically
+from data.files import MOST_JSON, read_bytes, write_atomically
 from data.machine import keep_compiled_to_ourselves
 from data.printable import print_line
 
@@ -102,7 +102,7 @@ class Walk:
             self.begun_s = checkpoint.state["begun_s"]
         if self.accelerator.is_main_process:
             path = self.folder / HISTORY
-            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+            lines = read_bytes(path, most=MOST_JSON).splitlines(True) if path.is_file() else []
             write_atomically(path, b"".join(lines[: self.position]))
             self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint

@@ -29,7 +29,7 @@ from calib.run_folder import (
     trained_run,
 )
 from data.errors import InputError
-from data.files import read_json
+from data.files import MOST_TENSORS, read_json, refuse_larger
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,6 +226,7 @@ class Measured:
         if not self.logits.is_file():
             run = self.logits.parents[1]
             raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
+        refuse_larger(self.logits, most=MOST_TENSORS)
         found = load_tensors(self.logits)
         with damage_of(self.logits):
             return found[f"{split}_logits"], found[f"{split}_targets"]

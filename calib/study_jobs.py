@@ -67,9 +67,7 @@ def take_over(run: Path, *, seed: int) -> Path | None:
     Returns:
         The run that trained it; None if the seed was begun, or no run beside it has what fits.
     """
-    from safetensors.torch import load_file
-
-    from calib.checkpoint import read_metadata, save_tensors
+    from calib.checkpoint import load_tensors, read_metadata, save_tensors
 
     if seed_folder(run, seed).exists():
         return None
@@ -81,7 +79,7 @@ def take_over(run: Path, *, seed: int) -> Path | None:
         if data is not None:
             pin_data(data, run)
             own = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
-            save_tensors(seed_folder(run, seed) / MODEL, load_file(path), metadata=own)
+            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=own)
             return sibling
     return None
 

@@ -23,3 +23,16 @@ class InputError(Exception):
 
     def __reduce__(self) -> tuple[type["InputError"], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.remedy)
+
+
+class TooLarge(InputError, ValueError):
+    """A file is larger than any of its kind can be; nothing of it was read.
+
+    Damage like other, to who looks for that; to a user, a file to restore.
+    """
+
+    @classmethod
+    def refused(cls, where: object, size: int, most: int) -> "TooLarge":
+        """Of the file at this place, of `size` bytes where `most` are read."""
+        remedy = f"at most {most:,} bytes of it are read; restore it from a copy"
+        return cls(str(where), f"{size:,} bytes", remedy)

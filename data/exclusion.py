@@ -74,8 +74,9 @@ def flagged_groups(flags: SeriesFlags, wanted: Iterable[str]) -> frozenset[int]:
 def _stored(root: Root, index: str) -> Iterator[tuple[str, SeriesFlags]]:
     """All audits of an index, the newest first."""
     for name in reversed(_names(root)):
+        content = root.store.get(name, most=SeriesFlags.MOST)
         try:
-            flags = SeriesFlags.read(root.store.get(name), where=f"{root.url}/{name}")
+            flags = SeriesFlags.read(content, where=f"{root.url}/{name}")
         except ValueError as error:
             raise ValueError(f"{name}: {error}; remove it and run `semix audit` again") from None
         if flags.index == index:

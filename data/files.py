@@ -11,8 +11,10 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 
+MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
+MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
 # Folders in which a tracker of trainings keeps links of its own; nothing of ours is written there.
 TRACKERS = ("wandb",)
 
@@ -128,12 +130,6 @@ def open_regular(path: Path) -> BufferedReader:
     return open(path, "rb", opener=_regular)
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of what `open_regular` opens."""
-    with open_regular(path) as file:
-        return file.read()
-
-
 def require_regular(path: Path) -> None:
     """Raises NoRegularFile where there is a pipe or a device; nothing, or a folder, is let be."""
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -149,8 +145,30 @@ def _regular(path: str, flags: int) -> int:
     raise NoRegularFile(path)
 
 
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """The content of a regular file, whose size is looked at first.
+
+    Raises:
+        NoRegularFile: it is a pipe or a device.
+        TooLarge: it has more than `most` bytes.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise TooLarge.refused(path, size, most)
+        return file.read(size)
+
+
+def refuse_larger(path: Path, *, most: int) -> None:
+    """Raises TooLarge, of a file with more than `most` bytes that a library is about to read."""
+    size = path.stat().st_size
+    if size > most:
+        raise TooLarge.refused(path, size, most)
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(read_regular(path))
+    """Raises TooLarge, of more than any JSON of ours has."""
+    return json.loads(read_bytes(path, most=MOST_JSON))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -37,6 +37,7 @@ MOST_IMAGES = 100  # in a series: positions have two digits
 MOST_GROUPS = 10**8  # keys have eight digits
 MOST_SHARDS = 10**7  # names have seven
 MOST_SERIES = 10**6  # in a shard, which is far above any that is made
+MOST_FEATURES = 4096 * MIB  # 100,000 series of eight images in one shard have as many
 ROUNDING = 1e-3  # of probabilities, which are stored as float32
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # as arrays hold it
@@ -129,6 +130,11 @@ class File(Strict):
     name: str
     sha256: Sha256
     bytes: Count
+
+    @property
+    def most(self) -> int:
+        """Bytes of it that are read at once, whatever the record says."""
+        return min(self.bytes, MOST_FEATURES)
 
 
 class Plan(BaseModel):

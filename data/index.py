@@ -121,8 +121,9 @@ def open_index(store: Store, name: str, *, plan_digest: str | None = None) -> In
         InputError: a newer version of semix wrote it.
         FileNotFoundError: it is not there.
     """
+    content = store.get(name, most=MOST)
     try:
-        plan, rows = read_index(store.get(name), where=f"{store.url}/{name}")
+        plan, rows = read_index(content, where=f"{store.url}/{name}")
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if plan_digest not in (None, plan):
@@ -144,7 +145,11 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
     """Pin these shards; the name of the newest index if that says the same."""
     names = index_names(store)
     content = index_text(plan, rows)
-    if names and store.size(names[-1]) == len(content) and store.get(names[-1]) == content:
+    if (
+        names
+        and store.size(names[-1]) == len(content)
+        and store.get(names[-1], most=MOST) == content
+    ):
         return names[-1]
     number = len(names)
     while not store.create(f"{INDICES}/{number}.json", content):

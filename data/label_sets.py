@@ -119,9 +119,11 @@ class LabelSet:
             record = self.root.record(shard)
             images = record.sha256 if record else ""
         try:
-            found = self._checked(self.store.get(name), shard)
+            content = self.store.get(name, most=ShardLabels.MOST)
         except FileNotFoundError:
             raise NotLabelled(f"{name}: shard {shard} has no labels of this set") from None
+        try:
+            found = self._checked(content, shard)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         if found.images != images:
@@ -233,7 +235,7 @@ class LabelSet:
         names = {self.name(shard): shard for shard in shards}
         for start in range(0, len(names), AT_ONCE):
             some = list(names)[start : start + AT_ONCE]
-            for name, content in self.store.get_many(some).items():
+            for name, content in self.store.get_many(some, most=ShardLabels.MOST).items():
                 try:
                     found = self._checked(content, names[name])
                 except ValueError:
@@ -273,8 +275,9 @@ def _resolved(root: Root, digest: str) -> str:
 
 def _read_set(root: Root, digest: str) -> LabelSetRecord:
     name = f"{SETS}/{digest}/set.json"
+    content = root.store.get(name, most=LabelSetRecord.MOST)
     try:
-        record = LabelSetRecord.read(root.store.get(name), where=f"{root.url}/{name}")
+        record = LabelSetRecord.read(content, where=f"{root.url}/{name}")
         if (record.digest, record.plan) != (digest, root.plan.digest):
             raise ValueError("belongs to another root or set")
     except ValueError as error:

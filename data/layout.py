@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.formats import EXTENSIONS, Extension, Plan
 from data.store import Store
 
@@ -120,8 +120,11 @@ def read_extensions(store: Store, plan: Plan) -> list[Extension]:
     for number in range(1, 1 + max((int(match[1]) for match in found), default=0)):
         place = f"{store.url}/{extension_name(number)}"
         try:
-            extension = Extension.read(store.get(extension_name(number)), where=place)
+            content = store.get(extension_name(number), most=Extension.MOST)
+            extension = Extension.read(content, where=place)
             _refuse_gap(extension, plan, layout_of(plan, read))
+        except TooLarge:
+            raise
         except (FileNotFoundError, IsADirectoryError, ValueError) as error:
             remedy = f"{error}; bring it back, for the shards behind depend on it"
             raise InputError(place, "damaged", remedy) from None

@@ -148,7 +148,7 @@ def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
 def _holder(store: Store, name: str) -> Holder | None:
     """Machine and process; None where no lease is, or none that can be read."""
     try:
-        note = Lease.read(store.get(name), where=f"{store.url}/{name}")
+        note = Lease.read(store.get(name, most=Lease.MOST), where=f"{store.url}/{name}")
     except (FileNotFoundError, ValueError):
         return None
     return note.host, note.pid

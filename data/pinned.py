@@ -16,6 +16,7 @@ from data.formats import (
 from data.index import Index, open_index
 from data.label_sets import LabelSet, NotLabelled
 from data.root import Root
+from data.store import MOST
 from data.tar import GroupSample, read_shard
 from data.tensors import read_tensors
 from data.threads import mapped
@@ -123,11 +124,11 @@ class Pinned:
         Raises:
             ValueError: the file is not there, damaged, or of another number of groups; named.
         """
-        file = self._features_file(shard).name
-        features = self._tensor(file, "features")
+        file = self._features_file(shard)
+        features = self._tensor(file.name, "features", most=file.most)
         if features.ndim != 3 or len(features) != shard.groups:
             found = "x".join(map(str, features.shape))
-            raise ValueError(f"{file}: holds {found} values, wanted {shard.groups} groups")
+            raise ValueError(f"{file.name}: holds {found} values, wanted {shard.groups} groups")
         features = features.float()
         return features / features.norm(dim=-1, keepdim=True) if self._unit_length else features
 
@@ -178,9 +179,9 @@ class Pinned:
         annotation = self.label_set.record.annotation if self.label_set else config
         return bool(annotation.get("normalize", False))
 
-    def _tensor(self, name: str, key: str) -> "Tensor":
+    def _tensor(self, name: str, key: str, *, most: int = MOST) -> "Tensor":
         try:
-            content = self.store.get(name)
+            content = self.store.get(name, most=most)
         except FileNotFoundError:
             raise ValueError(f"{name}: is not there") from None
         tensors, _ = read_tensors(content, where=name)

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from data.errors import TooLarge
 from data.formats import (
     DISCARDED,
     FAILED,
@@ -128,7 +129,7 @@ class Records:
         """
         name = record_name(shard)
         try:
-            record = self._checked(self._store.get(name), shard)
+            record = self._checked(self._store.get(name, most=CommitRecord.MOST), shard)
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return None
         return record if record.discards == discards_of(self._store, shard) else None
@@ -165,7 +166,7 @@ class Records:
             if facts[shard].bytes > most:
                 refused[shard] = facts[shard], f"has {facts[shard].bytes} bytes, far too many"
         names = {record_name(shard): shard for shard in shards if shard not in refused}
-        for name, content in self._store.get_many(names).items():
+        for name, content in self._store.get_many(names, most=most).items():
             shard = names[name]
             try:
                 record = self._checked(content, shard)
@@ -219,15 +220,15 @@ class Attempts:
     def read(self, numbers: Mapping[int, Sequence[int]]) -> dict[int, list[Failure]]:
         """The records of attempts; of a shard that has none that can be read, why that is so."""
         names = {attempt_name(s, n, self._folder): (s, n) for s in numbers for n in numbers[s]}
-        contents = self._store.get_many(names)
+        contents = self._store.get_many(names, most=Failure.MOST)
         found: dict[int, list[Failure]] = {shard: [] for shard in numbers}
         problems: dict[int, Failure] = {}
         for name, (shard, number) in names.items():
             try:
-                if name not in contents:
-                    raise ValueError("its record is gone")
-                found[shard].append(Failure.read(contents[name], where=name))
-            except ValueError as error:
+                # Asked again, for why it is left out.
+                content = contents.get(name) or self._store.get(name, most=Failure.MOST)
+                found[shard].append(Failure.read(content, where=name))
+            except (FileNotFoundError, ValueError) as error:
                 log.warning("%s: %s", name, error)
                 message = f"{name}: {error}"
                 problems[shard] = Failure(
@@ -280,9 +281,11 @@ def bury(store: Store, shard: int, *, why: str) -> None:
     """
     name = record_name(shard)
     try:
-        said = store.get(name).decode("utf-8", errors="replace")
+        said = store.get(name, most=CommitRecord.MOST).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except TooLarge as error:
+        said = str(error)
     content = Tombstone(shard=shard, why=why, record=said).written(indent=1)
     number = 1 + discards_of(store, shard)
     while not store.create(attempt_name(shard, number, DISCARDED), content):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.files import NoRegularFile
 from data.formats import (
     PAIRS,
@@ -240,7 +240,9 @@ def _named(seconds: Sequence[float]) -> dict[str, float]:
 def _read_plan(store: Store) -> Plan:
     place = f"{store.url}/{PLAN}"
     try:
-        return Plan.read(store.get(PLAN), where=place)
+        return Plan.read(store.get(PLAN, most=Plan.MOST), where=place)
+    except TooLarge:
+        raise
     except (IsADirectoryError, NoRegularFile, ValueError) as error:
         remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
         raise InputError(place, "damaged", remedy) from None

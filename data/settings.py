@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from data.errors import InputError
+from data.files import read_bytes
 from data.store import Store
 from data.store.places import parse_url, shown
 
 KNOWN = "known here:"
 GIVEN = "as given"  # in place of a value that is not shown
+MOST = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
 MOST_MISTAKES = 20  # that are shown at once
 MOST_KEY = 100  # characters that are shown of one
 # What aliases may add to a file, in characters and values; they can multiply without end.
@@ -271,14 +273,14 @@ def _refuse(node: yaml.Node, problem: str) -> NoReturn:
 def _content(source: str) -> bytes:
     name = shown(source)  # a query may be a secret
     try:
-        return _fetched(source) if "://" in source else Path(source).read_bytes()
+        return _fetched(source) if "://" in source else read_bytes(Path(source), most=MOST)
     except FileNotFoundError:
         remedy = "there is no such file; give the path or URL of a YAML file"
         raise InputError("config", name, remedy) from None
     except IsADirectoryError:
         remedy = "is a folder; give the path or URL of a YAML file"
         raise InputError("config", name, remedy) from None
-    except InputError as error:  # of the URL, its bucket or the credentials
+    except InputError as error:  # of its size, the URL, its bucket or the credentials
         raise InputError("config", name, error.remedy) from None
     except OSError as error:
         raise InputError("config", name, f"cannot be read: {error.strerror or error}") from None
@@ -287,8 +289,8 @@ def _content(source: str) -> bytes:
 def _fetched(url: str) -> bytes:
     place = parse_url(url)
     if place.protocol == "file":
-        return Path(place.base).read_bytes()
+        return read_bytes(Path(place.base), most=MOST)
     folder, _, name = place.url.rpartition("/")
     if folder.endswith("/"):  # a bucket alone
         raise IsADirectoryError
-    return Store(folder).get(name)
+    return Store(folder).get(name, most=MOST)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import InputError
-from data.files import write_atomically
+from data.errors import InputError, TooLarge
+from data.files import read_bytes, write_atomically
 from data.formats import SeriesRecord, ShardEntry
 from data.machine import cache_folder
 from data.store import Store
@@ -28,6 +28,7 @@ from data.tar import GroupPlace, scan_tar
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
 NOTES_SHARE = 8  # times the bytes of notes may be those of tars
+MOST_NOTE = 2**30  # bytes; a note has a shard's records, and places of its images
 BLOCK = 8 * 2**20  # bytes read at a time
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
@@ -214,9 +215,9 @@ class ShardCache:
         """What `note` kept; None if it is not there, or damaged."""
         path = self._note_path(shard)
         try:
-            digest, _, text = path.read_bytes().partition(b"\n")
+            digest, _, text = read_bytes(path, most=MOST_NOTE).partition(b"\n")
             os.utime(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, TooLarge):
             return None
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.formats import (
     DISCARDED,
     PAIRS,
@@ -240,7 +240,11 @@ def _check_series(sample: GroupSample, root: Root) -> None:
 
 
 def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
-    content = root.store.get(entry.features.name)
+    try:
+        content = root.store.get(entry.features.name, most=entry.features.most)
+    except TooLarge as error:
+        yield str(error)
+        return
     if hashlib.sha256(content).hexdigest() != entry.features.sha256:
         yield "does not have the recorded SHA-256"
     try:
@@ -275,6 +279,9 @@ def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
         except FileNotFoundError:
             if named:
                 yield Problem(None, f"{name} is missing", kind)
+            continue
+        except TooLarge as error:
+            yield Problem(None, str(error), kind, (name,))
             continue
         if reason := unusable(content, root.plan):
             yield Problem(None, f"{name} {reason}", kind, (name,))

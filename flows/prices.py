@@ -8,7 +8,9 @@ from typing import Any
 from data.errors import InputError
 from data.root import Progress
 
-NUMBER = re.compile(r"\d+(?:[.,]\d+)?|[.,]\d+")
+FIGURES = re.compile(r"[\d.,]*\d[\d.,]*")
+# A point before decimals, commas between groups of three; Rs.300 is no fraction.
+NUMBER = re.compile(r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)\.\d+")
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,23 @@ class Price:
 
     @classmethod
     def read(cls, text: str) -> "Price | None":
-        """`2.49`, `2.49 EUR` or `$2.49`; None of an empty text. Raises InputError for others."""
+        """`2.49`, `2.49 EUR`, `$2.49` or `3,500 KRW`; None of an empty text.
+
+        Raises:
+            InputError: no number, several, or one that can be read in two ways, as `2,49`.
+        """
         if not text:
             return None
-        numbers = NUMBER.findall(text)
-        currency = " ".join(NUMBER.sub(" ", text).split())
-        if len(numbers) != 1 or re.search(r"[-+\d]", currency):
+        numbers = list(FIGURES.finditer(text))
+        currency = " ".join(FIGURES.sub(" ", text).split())
+        if len(numbers) != 1 or re.search(r"[-+]", currency):
             remedy = "give what an hour of one GPU costs, as 2.49, '2.49 EUR' or '$2.49'"
             raise InputError("--price", text, remedy)
-        return cls(float(numbers[0].replace(",", ".")), currency)
+        number = NUMBER.fullmatch(text, *numbers[0].span())
+        if number is None:
+            remedy = "a point comes before decimals, and commas between thousands"
+            raise InputError("--price", text, f"{remedy}; write 2.49, 1234.50 or 1,234.50")
+        return cls(float(number[0].replace(",", "")), currency)
 
     def of(self, seconds: float) -> float:
         return seconds / 3600 * self.hour

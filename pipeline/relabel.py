@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.fingerprint import fingerprint
 from data.formats import (
     PROTOTYPES,
@@ -298,9 +298,11 @@ def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Feature
         ValueError: the file is not there, not as recorded, or of other series.
     """
     try:
-        content = store.get(file.name)
+        content = store.get(file.name, most=file.most)
     except FileNotFoundError:
         raise ValueError(f"{file.name}: the shard's features are not there") from None
+    except TooLarge as error:
+        raise ValueError(str(error)) from None  # a fault of this shard, like other damage
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise ValueError(f"{file.name}: does not have the recorded SHA-256")
     found, _ = read_tensors(content, where=file.name)

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from data.device import resolve_device
 from data.errors import InputError
-from data.files import write_atomically
+from data.files import read_bytes, write_atomically
 from data.fingerprint import fingerprint
 from data.machine import cache_folder, cores
 from data.real import load_real
 from data.splits import ImageSplit, RealDataConfig, RealDataset
-from data.store import Store
+from data.store import MOST, Store
 from data.tensors import open_sealed, seal
 from data.threads import mapped
 from pipeline.config import AnnotationConfig, EncoderConfig
@@ -241,7 +241,7 @@ def _cached(digest: str) -> Measurement | None:
     """What this machine measured before under this digest; a damaged file counts as none."""
     path = _cache(digest)
     try:
-        tensors, facts = open_sealed(path.read_bytes())
+        tensors, facts = open_sealed(read_bytes(path, most=MOST))
         if facts.get("digest") != digest:
             raise ValueError("belongs to another measurement")
         return Measurement.of(tensors, facts)

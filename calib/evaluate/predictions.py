@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from calib.checkpoint import read_metadata, save_tensors
+from calib.checkpoint import load_tensors, read_metadata, save_tensors
 from calib.config import TrainConfig
 from calib.network import CHUNK, load_classifier
 from calib.processes import decided, wait_for_all
@@ -145,7 +144,7 @@ class TrainedSeed:
         """
         files = {stage: self.logits_file(stage) for stage in self.stages}
         if not fresh and decided(self._fits, self.accelerator):
-            return {stage: load_file(path) for stage, path in files.items() if self.is_main}
+            return {stage: load_tensors(path) for stage, path in files.items() if self.is_main}
         tensors: dict[Stage, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):
             split = getattr(self.data.real, name)

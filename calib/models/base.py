@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data.errors import InputError
+from data.files import MOST_TENSORS, refuse_larger
 
 
 class ImageClassifier(nn.Module):
@@ -76,6 +77,7 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
 def _read(path: Path, *, header_alone: bool) -> Tensors:
     if not path.is_file():
         raise InputError("model.weights", path, "is not there")
+    refuse_larger(path, most=MOST_TENSORS)
     try:
         if not header_alone:
             return load_file(path)

@@ -4,18 +4,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from data.errors import InputError
+from data.errors import InputError, TooLarge
 from data.machine import machine
 from data.store.local import PARTIAL, LocalFiles, process_alive
 from data.store.places import PROTOCOLS, Backend, Fact, Place, check_folder, check_name, parse_url
 
-__all__ = ["PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
+__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
 
 T = TypeVar("T")
 
+GIB = 2**30
+MOST = GIB  # bytes that are read at once; prototypes of 20,000 classes have half of it
 BATCH = 64  # names a thread takes at a time, where there are many
 DAY_S = 24 * 3600.0
 PROBE = "probe-"  # begins the names that `check_writable` uses for a moment
@@ -40,7 +43,8 @@ class Store:
         InputError: another protocol, a chained URL, credentials or a query in it, a package that
             is not installed; later, with the first request, credentials or a bucket that do not
             exist.
-        ValueError: from the methods, a name that leads out of the store.
+        ValueError: from the methods, a name that leads out of the store; from `get`, as TooLarge,
+            a file of more bytes than it is given as `most`.
         OSError: from the methods, what did not heal.
     """
 
@@ -58,13 +62,14 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
-    def get(self, name: str) -> bytes:
-        return self._backend.get(check_name(name))
+    def get(self, name: str, *, most: int = MOST) -> bytes:
+        return self._backend.get(check_name(name), most)
 
-    def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents by name, read in parallel; names that are not there are left out."""
+    def get_many(self, names: Iterable[str], *, most: int = MOST) -> dict[str, bytes]:
+        """Contents by name, read in parallel; what is not there, or too large, is left out."""
         checked = [check_name(name) for name in dict.fromkeys(names)]
-        return read_many(self._backend.get, checked, parallel=self._backend.parallel)
+        get = partial(self._backend.get, most=most)
+        return read_many(get, checked, parallel=self._backend.parallel)
 
     def open(self, name: str) -> BinaryIO:
         """Read-only and seekable; a read that is cut goes on, or raises, never ends short."""
@@ -183,10 +188,10 @@ def _backend(place: Place, *, patient: bool) -> Backend:
 def _probe(backend: Backend) -> None:
     name = f"{PROBE}{machine()}-{os.getpid()}"
     backend.put(name, b"semix")
-    if backend.get(name) != b"semix":
+    if backend.get(name, MOST) != b"semix":
         raise OSError("it does not give back what was written")
     # Some S3-compatible servers do not know If-None-Match and overwrite.
-    exclusive = not backend.create(name, b"other") and backend.get(name) == b"semix"
+    exclusive = not backend.create(name, b"other") and backend.get(name, MOST) == b"semix"
     backend.delete(name)
     if not exclusive:
         raise OSError("it overwrites what must not be overwritten")
@@ -211,14 +216,14 @@ def walk(
 def read_many(
     get: Callable[[str], bytes], names: Sequence[str], *, parallel: int
 ) -> dict[str, bytes]:
-    """Contents by name, in the order asked for; names that are not there are left out."""
+    """Contents by name, in the order asked for; what is not there, or too large, is left out."""
 
     def read(batch: Sequence[str]) -> list[tuple[str, bytes]]:
         contents = []
         for name in batch:
             try:
                 contents.append((name, get(name)))
-            except FileNotFoundError:
+            except (FileNotFoundError, TooLarge):
                 continue
         return contents
 

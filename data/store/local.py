@@ -10,7 +10,7 @@ from pathlib import Path
 from stat import S_ISLNK
 from typing import BinaryIO, TypeVar
 
-from data.files import open_regular, read_regular, require_regular, sync_folder
+from data.files import open_regular, read_bytes, require_regular, sync_folder
 from data.machine import DIGITS, machine
 from data.store.places import Fact, Place
 
@@ -46,8 +46,8 @@ class LocalFiles:
         self.url = place.url
         self._base = Path(place.base)
 
-    def get(self, name: str) -> bytes:
-        return read_regular(self._path(name))
+    def get(self, name: str, most: int) -> bytes:
+        return read_bytes(self._path(name), most=most)
 
     def open(self, name: str) -> BinaryIO:
         return open_regular(self._path(name))

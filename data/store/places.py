@@ -51,7 +51,9 @@ class Backend(Protocol):
     shared: bool
     parallel: int  # how many requests it answers at a time
 
-    def get(self, name: str) -> bytes: ...
+    def get(self, name: str, most: int) -> bytes:
+        """Raises TooLarge, of more than `most` bytes."""
+        ...
 
     def open(self, name: str) -> BinaryIO: ...
 

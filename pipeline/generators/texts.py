@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from data.files import write_atomically
+from data.files import read_bytes, write_atomically
 from data.fingerprint import fingerprint
 from data.machine import cache_folder
+from data.store import MOST
 from data.tensors import open_sealed, seal
 from pipeline.conditioning import Conditioning, concatenate, template_mean
 from pipeline.config import GeneratorConfig
@@ -101,7 +102,7 @@ class Texts:
             return None
         path = _cache(digest)
         try:
-            parts, facts = open_sealed(path.read_bytes())
+            parts, facts = open_sealed(read_bytes(path, most=MOST))
             if facts.get("digest") != digest:
                 raise ValueError("belongs to another prompt or model")
             rows = {name: torch.from_numpy(part).to(self.device) for name, part in parts.items()}

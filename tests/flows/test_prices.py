@@ -20,15 +20,41 @@ from tests.pipeline.roots import made
         ("2.49 EUR", 2.49, "EUR"),
         ("$2.49", 2.49, "$"),
         ("CHF 3", 3.0, "CHF"),
-        ("1,80 euros an hour", 1.8, "euros an hour"),
+        ("1.80 euros an hour", 1.8, "euros an hour"),
         (".5", 0.5, ""),
+        ("3,500 KRW", 3500.0, "KRW"),
+        ("3500 KRW", 3500.0, "KRW"),
+        ("1,234.50 USD", 1234.5, "USD"),
+        ("VND 12,345,678", 12345678.0, "VND"),
     ],
 )
 def test_a_price_is_a_number_and_free_text(text, hour, currency):
     assert Price.read(text) == Price(hour, currency)
 
 
-@pytest.mark.parametrize("text", ["cheap", "-2", "1.2.3", "2 or 3", "1e5", "EUR"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2,49 EUR",
+        "1.234,50",
+        "1,80",
+        ",5",
+        "0,500",
+        "1,2345",
+        "12,34,567",
+        "3,500,",
+        "1.2.3",
+        "Rs.300",
+    ],
+)
+def test_a_price_that_can_be_read_in_two_ways_is_refused_with_the_form_to_write(text):
+    with pytest.raises(InputError) as refused:
+        Price.read(text)
+    assert (refused.value.field, refused.value.value) == ("--price", text)
+    assert refused.value.remedy.endswith("write 2.49, 1234.50 or 1,234.50")
+
+
+@pytest.mark.parametrize("text", ["cheap", "-2", "2 or 3", "1e5", "EUR"])
 def test_a_price_that_is_no_number_is_refused(text):
     with pytest.raises(InputError, match=r"^--price = .*: give what an hour of one GPU costs, as"):
         Price.read(text)
