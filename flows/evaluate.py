@@ -5,11 +5,10 @@ from pathlib import Path
 
 from calib.check import check_evaluation
 from calib.config import TrainConfig
-from calib.run_folder import CONFIG, EVALUATION, Evaluation, trained_run
+from calib.run_folder import CONFIG, EVALUATION, Evaluation, stored_settings, trained_run
 from data.errors import InputError
 from data.files import read_json, write_json
 from data.real import class_names
-from data.settings import load_settings
 from flows.calling import run_flow
 from flows.gpus import settled_device
 
@@ -69,7 +68,7 @@ def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Eva
 def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
     """The settings to measure a run under. Raises InputError."""
     begun = trained_run(run)
-    config = load_settings(TrainConfig, read_json(run / CONFIG), overrides)
+    config = stored_settings(run, overrides)
     _refuse_training_settings(begun, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)

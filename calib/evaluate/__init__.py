@@ -25,7 +25,6 @@ from calib.processes import decided
 from calib.real_data import TrainingData, open_data
 from calib.replicates import COMPARED, DRAWN
 from calib.run_folder import (
-    CONFIG,
     EVALUATION,
     KINDS,
     SCHEMA,
@@ -41,10 +40,10 @@ from calib.run_folder import (
     read_data,
     run_digest,
     seed_evaluation,
+    stored_settings,
 )
 from calib.structured import fit_ensemble, fit_sms, fit_svs
 from data.files import read_json, write_json
-from data.settings import load_settings
 
 FITS: dict[Kind, Any] = {
     "ets": fit_ensemble,
@@ -70,7 +69,7 @@ def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> Eval
         InputError: a seed or stage is not trained, the data is not there any more, or the
             settings under `evaluation` cannot be measured.
     """
-    config = load_settings(TrainConfig, read_json(run / CONFIG))
+    config = stored_settings(run)
     weights = read_data(run).get("weights")
     data = open_data(config, pinned=pinned_index(run), weights=weights, compare_splits=False)
     place = torch.device(device)
