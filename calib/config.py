@@ -384,9 +384,9 @@ class TrainConfig(Settings):
         json_schema_extra=told(METHODS),
     )
     model: PartConfig = Field(
-        description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 convolution "
-        f"of stride 2, max pooling) where real.image_size is {IMAGENET_FROM} or more, else a 3x3 "
-        f"convolution; `stem: {SMALL_STEM}` or `stem: {IMAGENET_STEM}` says otherwise",
+        description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 "
+        f"convolution of stride 2, max pooling) where real.image_size is {IMAGENET_FROM} or more, "
+        f"else a 3x3 one; `stem: {SMALL_STEM}` or `stem: {IMAGENET_STEM}` says otherwise",
         json_schema_extra=told(MODELS),
     )
     epochs: int = Field(200, ge=1, description="passes over the real training images")

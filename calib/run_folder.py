@@ -128,6 +128,13 @@ def seed_evaluation(run: Path, seed: int) -> Path:
     return seed_folder(run, seed) / EVALUATION
 
 
+def evaluation_beside(run: Path, config: TrainConfig) -> Path:
+    """Where a run is measured under other settings than its own: `evaluation-1a2b3c4d.json`."""
+    name, suffix = EVALUATION.split(".")
+    digest = fingerprint(config.evaluation.model_dump(mode="json"))
+    return run / f"{name}-{digest[:8]}.{suffix}"
+
+
 def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
     """What was measured of a seed; None if it is not done."""
     path = seed_evaluation(run, seed)

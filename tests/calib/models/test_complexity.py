@@ -13,7 +13,9 @@ TIMM_RESNET50 = {"name": "timm", "architecture": "resnet50"}
 
 def counted(model: dict[str, Any], side: int, classes: int = 4) -> Complexity:
     real = {"name": "digits", "image_size": side}
-    return complexity(TrainConfig.model_validate({"name": "x", "real": real, "model": model}), classes)
+    return complexity(
+        TrainConfig.model_validate({"name": "x", "real": real, "model": model}), classes
+    )
 
 
 def test_a_lenet_by_hand():
