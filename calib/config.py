@@ -11,6 +11,8 @@ from pydantic import (
     Field,
     JsonValue,
     Tag,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -53,14 +55,17 @@ METHODS: Parameters = {
     "plp": ("gamma",),
     "balcal": ("delta", "start", "etf_scale"),
 }
-_DEPTHS = (8, 14, 20, 32, 44, 56, 110, 18, 34, 50, 101, 152)
-_STAGES_OF_FOUR = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_DEPTHS = (8, 14, 20, 32, 44, 56, 110)
+EITHER_STEM = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+SMALL_STEM, IMAGENET_STEM = "small", "imagenet"  # of these: a 3x3 convolution, or 7x7 and pooling
+IMAGENET_FROM = 96  # pixels of a side; smaller images would end in maps of 2 x 2 and less
 _BOTTLENECK = "resnet110_bottleneck"
 MODELS: Parameters = {
     "lenet": ("width",),
     **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
     _BOTTLENECK: ("width",),
-    **{f"{name}_tiny": ("width",) for name in (*_STAGES_OF_FOUR, _BOTTLENECK)},
+    **dict.fromkeys(EITHER_STEM, ("width", "stem")),
+    **{f"{name}_tiny": ("width",) for name in (*EITHER_STEM, _BOTTLENECK)},
     "wrn26_10": (),
     "wrn28_10": (),
     "wrn40_2": (),
@@ -378,7 +383,12 @@ class TrainConfig(Settings):
         description="what becomes of real images before the loss",
         json_schema_extra=told(METHODS),
     )
-    model: PartConfig = Field(description="the classifier", json_schema_extra=told(MODELS))
+    model: PartConfig = Field(
+        description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 "
+        f"convolution of stride 2, max pooling) where real.image_size is {IMAGENET_FROM} or more, "
+        f"else a 3x3 one; `stem: {SMALL_STEM}` or `stem: {IMAGENET_STEM}` says otherwise",
+        json_schema_extra=told(MODELS),
+    )
     epochs: int = Field(200, ge=1, description="passes over the real training images")
     batch_size: int = Field(128, ge=2, description="real images a step, over all processes")
     accumulate: int = Field(
@@ -406,6 +416,17 @@ class TrainConfig(Settings):
         ("tensorboard",), description="that get the figures of every epoch; history.jsonl always"
     )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="what is measured")
+
+    @field_validator("model")
+    @classmethod
+    def _has_the_stem_for_its_images(cls, model: PartConfig, info: ValidationInfo) -> PartConfig:
+        """Large images get the stem for them, as a setting: it is part of a run's identity."""
+        real = info.data.get("real")  # none where it is refused
+        if real is None or model.name not in EITHER_STEM or "stem" in model.params:
+            return model
+        if real.image_size < IMAGENET_FROM:
+            return model
+        return PartConfig.model_validate({**model.model_dump(), "stem": IMAGENET_STEM})
 
     def identity(self) -> dict[str, object]:
         """What decides the result of a seed, as plain values."""

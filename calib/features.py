@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from calib.batches import Batch, apply_changes, draw_changes, head_batches
 from calib.config import AugmentConfig, TrainConfig
+from calib.epoch_lines import SILENT, EpochLines
 from calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
 from calib.real_data import TrainingData
 from calib.real_images import ranges
@@ -90,7 +91,7 @@ class FeatureViews:
         self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
         self._kept: dict[int, Tensor] = {}
 
-    def of_epoch(self, epoch: int, stop: Stop = never) -> Tensor:
+    def of_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Tensor:
         """[N, D] float32, row i of training image i.
 
         Raises:
@@ -100,7 +101,7 @@ class FeatureViews:
         if view not in self._kept:
             if self.augmented and self.views is None:
                 self._kept.clear()  # before the next is made: two need not fit
-            self._kept[view] = self._make(view, stop)
+            self._kept[view] = self._make(view, stop, lines)
         return self._kept[view]
 
     def as_they_are(self) -> Tensor:
@@ -135,16 +136,20 @@ class FeatureViews:
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
 
-    def _make(self, view: int, stop: Stop) -> Tensor:
+    def _make(self, view: int, stop: Stop, lines: EpochLines) -> Tensor:
         generator, images = self._generator(view), self.batches.images
         found = torch.empty(len(images), self.network.num_features, device=self.device)
+        done = 0
         with closing(self.batches.epoch(generator)) as batches:
             for i, part in enumerate(_in_parts(batches, self.part)):
                 if i and stop():
                     raise Stopped
                 features = self._features(torch.cat([batch.images for batch in part]))
                 indices = torch.cat([batch.indices for batch in part])
-                found[self.accelerator.gather(indices)] = self.accelerator.gather(features)
+                rows = self.accelerator.gather(indices)
+                found[rows] = self.accelerator.gather(features)
+                done += len(rows)
+                lines.show_features(done)
         rest = self._order(view)[self.images :].to(self.device)
         if len(rest):  # other epochs, in their order, take them
             found[rest] = self._features(self._changed(rest, generator))

@@ -6,13 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calib.config import TrainConfig
 from calib.network import load_classifier, predict
-from calib.run_folder import CONFIG, EVALUATION, read_data
+from calib.run_folder import EVALUATION, read_data, stored_settings
 from data.errors import InputError
 from data.files import read_json
 from data.images import scaled
-from data.settings import load_settings
 
 
 class Judge:
@@ -31,7 +29,7 @@ class Judge:
         if not (run / EVALUATION).is_file():
             raise InputError("judge", run, "holds no evaluation.json; name a finished run")
         self.run = run
-        self.config = load_settings(TrainConfig, read_json(run / CONFIG))
+        self.config = stored_settings(run)
         if self.config.mixed is not None:
             remedy = "trained on mixed images; name a run that saw real ones alone"
             raise InputError("judge", run, remedy)

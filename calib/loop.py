@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from calib.batches import Batch, Part, micro_batches
 from calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
 from calib.config import OptimiserConfig, TrainConfig
+from calib.epoch_lines import EpochLines
 from calib.losses import MixedLoss, build_mixed_loss
 from calib.losses.base import RealLoss
 from calib.methods import Method
@@ -42,13 +43,14 @@ class Stage(Protocol):
     name: str
     epochs: int
     images: int  # real images an epoch, over all processes
+    steps: int  # of an epoch
     middle: Middle | None  # where an epoch was stopped; part of its state
 
     @property
     def finished(self) -> bool:
         """Whether it ends before its last epoch; part of its state, alike in every process."""
 
-    def train_epoch(self, epoch: int, stop: Stop) -> Figures: ...
+    def train_epoch(self, epoch: int, stop: Stop, lines: EpochLines) -> Figures: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -121,25 +123,32 @@ class Walk:
             stage.load(checkpoint)
             first = checkpoint.state["epoch"]
         label = f"{self.label} {stage.name}"
-        progress = Progress(label, epochs=stage.epochs, images=stage.images, first=first)
+        lines = EpochLines(
+            label,
+            epochs=stage.epochs,
+            images=stage.images,
+            steps=stage.steps,
+            first=first,
+            printing=self.accelerator.is_main_process,
+        )
         for epoch in range(first, stage.epochs):
             if stage.finished:
                 break
-            figures = self._train(stage, epoch)
+            figures = self._train(stage, epoch, lines)
             last = epoch + 1 == stage.epochs or stage.finished
             stopping = self.vote.look()
             if stopping or last or (epoch + 1) % self.every == 0:
                 self._save(stage, epoch + 1)
-            if self.accelerator.is_main_process:  # after the checkpoint: nobody may be listening
-                progress.show(epoch + 1, figures, last=last)
+            # After the checkpoint: nobody may be listening.
+            lines.show_epoch(epoch + 1, figures, last=last)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: Stage, epoch: int) -> Figures:
+    def _train(self, stage: Stage, epoch: int, lines: EpochLines) -> Figures:
         """Train an epoch and note its figures."""
         started = time.perf_counter()
         try:
-            figures = stage.train_epoch(epoch, self.vote)
+            figures = stage.train_epoch(epoch, self.vote, lines)
         except Diverged as error:
             raise Diverged(f"{self.label} {stage.name} epoch {epoch + 1}: {error}") from None
         except Stopped:
@@ -399,42 +408,6 @@ def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, good in zip(floating, finite.tolist(), strict=True):
         if not good:
             raise Diverged(f"after its last step {name} is NaN or infinite")
-
-
-QUIET_S = 5.0  # between lines, so that short epochs do not print one each
-
-
-class Progress:
-    """Lines with rate and remaining time, one an epoch but not too many.
-
-    Args:
-        label: begins each line.
-        epochs: of the stage at most; it may stop early.
-        images: real images an epoch, over all processes.
-        first: epochs that were done before.
-    """
-
-    def __init__(self, label: str, *, epochs: int, images: int, first: int) -> None:
-        self.label, self.epochs, self.images, self.first = label, epochs, images, first
-        self.started = self.shown = time.monotonic()
-
-    def show(self, done: int, figures: Mapping[str, float | None], *, last: bool) -> None:
-        """Print the line of an epoch; that of the last one always."""
-        now = time.monotonic()
-        if now - self.shown < QUIET_S and not last:
-            return
-        self.shown = now
-        epoch_s = (now - self.started) / (done - self.first)
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
-        rate = f"{self.images / epoch_s:,.0f} images/s"
-        times = f"{rate}  {self._left(done, epoch_s, last)}"
-        print_line(f"{self.label} {done}/{self.epochs}  {shown}  {times}")
-
-    def _left(self, done: int, epoch_s: float, last: bool) -> str:
-        if last and done < self.epochs:
-            return "stopped early"
-        left = round(epoch_s * (self.epochs - done))
-        return f"{left // 60}:{left % 60:02d} left"
 
 
 def build_optimiser(

@@ -22,11 +22,18 @@ from calib.losses.base import Outputs
 from calib.methods import Method, build_method
 from calib.models import build_model
 from calib.real_data import Split, TrainingData
-from calib.run_folder import CONFIG, DATA, HEAD, MODEL, Stage, read_data, seed_folder
+from calib.run_folder import (
+    CONFIG,
+    DATA,
+    HEAD,
+    MODEL,
+    Stage,
+    read_data,
+    seed_folder,
+    stored_settings,
+)
 from data.device import float32_precision
 from data.errors import InputError
-from data.files import read_json
-from data.settings import load_settings
 
 CHUNK = 500  # images in one forward pass
 
@@ -86,7 +93,7 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
     Raises:
         InputError: the run has not trained it, or its files do not fit its settings.
     """
-    config = load_settings(TrainConfig, read_json(_existing(run / CONFIG)))
+    config = stored_settings(_existing(run / CONFIG).parent)
     num_classes = len(read_data(_existing(run / DATA).parent)["class_names"])
     network = Network(_without_weights(config), num_classes)
     load_exactly(network, _existing(seed_folder(run, seed) / MODEL))

@@ -29,7 +29,7 @@ from calib.run_folder import (
     trained_run,
 )
 from data.errors import InputError
-from data.files import MOST_TENSORS, read_json, refuse_larger
+from data.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,7 +226,6 @@ class Measured:
         if not self.logits.is_file():
             run = self.logits.parents[1]
             raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
-        refuse_larger(self.logits, most=MOST_TENSORS)
         found = load_tensors(self.logits)
         with damage_of(self.logits):
             return found[f"{split}_logits"], found[f"{split}_targets"]
@@ -341,17 +340,24 @@ def load_methods(runs: Sequence[Path]) -> list[Method]:
     """
     if not runs:
         raise InputError("runs", "[]", "give at least one finished run folder")
-    methods = _with_datasets([method for run in runs for method in _methods_of(Path(run))])
+    found = [(Path(run), load_evaluation(Path(run))) for run in runs]
+    methods = _with_datasets([method for one in found for method in methods_of(*one)])
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
             raise InputError("name", label, "two runs have this name; give each its own")
-    bins = {row.bins for method in methods for row in method.seeds.values()}
-    if len(bins) > 1:
-        remedy = "errors of different bins cannot be compared; give them the same"
-        remedy = f"{remedy} with `semix evaluate RUN --set evaluation.bins={min(bins)}`"
-        raise InputError("bins", sorted(bins), remedy)
+    _refuse_other_bins(methods)
     return methods
+
+
+def _refuse_other_bins(methods: Sequence[Method]) -> None:
+    bins = {str(m.run): sorted({row.bins for row in m.seeds.values()}) for m in methods}
+    if len(known := sorted({count for counts in bins.values() for count in counts})) < 2:
+        return
+    which = "; ".join(f"{run}: {', '.join(map(str, counts))}" for run, counts in bins.items())
+    way = f"semix train RUN/{CONFIG} --out RUN --set evaluation.bins={known[0]}"
+    remedy = f"errors of different bins cannot be compared ({which}); give them the same with"
+    raise InputError("bins", known, f"{remedy} `{way}`, which measures anew and trains nothing")
 
 
 def by_data(methods: Sequence[Method]) -> list[list[Method]]:
@@ -362,14 +368,16 @@ def by_data(methods: Sequence[Method]) -> list[list[Method]]:
     return list(groups.values())
 
 
-def load_evaluation(run: Path) -> Evaluation:
-    """The evaluation.json of a finished run.
+def load_evaluation(run: Path, path: Path | None = None) -> Evaluation:
+    """The evaluation.json of a finished run, or what was measured of it beside.
 
+    Args:
+        path: another evaluation of it.
     Raises:
         InputError: it is not there, or of another schema; the folder is no run's, or the run is
             not finished.
     """
-    path = run / EVALUATION
+    path = path or run / EVALUATION
     if not path.exists():
         trained_run(run)
         raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
@@ -408,8 +416,12 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, M
     return found
 
 
-def _methods_of(run: Path) -> list[Method]:
-    evaluation = load_evaluation(run)
+def methods_of(run: Path, evaluation: Evaluation) -> list[Method]:
+    """The stages of a run as an evaluation of it has them, base before head.
+
+    Raises:
+        InputError: it holds no rows, or is damaged.
+    """
     with damage_of(run / EVALUATION):
         name, found = evaluation["name"], evaluation["rows"]
         if not isinstance(name, str):

@@ -2,14 +2,14 @@
 
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, NotRequired, get_args
+from typing import IO, Any, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
-from calib.config import OUTSIDE_IDENTITY, Outside, TrainConfig
+from calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
 from calib.stopping import Interrupted, Stop, never
 from data.errors import InputError
 from data.files import read_json, write_json
@@ -147,6 +147,13 @@ def seed_evaluation(run: Path, seed: int) -> Path:
     return seed_folder(run, seed) / EVALUATION
 
 
+def evaluation_beside(run: Path, config: TrainConfig) -> Path:
+    """Where a run is measured under other settings than its own: `evaluation-1a2b3c4d.json`."""
+    name, suffix = EVALUATION.split(".")
+    digest = fingerprint(config.evaluation.model_dump(mode="json"))
+    return run / f"{name}-{digest[:8]}.{suffix}"
+
+
 def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
     """What was measured of a seed; None if it is not done."""
     path = seed_evaluation(run, seed)
@@ -180,6 +187,28 @@ def refuse_other_run(config: TrainConfig, run: Path) -> None:
         refuse_differing(read_json(path), config.model_dump(mode="json"), run)
 
 
+def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The settings of a run folder's `config.json`.
+
+    Raises:
+        InputError: they cannot be read, or they mean another network today than the one that was
+            trained: before the ImageNet stem was there, large images had the small one.
+    """
+    with damage_of(run / CONFIG):
+        values = dict(read_json(run / CONFIG))
+        config = load_settings(TrainConfig, values, overrides)
+    if _lacks_stem(values, config):
+        remedy = f"the run was trained with the stem for small images; write `stem: {SMALL_STEM}`"
+        remedy += " beside the model's name there to measure it, or train it anew"
+        raise InputError(f"{run / CONFIG} model.stem", None, remedy)
+    return config
+
+
+def _lacks_stem(values: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether reading the settings of a run has added a stem that it was not trained with."""
+    return "stem" in config.model.params and "stem" not in values["model"]
+
+
 def trained_run(run: Path) -> TrainConfig:
     """The settings of a run of which all seeds are trained.
 
@@ -190,19 +219,13 @@ def trained_run(run: Path) -> TrainConfig:
         raise InputError("run", run, "there is no such folder; name that of a trained run")
     if not (run / CONFIG).is_file():
         raise InputError("run", run, f"holds no {CONFIG}; name the folder of a trained run")
-    config = read_config(run)
+    config = stored_settings(run)
     name = MODEL if config.head is None else HEAD
     for seed in config.seeds:
         if not (seed_folder(run, seed) / name).is_file():
             finish = f"semix train {run / CONFIG} --out {run}"
             raise InputError("run", run, f"seed {seed} is not trained; finish it with `{finish}`")
     return config
-
-
-def read_config(run: Path) -> TrainConfig:
-    """The settings of a run. Raises InputError if they are damaged, or of another version."""
-    with damage_of(run / CONFIG):
-        return load_settings(TrainConfig, dict(read_json(run / CONFIG)))
 
 
 def is_run(folder: Path) -> bool:
@@ -251,8 +274,10 @@ def is_measured(config: TrainConfig, run: Path) -> bool:
     """Whether `evaluation.json` holds exactly these seeds, trained and measured as set."""
     if not ((run / EVALUATION).is_file() and (run / CONFIG).is_file()):
         return False
-    begun = TrainConfig.model_validate(read_json(run / CONFIG))
-    found = read_json(run / EVALUATION)
+    values, found = read_json(run / CONFIG), read_json(run / EVALUATION)
+    begun = TrainConfig.model_validate(values)
+    if _lacks_stem(values, begun):
+        return False
     seeds = {row["seed"] for row in found["rows"]}
     as_trained = begun.identity() == config.identity() and seeds == set(config.seeds)
     return as_trained and measured_as(config, found)

@@ -11,6 +11,7 @@ from torch import Tensor
 from calib.batches import Batch, base_batches
 from calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
 from calib.config import TrainConfig, check_accumulation
+from calib.epoch_lines import SILENT, EpochLines
 from calib.loop import (
     Diverged,
     EpochRecord,
@@ -46,7 +47,8 @@ class BaseStage:
         check_accumulation(self.batches.batch_size // accelerator.num_processes, config.accumulate)
         if config.compile:
             check_compiler(accelerator.device)
-        self.images = len(self.batches) * self.batches.batch_size
+        self.steps = len(self.batches)
+        self.images = self.steps * self.batches.batch_size
         torch.manual_seed(derived_seed(seed, "weights"))
         # Built first: it draws nothing, and the network is made for it.
         self.method = build_method(config.method.name, data.num_classes, **config.method.params)
@@ -80,7 +82,7 @@ class BaseStage:
     def finished(self) -> bool:
         return self.selection.finished
 
-    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+    def train_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Figures:
         """Train an epoch, or what is left of it after `middle`; returns its figures.
 
         Raises:
@@ -88,7 +90,7 @@ class BaseStage:
             Stopped: `stop` said so after a step; `middle` holds the place.
         """
         try:
-            figures = self._steps(epoch, stop)
+            figures = self._steps(epoch, stop, lines)
         except Diverged as error:
             raise Diverged(f"{error}; {remedy(self.config.mixed_precision)}") from None
         self.feedback.forget()
@@ -136,9 +138,9 @@ class BaseStage:
         found = {"network": self.network, "loss": self.loss, "method": self.method}
         return {**found, "average": self.average.model} if self.average else found
 
-    def _steps(self, epoch: int, stop: Stop) -> Figures:
+    def _steps(self, epoch: int, stop: Stop, lines: EpochLines) -> Figures:
         """Train the epoch's batches."""
-        process, steps = self.accelerator.process_index, len(self.batches)
+        process, steps = self.accelerator.process_index, self.steps
         torch.manual_seed(derived_seed(self.seed, "base", epoch, process))  # dropout, methods
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "base", epoch))
         for module in (self.network, self.loss, self.method):
@@ -152,6 +154,7 @@ class BaseStage:
                 record.note(step, self.step(batch))
                 if self.average:
                     self.average.update(self.network)
+                lines.show_step(epoch, step + 1)
                 if step + 1 < steps and stop():
                     self._stop(step + 1, record, batch)
         share_buffers(self.network, self.accelerator)
@@ -193,8 +196,8 @@ class BaseStage:
         return {f"validation_{name}": value for name, value in measures.items()}
 
     def _set_learning_rate(self, step: int) -> float:
-        settings, steps = self.config.optimiser, len(self.batches)
-        rate = learning_rate(settings, step, steps=steps, epochs=self.epochs)
+        settings = self.config.optimiser
+        rate = learning_rate(settings, step, steps=self.steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
         return rate
 

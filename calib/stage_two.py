@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from calib.checkpoint import Checkpoint, Middle, StateDict, added, save_tensors
 from calib.config import HeadConfig, TrainConfig
+from calib.epoch_lines import SILENT, EpochLines
 from calib.features import (
     FeatureViews,
     HeadFeedback,
@@ -267,14 +268,14 @@ class HeadStage:
         self.parameters = list(self.objective.parameters())
         self.optimiser = build_optimiser(config.head.optimiser, self.parameters)
 
-    def train_epoch(self, epoch: int, stop: Stop = never) -> Figures:
+    def train_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Figures:
         """Train an epoch, or what is left of it after `middle`; returns its figures.
 
         Raises:
             Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
             Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
         """
-        features = self.views.of_epoch(epoch, stop)
+        features = self.views.of_epoch(epoch, stop, lines)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
         done, figures, sums = self._start()
@@ -282,6 +283,7 @@ class HeadStage:
         for step, chosen in enumerate(self.views.order(epoch)[done:], done):
             self._set_learning_rate(epoch * self.steps + step)
             sums += self._step(features[chosen], chosen)
+            lines.show_step(epoch, step + 1)
             if step + 1 < self.steps and stop():
                 self._stop(step + 1, figures, sums)
         loss, accuracy, confidence = means(sums, self.images, self.accelerator)

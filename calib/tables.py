@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rich.box import SIMPLE_HEAD
@@ -23,7 +22,6 @@ from calib.results import (
     Spread,
     Summary,
     Values,
-    load_methods,
     shown_in,
     told_apart,
 )
@@ -228,12 +226,8 @@ class MethodRecord(TypedDict):
     scaled: dict[str, Spread]
 
 
-def summary_table(runs: Sequence[Path]) -> list[MethodRecord]:
-    """One record a method.
-
-    Raises:
-        InputError: a run that `load_methods` refuses.
-    """
+def summary_table(methods: Sequence[Method]) -> list[MethodRecord]:
+    """One record a method."""
     return [
         {
             "method": method.label,
@@ -246,7 +240,7 @@ def summary_table(runs: Sequence[Path]) -> list[MethodRecord]:
             "plain": {m.key: method.summary(m, "plain").record() for m in shown_in("page")},
             "scaled": {m.key: method.summary(m, "scaled").record() for m in shown_in("page")},
         }
-        for method in load_methods(runs)
+        for method in methods
     ]
 
 

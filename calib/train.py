@@ -17,6 +17,7 @@ from calib.config import TrainConfig
 from calib.evaluate import evaluate_seed, write_evaluation
 from calib.features import check_memory
 from calib.loop import CHECKPOINT, Diverged, Stage, Walk
+from calib.models.complexity import complexity
 from calib.network import load_classifier
 from calib.parameters import one_of
 from calib.processes import decided, leave_group, wait_for_all
@@ -91,6 +92,8 @@ def train(
     if accelerator.is_main_process:
         pin_data(data.record, run)
         note_lineage(data, run)
+        if todo:
+            tell_complexity(config, data.num_classes)
     for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
@@ -102,6 +105,14 @@ def train(
         write_evaluation(config, data, run)
         print_line(f"{config.name}: measured in {run / EVALUATION}")
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
+
+
+def tell_complexity(config: TrainConfig, num_classes: int) -> None:
+    """Print what the network costs per image, and a warning where its stem does not fit."""
+    found = complexity(config, num_classes)
+    print(f"{config.name}: {found}", flush=True)
+    if found.remedy:
+        print(f"warning: model.name = {config.model.name}: {found.remedy}", flush=True)
 
 
 def note_lineage(data: TrainingData, run: Path) -> None:

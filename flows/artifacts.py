@@ -24,6 +24,7 @@ from prefect.artifacts import (
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from calib.config import TrainConfig
+from calib.results import Method
 from calib.run_folder import HISTORY, seed_evaluation, seed_folder
 from data.fingerprint import fingerprint
 from data.lineage import in_words, made_now, source
@@ -272,12 +273,12 @@ def _some_groups(root: Root) -> list[int]:
     return groups
 
 
-def result_table(runs: Sequence[Path], *, key: str) -> None:
+def result_table(methods: Sequence[Method], *, key: str) -> None:
     """Show what some measured runs reached."""
     with only_shown():
         from calib.tables import as_markdown, overview, summary_table  # pandas, at the end alone
 
-        table = overview(summary_table(runs))
+        table = overview(summary_table(methods))
         text = f"{as_markdown(table)}\n\n{markdown_text(table.note)}"
         create_markdown_artifact(text, key=f"{key}-results", description="on test images")
 

@@ -20,6 +20,7 @@ from calib.check import check as check_config
 from calib.check import check_launch
 from calib.config import TrainConfig
 from calib.features import check_memory as check_features
+from calib.models.complexity import complexity
 from calib.real_data import open_data
 from data.device import multiply
 from data.errors import InputError
@@ -333,6 +334,8 @@ def check_training(subject: Subject) -> Iterator[Finding]:
     data = open_data(config)
     check_features(config, images=len(data.real.train), num_classes=data.num_classes)
     yield Finding("training", OK, "losses, networks, real and mixed images fit together")
+    network = complexity(config, data.num_classes)
+    yield Finding("network", WARNING if network.remedy else OK, str(network), network.remedy)
 
 
 def check_store(subject: Subject) -> Iterator[Finding]:

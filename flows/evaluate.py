@@ -1,45 +1,84 @@
 """Measure a trained run anew, under other settings of `evaluation` if wanted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from calib.check import check_evaluation
 from calib.config import TrainConfig
-from calib.run_folder import CONFIG, EVALUATION, Evaluation, trained_run
+from calib.run_folder import (
+    EVALUATION,
+    Evaluation,
+    evaluation_beside,
+    stored_settings,
+    trained_run,
+)
 from data.errors import InputError
-from data.files import read_json, require_own_files, write_json
+from data.files import read_json, require_own_files
 from data.real import class_names
-from data.settings import load_settings
 from flows.calling import run_flow
 from flows.gpus import settled_device
+from flows.paths import own_file
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A measuring that nothing speaks against.
+
+    Attributes:
+        settings: the run's, with those of `evaluation` to measure under.
+        path: what is written.
+    """
+
+    settings: TrainConfig
+    path: Path
 
 
 def evaluate(
-    run: str | Path, *, overrides: Sequence[str] = (), device: str = "auto", fresh: bool = False
+    run: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    to: str | Path = "",
+    device: str = "auto",
+    fresh: bool = False,
 ) -> Evaluation:
     """Measure all seeds of a run; nothing is trained.
 
+    Under other settings than the run's own, the file is `evaluation-DIGEST.json` beside its
+    `evaluation.json`, which stays.
+
     Args:
         run: folder of a run whose seeds are trained.
-        overrides: as `evaluation.bins=20`; are kept in the run's config.json.
+        overrides: as `evaluation.bins=20`.
+        to: a file that is written instead.
         device: auto, cpu or cuda.
         fresh: run the networks even where logits of the same weights are stored.
     Returns:
-        What the run's evaluation.json now holds.
+        What was written.
     Raises:
-        InputError: no run, or settings that cannot be measured or that training decided.
+        InputError: no run, settings that cannot be measured or that training decided, or a file
+            that cannot be written.
     """
-    run = Path(run)
+    path = evaluated(run, overrides=overrides, to=to, device=device, fresh=fresh)
+    found: Evaluation = read_json(path)
+    return found
+
+
+def evaluated(
+    run: str | Path, *, overrides: Sequence[str], to: str | Path, device: str, fresh: bool
+) -> Path:
+    """As `evaluate`; returns the file that was written."""
+    measuring = checked(Path(run), overrides, to=to, device=device)
     run_flow(
         "flows.evaluate_flow.evaluate_flow",
-        ready=checked(run, overrides, device=device),
-        run=str(run.absolute()),
+        ready=measuring,
+        run=str(Path(run).absolute()),
         overrides=list(overrides),
+        to=str(measuring.path),
         device=device,
         fresh=fresh,
     )
-    found: Evaluation = read_json(run / EVALUATION)
-    return found
+    return measuring.path
 
 
 def exported(run: Path, format: str) -> list[Path]:
@@ -55,22 +94,25 @@ def exported(run: Path, format: str) -> list[Path]:
     return export_calarena(run, run / format)
 
 
-def measured(config: TrainConfig, run: Path, *, device: str, fresh: bool) -> Evaluation:
+def measured(measuring: Measuring, run: Path, *, device: str, fresh: bool) -> Evaluation:
     """As `evaluate`, in this process, under settings that are checked."""
     from calib.evaluate import evaluate_run
     from data.device import resolve_device
 
-    settings = config.model_dump(mode="json")
-    if settings != read_json(run / CONFIG):
-        write_json(run / CONFIG, settings)
-    return evaluate_run(run, device=resolve_device(settled_device(device)), fresh=fresh)
+    return evaluate_run(
+        run,
+        config=measuring.settings,
+        beside=None if measuring.path == run.absolute() / EVALUATION else measuring.path,
+        device=resolve_device(settled_device(device)),
+        fresh=fresh,
+    )
 
 
-def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
-    """The settings to measure a run under. Raises InputError."""
+def checked(run: Path, overrides: Sequence[str], *, to: str | Path = "", device: str) -> Measuring:
+    """What to measure a run under, and where that is written. Raises InputError."""
     require_own_files("run", run)
     begun = trained_run(run)
-    config = load_settings(TrainConfig, read_json(run / CONFIG), overrides)
+    config = stored_settings(run, overrides)
     _refuse_training_settings(begun, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
@@ -78,7 +120,29 @@ def checked(run: Path, overrides: Sequence[str], *, device: str) -> TrainConfig:
         from data.device import resolve_device  # torch costs seconds: not before it is needed
 
         resolve_device(settled)
-    return config
+    return Measuring(config, _file(run.absolute(), to, begun, config))
+
+
+def _file(run: Path, to: str | Path, begun: TrainConfig, config: TrainConfig) -> Path:
+    """What is written. Raises InputError for a file that holds something else."""
+    own, alike = run / EVALUATION, config.evaluation == begun.evaluation
+    if not to:
+        return own if alike else evaluation_beside(run, config)
+    path = own_file("--to", to)
+    if path == own and not alike:
+        remedy = "is what the run measures under its own settings; name another file"
+        raise InputError("--to", path, remedy)
+    if path.exists() and not _is_evaluation(path):
+        raise InputError("--to", path, "is there and no evaluation; name another file")
+    return path
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a file is one of a run's evaluations, which may be written anew."""
+    try:
+        return {"schema", "evaluation", "versions", "rows"} <= set(read_json(path))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _refuse_training_settings(

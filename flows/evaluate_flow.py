@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import flow, task
 
-from calib.config import TrainConfig
-from calib.run_folder import EVALUATION
+from calib.results import methods_of
+from calib.run_folder import Evaluation
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table
 from flows.calling import handed
-from flows.evaluate import checked, measured
+from flows.evaluate import Measuring, checked, measured
 from flows.flow_runs import flow_options, name_of, running
 from flows.slots.slot import RECORD
 
@@ -26,6 +26,7 @@ def run_name(given: Mapping[str, Any]) -> str:
 def evaluate_flow(
     run: p.TrainedRun,
     overrides: p.EvaluationOverrides = [],  # noqa: B006 - Prefect copies it
+    to: p.EvaluationFile = "",
     device: p.Device = "auto",
     fresh: p.Fresh = False,
 ) -> dict[str, Any]:
@@ -35,15 +36,15 @@ def evaluate_flow(
     """
     with running("evaluate"):
         place = Path(run).absolute()
-        settings = handed(TrainConfig) or checked(place, overrides, device=device)
-        rows = measure(settings, place, device=device, fresh=fresh)
+        measuring = handed(Measuring) or checked(place, overrides, to=to, device=device)
+        found = measure(measuring, place, device=device, fresh=fresh)
         key = artifact_key("evaluate", run)
-        result_table([place], key=key)
-        link_to(place / EVALUATION, key=key)
-        return {"evaluation": str(place / EVALUATION), "rows": rows}
+        result_table(methods_of(place, found), key=key)
+        link_to(measuring.path, key=key)
+        return {"evaluation": str(measuring.path), "rows": len(found["rows"])}
 
 
 @task(task_run_name="measure", **RECORD)
-def measure(settings: TrainConfig, run: Path, *, device: str, fresh: bool) -> int:
-    """How many rows evaluation.json has now."""
-    return len(measured(settings, run, device=device, fresh=fresh)["rows"])
+def measure(measuring: Measuring, run: Path, *, device: str, fresh: bool) -> Evaluation:
+    """What was written."""
+    return measured(measuring, run, device=device, fresh=fresh)

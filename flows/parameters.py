@@ -133,6 +133,16 @@ TrainedRun = Annotated[
         "folder of a trained run", metavar="RUN", more="On the worker's machine.", rules=NOT_EMPTY
     ),
 ]
+EvaluationFile = Annotated[
+    str,
+    Option(
+        "file to write; default: the run's own evaluation.json, or evaluation-DIGEST.json beside "
+        "it under other settings",
+        "--to",
+        metavar="FILE",
+        more="On the worker's machine.",
+    ),
+]
 StudyFolder = Annotated[
     str,
     Option(

@@ -10,7 +10,7 @@ from typing import Any
 from data.errors import InputError
 from data.files import require_own_files
 
-PLACES = ("config", "out", "url", "run")
+PLACES = ("config", "out", "url", "run", "to")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
 
 

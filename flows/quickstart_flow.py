@@ -9,6 +9,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from calib.results import load_methods
 from calib.run_folder import claim_run, is_measured
 from calib.study import Cell
 from calib.study_jobs import plan_jobs
@@ -183,7 +184,7 @@ def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: C
 
     make_report(page, roots=roots, runs=runs, clock=clock)
     key = artifact_key("quickstart", str(page.parent))
-    result_table(runs, key=key)
+    result_table(load_methods(runs), key=key)
     link_to(page, key=key)
     return page
 

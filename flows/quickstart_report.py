@@ -6,6 +6,7 @@ from typing import Any
 
 from calib.judge import Judge
 from calib.page import Compared, write_report
+from calib.results import load_methods
 from calib.run_folder import EVALUATION
 from calib.tables import summary_table
 from data.dataset import MixedDataset
@@ -58,7 +59,7 @@ def make_report(
             title="semix quickstart",
             compared=compared,
         )
-        table = summary_table(runs)
+        table = summary_table(load_methods(runs))
         write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
     return path
 

@@ -31,14 +31,14 @@ def report(
     folders, page = [Path(run) for run in runs], Path(out)
     if own_file("--out", page).is_dir():
         raise InputError("--out", page, "is a folder; name a file in it")
-    load_methods(folders)
+    methods = load_methods(folders)
     url = mixed or mixed_of(folders)
     if url is not None:
         Root(url)
     from calib.page import write_report  # torch and matplotlib cost seconds
 
     write_report(page, runs=folders, mixed=url, agreement=None, facts={}, title=title)
-    rows = summary_table(folders)
+    rows = summary_table(methods)
     if as_json:
         emit_json({"report": str(page), "methods": rows})
         return

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
 from calib.config import TrainConfig
+from calib.results import load_methods
 from calib.run_folder import EVALUATION
 from flows import parameters as p
 from flows.artifacts import artifact_key, link_to, result_table, training_artifact
@@ -81,7 +82,7 @@ def train_flow(
         if not ready.measured:
             see_through(settings, run, together, restarts=restarts, key=key)
         if machine_rank == 0:
-            result_table([run], key=key)
+            result_table(load_methods([run]), key=key)
             link_to(run / EVALUATION, key=key)
         return {
             "run": str(run),

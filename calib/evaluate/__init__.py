@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,6 @@ from calib.processes import decided
 from calib.real_data import TrainingData, open_data
 from calib.replicates import COMPARED, DRAWN
 from calib.run_folder import (
-    CONFIG,
     EVALUATION,
     KINDS,
     SCHEMA,
@@ -41,10 +40,10 @@ from calib.run_folder import (
     read_data,
     run_digest,
     seed_evaluation,
+    stored_settings,
 )
 from calib.structured import fit_ensemble, fit_sms, fit_svs
 from data.files import read_json, write_json
-from data.settings import load_settings
 
 FITS: dict[Kind, Any] = {
     "ets": fit_ensemble,
@@ -57,7 +56,14 @@ MISS = 0.1  # share of conformal sets that may lack the true class
 LIBRARIES = ("torch", "accelerate", "safetensors", "numpy", "scipy", "scikit-learn", "pydantic")
 
 
-def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> Evaluation:
+def evaluate_run(
+    run: Path,
+    *,
+    config: TrainConfig | None = None,
+    beside: Path | None = None,
+    device: str = "cpu",
+    fresh: bool = False,
+) -> Evaluation:
     """Measure every seed of a trained run anew and write its `evaluation.json`.
 
     Stored logits are taken where they came from the weights at hand, and so are figures under
@@ -65,18 +71,27 @@ def evaluate_run(run: Path, *, device: str = "cpu", fresh: bool = False) -> Eval
     no network.
 
     Args:
+        config: the run's settings, with those of `evaluation` to measure under; None: its own.
+        beside: a file that is written instead; the run's own evaluation, and that of its seeds,
+            stay as they are.
         fresh: run the networks whatever is stored.
     Raises:
         InputError: a seed or stage is not trained, the data is not there any more, or the
             settings under `evaluation` cannot be measured.
     """
-    config = load_settings(TrainConfig, read_json(run / CONFIG))
+    config = config or stored_settings(run)
     weights = read_data(run).get("weights")
     data = open_data(config, pinned=pinned_index(run), weights=weights, compare_splits=False)
-    place = torch.device(device)
+    seeds = []
     for seed in config.seeds:
-        evaluate_seed(config, data, run, seed=seed, device=place, fresh=fresh)
-    return write_evaluation(config, data, run)
+        trained = TrainedSeed(config, data, run, seed, torch.device(device))
+        measured = measure_seed(trained, fresh=fresh)
+        if beside is None:
+            write_json(seed_evaluation(run, seed), measured)
+        seeds.append(measured)
+    evaluation = gathered(config, data, seeds)
+    write_json(beside or run / EVALUATION, evaluation)
+    return evaluation
 
 
 def evaluate_seed(
@@ -100,35 +115,48 @@ def evaluate_seed(
     Raises:
         InputError: settings that cannot be measured, or a classifier that gives NaN.
     """
-    started = time.perf_counter()
-    if seconds is None:
-        known = measured_seed(run, seed)
-        seconds = known.get("training_seconds", 0.0) if known else 0.0
-    names, size = data.real.class_names, config.real.image_size
-    check_evaluation(config.evaluation, names, image_size=size)
     trained = TrainedSeed(config, data, run, seed, device, accelerator)
-    rows = rows_of(trained, fresh=fresh)
+    found = measure_seed(trained, seconds=seconds, fresh=fresh)
     if trained.is_main:
-        found: SeedEvaluation = {
-            "schema": SCHEMA,
-            "config": config.identity(),
-            "evaluation": config.evaluation.model_dump(mode="json"),
-            "digest": run_digest(config, data.record),
-            "training_seconds": seconds,
-            "seconds": seconds + time.perf_counter() - started,  # and of this measuring alone
-            "rows": rows,
-        }
         write_json(seed_evaluation(run, seed), found)
 
 
-def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
-    """Gather the seeds' evaluations in the run's `evaluation.json`, which is written last.
+def measure_seed(
+    trained: TrainedSeed, *, seconds: float | None = None, fresh: bool
+) -> SeedEvaluation:
+    """As `evaluate_seed`, which writes what this returns; without rows where a process helps."""
+    started = time.perf_counter()
+    config, data = trained.config, trained.data
+    if seconds is None:
+        known = measured_seed(trained.run, trained.seed)
+        seconds = known.get("training_seconds", 0.0) if known else 0.0
+    names, size = data.real.class_names, config.real.image_size
+    check_evaluation(config.evaluation, names, image_size=size)
+    rows = rows_of(trained, fresh=fresh)
+    return {
+        "schema": SCHEMA,
+        "config": config.identity(),
+        "evaluation": config.evaluation.model_dump(mode="json"),
+        "digest": run_digest(config, data.record),
+        "training_seconds": seconds,
+        "seconds": seconds + time.perf_counter() - started,  # and of this measuring alone
+        "rows": rows,
+    }
 
-    Its seconds are those of training and of the last measuring, over all seeds.
-    """
-    seeds: list[SeedEvaluation]
+
+def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Evaluation:
+    """Gather the seeds' evaluations in the run's `evaluation.json`, which is written last."""
     seeds = [read_json(seed_evaluation(run, seed)) for seed in config.seeds]
-    evaluation: Evaluation = {
+    evaluation = gathered(config, data, seeds)
+    write_json(run / EVALUATION, evaluation)
+    return evaluation
+
+
+def gathered(
+    config: TrainConfig, data: TrainingData, seeds: Sequence[SeedEvaluation]
+) -> Evaluation:
+    """The rows of all seeds; its seconds are those of training and of the last measuring."""
+    return {
         "schema": SCHEMA,
         "name": config.name,
         "digest": run_digest(config, data.record),
@@ -137,8 +165,6 @@ def write_evaluation(config: TrainConfig, data: TrainingData, run: Path) -> Eval
         "versions": versions(),
         "rows": [row for seed in seeds for row in seed["rows"]],
     }
-    write_json(run / EVALUATION, evaluation)
-    return evaluation
 
 
 def versions() -> dict[str, str]:

@@ -30,6 +30,16 @@ class ImageClassifier(nn.Module):
         features = self.features(images)
         return self.classifier(features), features
 
+    @torch.no_grad()
+    def map_side(self, images: Tensor) -> int | None:
+        """Side of the last map of features before it is pooled; None where there is none."""
+        pools = [part for part in self.features.modules() if isinstance(part, nn.AdaptiveAvgPool2d)]
+        sides: list[int] = []
+        hook = pools[-1].register_forward_pre_hook(lambda _, maps: sides.append(maps[0].shape[-1]))
+        self.features(images)
+        hook.remove()
+        return sides[-1]
+
     def freezing_order(self) -> list[nn.Module]:
         """The parts from the output down: classifier, last block, ..., stem.
 

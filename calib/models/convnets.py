@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
 from calib.models.base import ImageClassifier, parameterised
-from calib.parameters import in_range
+from calib.parameters import in_range, one_of
 
 
 class BasicBlock(nn.Module):
@@ -103,7 +104,7 @@ def convolution(channels_in: int, channels: int, size: int, *, stride: int = 1) 
 
 # Three stages of basic blocks, depth = 6n + 2: He et al. 2016, section 4.2.
 THREE_STAGES = {8: 1, 14: 2, 20: 3, 32: 5, 44: 7, 56: 9, 110: 18}
-# Four stages: He et al. 2016, table 1, on a 3x3 stem. The last is the ResNet-110 of
+# Four stages: He et al. 2016, table 1. The last is the ResNet-110 of
 # focal_calibration and the papers that build on it, 32 times as large as the one above.
 FOUR_STAGES: dict[str, tuple[type[Block], tuple[int, ...]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
@@ -116,9 +117,11 @@ FOUR_STAGES: dict[str, tuple[type[Block], tuple[int, ...]]] = {
 
 
 class ResNet(ImageClassifier):
-    """Stages of residual blocks behind a 3x3 convolution of stride 1, without max pooling.
+    """Stages of residual blocks behind a stem; every stage but the first halves the image.
 
-    Every stage but the first halves the image. Features are >= 0.
+    The stem is a 3x3 convolution of stride 1, or that of ImageNet: a 7x7 convolution of stride 2
+    and a max pooling of stride 2, which together make the image four times smaller. Features are
+    >= 0.
 
     Args:
         num_classes: K.
@@ -128,6 +131,7 @@ class ResNet(ImageClassifier):
         stem: channels of the first convolution.
         grid: the last map is averaged to grid x grid pixels, all of which are features, so
             D = grid^2 expansion widths[-1].
+        imagenet_stem: for large images.
     """
 
     def __init__(
@@ -139,10 +143,14 @@ class ResNet(ImageClassifier):
         widths: Sequence[int],
         stem: int,
         grid: int = 1,
+        imagenet_stem: bool = False,
     ) -> None:
         super().__init__()
         parts: OrderedDict[str, nn.Module] = OrderedDict()
-        parts["stem"] = nn.Sequential(convolution(3, stem, 3), nn.BatchNorm2d(stem), nn.ReLU())
+        first = convolution(3, stem, 7, stride=2) if imagenet_stem else convolution(3, stem, 3)
+        parts["stem"] = nn.Sequential(first, nn.BatchNorm2d(stem), nn.ReLU())
+        if imagenet_stem:
+            parts["stem"].append(nn.MaxPool2d(3, stride=2, padding=1))
         channels = stem
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts[f"stage{number}"] = stage(
@@ -179,6 +187,22 @@ def _four_stages(block: type[Block], blocks: Sequence[int], *, grid: int) -> Cal
     return build
 
 
+def _of_either_stem(block: type[Block], blocks: Sequence[int]) -> Callable[..., ResNet]:
+    def build(num_classes: int, *, width: int = 64, stem: str = SMALL_STEM) -> ResNet:
+        _check_width(width)
+        one_of("model.stem", stem, (SMALL_STEM, IMAGENET_STEM))
+        return ResNet(
+            num_classes,
+            block=block,
+            blocks=blocks,
+            widths=tuple(width * 2**number for number in range(4)),
+            stem=width,
+            imagenet_stem=stem == IMAGENET_STEM,
+        )
+
+    return build
+
+
 def _check_width(width: int) -> None:
     in_range("model.width", width, low=1, what="give a whole number of at least 1", whole=True)
 
@@ -186,7 +210,10 @@ def _check_width(width: int) -> None:
 RESNETS: dict[str, Callable[..., ResNet]] = {
     f"resnet{depth}": _three_stages(blocks) for depth, blocks in THREE_STAGES.items()
 }
-RESNETS |= {name: _four_stages(*parts, grid=1) for name, parts in FOUR_STAGES.items()}
+RESNETS |= {
+    name: _of_either_stem(*parts) if name in EITHER_STEM else _four_stages(*parts, grid=1)
+    for name, parts in FOUR_STAGES.items()
+}
 # As the official calibration code has them for Tiny-ImageNet, 64 pixels.
 RESNETS |= {f"{name}_tiny": _four_stages(*parts, grid=2) for name, parts in FOUR_STAGES.items()}
 

@@ -67,6 +67,14 @@ class TimmClassifier(ImageClassifier):
             norm = _take_norm(network, architecture)
             self.classifier = nn.Sequential(OrderedDict(norm=norm, linear=last))
 
+    @torch.no_grad()
+    def map_side(self, images: Tensor) -> int | None:
+        network: Any = self.features
+        shape = network.forward_features(images).shape
+        if len(shape) != 4:
+            return None
+        return int(shape[1 if getattr(network, "output_fmt", "NCHW") == "NHWC" else -1])
+
     def freezing_order(self) -> list[nn.Module]:
         """Classifier, then the network's parts in the order opposite to that of their making."""
         own = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token

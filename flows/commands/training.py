@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from calib.run_folder import EVALUATION
 from data.errors import InputError
 from flows import parameters as p
 from flows.launcher import Machines
-from flows.terminal import emit, emit_json
+from flows.terminal import emit, emit_json, say
 
 
 def train(
@@ -33,12 +34,13 @@ def train(
 
     together = Machines(processes, machines, machine_rank, main_process, device)
     trained = run(config, out, overrides=overrides, machines=together, restarts=restarts)
-    _show(trained, as_json=json)
+    _show(trained, trained / EVALUATION, as_json=json)
 
 
 def evaluate(
     run: p.TrainedRun,
     overrides: p.EvaluationOverrides = [],  # noqa: B006
+    to: p.EvaluationFile = "",
     device: p.Device = "auto",
     fresh: p.Fresh = False,
     export: Annotated[
@@ -49,33 +51,37 @@ def evaluate(
 ) -> None:
     """Measure a trained run anew: other bins, intervals or images.
 
+    Other settings than the run's own are written beside its evaluation.json, which stays.
+
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
     """
-    from flows.evaluate import evaluate as measure
-    from flows.evaluate import exported
+    from flows.evaluate import evaluated, exported
 
     if export not in ("", "calarena"):
         raise InputError("--export", export, "calarena is the one format there is")
-    measure(run, overrides=overrides, device=device, fresh=fresh)
+    path = evaluated(run, overrides=overrides, to=to, device=device, fresh=fresh)
     files = exported(Path(run), export)
-    _show(Path(run), as_json=json)
+    _show(Path(run), path, as_json=json)
     if not json:
         for path in files:
             emit(f"written: {path}")
 
 
-def _show(run: Path, *, as_json: bool) -> None:
-    """What a run measured, and where that is."""
-    from calib.results import load_evaluation, load_methods
+def _show(run: Path, path: Path, *, as_json: bool) -> None:
+    """What a file says that a run measured, and where that is; then what to look at."""
+    from calib.results import load_evaluation, methods_of
     from calib.tables import details, print_table
 
+    evaluation = load_evaluation(run, path)
     if as_json:
-        emit_json(load_evaluation(run))
-        return
-    for table in details(load_methods([run])):
-        print_table(table)
-    emit(str(run / "evaluation.json"))
+        emit_json(evaluation)
+    else:
+        for table in details(methods_of(run, evaluation)):
+            print_table(table)
+        emit(str(path))
+    for warning in evaluation.get("warnings", ()):
+        say(f"warning: {warning}")
 
 
 def study(

@@ -7,9 +7,23 @@ import sys
 import pytest
 
 from calib import run_folder
-from calib.run_folder import alone_with, claim_run, pin_data, pinned_index
+from calib.checkpoint import save_tensors
+from calib.network import Network, load_classifier
+from calib.run_folder import (
+    CONFIG,
+    EVALUATION,
+    MODEL,
+    alone_with,
+    claim_run,
+    is_measured,
+    pin_data,
+    pinned_index,
+    seed_folder,
+    trained_run,
+)
 from calib.stopping import Interrupted
 from data.errors import InputError
+from data.files import write_json
 
 
 def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):
@@ -21,6 +35,47 @@ def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_pa
     with pytest.raises(InputError, match=r"epochs: 5 there, 6 now; "):
         claim_run(make_config("epochs=6", "head=null"), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 5
+
+
+def test_large_images_take_another_stem_from_96_pixels_on(make_config):
+    model = "model={name: resnet18, width: 2}"
+    sides = {side: make_config(f"real.image_size={side}", model) for side in (95, 96)}
+    assert "stem" not in sides[95].model.params
+    assert sides[96].model.params["stem"] == "imagenet"
+    kept = make_config("real.image_size=224", "model={name: resnet18, stem: small}")
+    assert kept.model.params["stem"] == "small"
+
+
+ALONE = ("mixed=null", "head=null")
+
+
+@pytest.fixture
+def earlier(make_config, tmp_path):
+    """A run on large images from before these had a stem of their own; its path and settings."""
+    model = "model={name: resnet18, width: 2, stem: small}"
+    config = make_config("real.image_size=96", model, *ALONE)
+    run = claim_run(config, tmp_path / "run").parent
+    pin_data({"real": "1" * 64, "class_names": ["a", "b"], "mixed": None}, run)
+    save_tensors(seed_folder(run, 0) / MODEL, Network(config, 2).state_dict())
+    stored = json.loads((run / CONFIG).read_text())
+    del stored["model"]["stem"]
+    write_json(run / CONFIG, stored)
+    return run, config
+
+
+def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_config):
+    run, config = earlier
+    for opened in (lambda: load_classifier(run, 0), lambda: trained_run(run)):
+        with pytest.raises(InputError, match=r"config\.json model\.stem = None: .* stem for small"):
+            opened()
+    new = config.model_copy(update={"model": make_config("real.image_size=96").model})
+    new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
+    write_json(run / EVALUATION, {"rows": []})
+    assert not is_measured(new, run)
+    with pytest.raises(InputError, match=r"^run = .*model\.stem: None there, small now"):
+        claim_run(config, run)
+    write_json(run / CONFIG, config.model_dump(mode="json"))  # as the message advises
+    assert load_classifier(run, 0).network.backbone.features.stem[0].kernel_size == (3, 3)
 
 
 def test_data_are_pinned_once_a_seed_was_begun(tmp_path):

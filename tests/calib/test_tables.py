@@ -47,7 +47,7 @@ def test_without_shared_seeds_nothing_is_paired(runs: list[Path]):
 
 
 def test_summary_table_by_hand(runs: list[Path]):
-    got = summary_table(runs)
+    got = summary_table(load_methods(runs))
     assert [row["method"] for row in got] == ["CE", "CSM", "CSM + MaC-Cal"]
     assert got[0]["seeds"] == 2
     assert got[0]["plain"]["ece"] == pytest.approx({"mean": 0.05, "sd": 0.0002**0.5})
@@ -58,7 +58,7 @@ def test_summary_table_by_hand(runs: list[Path]):
 def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
     run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}, {"ece": 0.06}])
     console = Console(width=80, file=io.StringIO(), record=True)
-    print_table(overview(summary_table([run])), console)
+    print_table(overview(summary_table(load_methods([run]))), console)
     text = console.export_text()
     assert "[red]CE[/red]" in text and "5.00±1.41" in text and "2.50±0.71" in text
 
@@ -91,7 +91,7 @@ def test_a_table_on_a_narrow_screen_cuts_no_name_and_no_number(tmp_path: Path):
     name = "CSM + FeDLaS + MaC-Cal"
     run = make_run(tmp_path / "r", name, [{"ece": 0.04}, {"ece": 0.06}])
     console = Console(width=40, file=io.StringIO(), record=True)
-    print_table(overview(summary_table([run])), console)
+    print_table(overview(summary_table(load_methods([run]))), console)
     text = console.export_text()
     assert "\N{HORIZONTAL ELLIPSIS}" not in text and "5.00±1.41" in text
     assert set(name.split()) <= set(text.split())

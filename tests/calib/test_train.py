@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -118,11 +119,33 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
     def show(*arguments, **options) -> None:
         raise BrokenPipeError("nobody reads")
 
-    monkeypatch.setattr("calib.loop.Progress.show", show)
+    monkeypatch.setattr("calib.loop.EpochLines.show_epoch", show)
     run = make_run("unheard", "checkpoint_every=1")
     with pytest.raises(BrokenPipeError):
         train(run)
     assert latest_checkpoint(run / "seed-0" / "checkpoint").state["epoch"] == 1
+
+
+def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, monkeypatch, capsys):
+    monkeypatch.setattr("calib.epoch_lines.LONG_S", 0.0)
+    train(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]
+    for place in ("base epoch 1/2  step 2 of 3", "base epoch 2/2  step 3 of 3", "head epoch 1/1"):
+        (line,) = [line for line in lines if f"all seed 0 {place}" in line][:1]
+        assert re.search(r"  [\d.e-]+ s per epoch  \d:\d\d left$", line)
+    assert "all seed 0 head features of 60 of 60 images" in lines
+    ends = [line for line in lines if line.startswith("all seed 0 base 2/2  loss ")]
+    assert re.search(r"images/s  [\d.e-]+ s per epoch  0:00 left$", ends[0])
+    assert not any(line.startswith("warning") for line in lines)
+
+
+def test_a_stem_that_does_not_fit_is_warned_of(make_run, capsys):
+    small = ("mixed=null", "head=null", "epochs=1", "real.train_per_class=2", "batch_size=10")
+    train(make_run("run", *small, "real.image_size=96", "model={name: resnet8, width: 1}"))
+    warnings = [s for s in capsys.readouterr().out.splitlines() if s.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "model.name = resnet8: its stem is for smaller images: the last map" in warnings[0]
 
 
 def test_the_chosen_epoch_and_the_early_stop_survive_a_resume(make_run):

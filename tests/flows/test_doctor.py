@@ -304,6 +304,13 @@ def test_a_locked_database_is_named(home):
 def test_a_training_run_is_recognised(home):
     status, found = doctor("configs/quickstart/ce.yaml")
     assert status == 0 and found["training"]["state"] == "ok"
+    assert "lenet: 0.000651 GMAC per image of 32 pixels" in found["network"]["found"]
+
+
+def test_a_stem_that_does_not_fit_is_a_warning(home):
+    status, found = doctor("configs/quickstart/ce.yaml", "--set", "real.image_size=224")
+    assert (status, found["network"]["state"]) == (0, "warning")
+    assert "the last map is larger than 16 x 16" in found["network"]["remedy"]
 
 
 @pytest.fixture

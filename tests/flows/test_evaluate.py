@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from prefect.client.orchestration import get_client
 from typer.testing import CliRunner
 
 from calib.config import TrainConfig
-from calib.run_folder import claim_run
+from calib.run_folder import claim_run, is_measured
 from calib.train import train
 from data.errors import InputError
 from data.settings import load_settings
@@ -42,23 +43,67 @@ def run(measured: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(measured, tmp_path / "run"))
 
 
-def test_the_command_prints_a_table_and_keeps_the_settings(run: Path, prefect_api: str):
+def content(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*.json")}
+
+
+def test_other_settings_are_measured_beside_and_the_run_keeps_its_own(run: Path, prefect_api: str):
+    before = content(run)
     arguments = ["evaluate", str(run), "--set", "evaluation.bins=4", "--device", "cpu"]
     shift = '{"corruptions": ["contrast"], "severities": [2], "bins": 5, "images": 40}'
     result = CliRunner().invoke(app, [*arguments, "--set", f"evaluation.shift={shift}"])
     assert result.exit_code == 0, result.output
-    found = json.loads((run / "evaluation.json").read_text())
+    lines = result.output.splitlines()
+    (path,) = (run / name for name in content(run).keys() - before.keys())
+    assert re.fullmatch(r"evaluation-[0-9a-f]{8}\.json", path.name) and lines[-1] == str(path)
+    found = json.loads(path.read_text())
     (row,) = found["rows"]
     assert (row["bins"], row["shift"]["bins"]) == (4, 5)
-    assert json.loads((run / "config.json").read_text())["evaluation"] == found["evaluation"]
-    lines = result.output.splitlines()
+    assert found["evaluation"]["bins"] == 4
+    assert {name: content(run)[name] for name in before} == before
+    assert is_measured(load_settings(TrainConfig, SETTINGS), run)  # nothing to do for a train
     for kind in ("plain", "isotonic"):
         figures = [f"{100 * row[kind]['accuracy']:.2f}", f"{row[kind]['nll']:.3f}"]
         assert any(all(figure in line for figure in figures) for line in lines)
     text = " ".join(result.output.split())
     assert "over seeds (1), 4 bins" in text
     assert "ECE of 5 bins" in text
-    assert lines[-1] == str(run / "evaluation.json")
+
+
+def test_what_is_measured_beside_leaves_runs_comparable(run: Path, measured: Path, tmp_path: Path):
+    evaluate(run, overrides=["evaluation.bins=20"])
+    config = json.loads((measured / "config.json").read_text()) | {"name": "other"}
+    other = Path(shutil.copytree(measured, tmp_path / "other"))
+    (other / "config.json").write_text(json.dumps(config))
+    evaluation = json.loads((other / "evaluation.json").read_text()) | {"name": "other"}
+    (other / "evaluation.json").write_text(json.dumps(evaluation))
+    status, out, err = semix("report", str(run), str(other), "--out", str(tmp_path / "page.html"))
+    assert status == 0, err
+    assert "15 bins" in " ".join(out.split())
+
+
+def test_another_file_may_be_named(run: Path, tmp_path: Path):
+    file, before = tmp_path / "elsewhere.json", content(run)
+    found = evaluate(run, overrides=["evaluation.bins=7"], to=file)
+    assert json.loads(file.read_text()) == found and found["rows"][0]["bins"] == 7
+    assert content(run) == before
+    evaluate(run, overrides=["evaluation.bins=8"], to=file)  # an evaluation may be written anew
+    assert json.loads(file.read_text())["rows"][0]["bins"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("evaluation.json", "is what the run measures under its own settings; name another file"),
+        ("config.json", "is there and no evaluation; name another file"),
+        ("seed-0", "is there and no evaluation; name another file"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused(run: Path, name: str, text: str):
+    before = content(run)
+    with pytest.raises(InputError, match=f"^--to = {run / name}: {text}"):
+        evaluate(run, overrides=["evaluation.bins=3"], to=run / name)
+    assert content(run) == before
 
 
 def test_probabilities_are_exported_for_calarena(run: Path, prefect_api: str):
@@ -123,7 +168,7 @@ def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_
     assert flow_run.name == "evaluate run: evaluation.bins=5"
     assert set(flow_run.tags) == {"semix", "evaluate"}
     assert "ECE: 5 bins" in found[f"{key}-results"]["data"]
-    assert found[f"{key}-page"]["data"].startswith("[evaluation.json](file:///")
+    assert found[f"{key}-page"]["data"].startswith("[evaluation-")
 
 
 def test_json_is_the_evaluation(run: Path, prefect_api: str):

@@ -119,6 +119,15 @@ def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
         torch.testing.assert_close(model.eval()(images)[0], peer.eval()(images))
 
 
+def test_a_resnet_for_large_images_equals_torchvision():
+    model, peer = build_model("resnet18", 10, stem="imagenet"), torchvision.models.resnet18()
+    peer.fc = nn.Linear(512, 10)
+    copy_values(model, peer)
+    images = torch.rand(2, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(images)[0], peer.eval()(images))
+
+
 def test_densenet_equals_torchvision_behind_a_small_stem():
     blocks = (2, 3, 2, 1)
     model = DenseNet(10, blocks=blocks, growth=4)
@@ -203,6 +212,7 @@ def test_how_many_parts_can_be_frozen(name: str, parts: int):
         ("resnet8", 10, {"width": 1.5}, r"model\.width = 1\.5: give a whole number"),
         ("resnet50", 10, {"width": 0}, r"model\.width = 0: give a whole number of at least 1"),
         ("wrn26_10", 10, {"width": 2}, r"model\.width = 2: takes none"),
+        ("resnet50", 10, {"stem": "7x7"}, r"model\.stem = 7x7: choose one of small, imagenet"),
         ("resnet8", 1, {}, r"num_classes = 1: give a whole number of at least 2"),
     ],
 )

@@ -1,0 +1,79 @@
+"""What a network costs per image, and whether its stem fits the images."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from calib.config import TrainConfig
+from calib.models import build_model
+
+# Sides of the last map of features. Networks are made to end in 4 to 8 places a side; beyond these
+# limits most of the cost buys no accuracy, or all that has a place is lost.
+SMALLEST_MAP, LARGEST_MAP = 2, 16
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """Of a classifier in use; training takes about three times the multiplications.
+
+    Attributes:
+        name: of the model, with what tells its stem.
+        side: of its images, pixels.
+        gmac: billions of multiplications and additions for an image, forward.
+        parameters: weights that are learnt.
+        map_side: of the last map of features; None where there are tokens instead.
+    """
+
+    name: str
+    side: int
+    gmac: float
+    parameters: int
+    map_side: int | None
+
+    def __str__(self) -> str:
+        """`resnet50 (imagenet stem): 4.09 GMAC per image of 224 pixels, 23.5 million weights`."""
+        cost = f"{self.gmac:.3g} GMAC per image of {self.side} pixels"
+        text = f"{self.name}: {cost}, {self.parameters / 1e6:.3g} million weights"
+        return text if self.map_side is None else f"{text}, last map {self._map}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a stem that does not fit; empty where it does."""
+        if self.map_side is None or SMALLEST_MAP <= self.map_side <= LARGEST_MAP:
+            return ""
+        if self.map_side > LARGEST_MAP:
+            text = f"its stem is for smaller images: the last map is larger than {LARGEST_MAP} x"
+            choice = "resnet18 to resnet152 with `stem: imagenet`, or a network of timm"
+            return f"{text} {LARGEST_MAP}; choose {choice}, or a smaller real.image_size"
+        text = f"it is made for larger images: the last map is smaller than {SMALLEST_MAP} x"
+        choice = "resnet18 to resnet152 with `stem: small`, resnet8 to resnet110"
+        return f"{text} {SMALLEST_MAP}; choose {choice}, or a larger real.image_size"
+
+    @property
+    def _map(self) -> str:
+        return f"{self.map_side} x {self.map_side}"
+
+
+def complexity(config: TrainConfig, num_classes: int) -> Complexity:
+    """Count by torch's own counter, on the meta device: nothing is computed.
+
+    Raises:
+        InputError: a model that cannot be built.
+    """
+    model, side = config.model, config.real.image_size
+    with torch.device("meta"):
+        network = build_model(model.name, num_classes, **model.params).eval()
+        image = torch.empty(1, 3, side, side)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(image)
+        map_side = network.map_side(image)
+    about = model.params.get("architecture", model.name)
+    stem = f" ({model.params['stem']} stem)" if "stem" in model.params else ""
+    return Complexity(
+        f"{about}{stem}",
+        side,
+        counter.get_total_flops() / 2e9,  # a multiplication and an addition are two of them
+        sum(parameter.numel() for parameter in network.parameters()),
+        map_side,
+    )
