@@ -30,7 +30,6 @@ from calib.trackers import Tracking
 from data.errors import InputError
 from data.files import MOST_JSON, read_bytes, write_atomically
 from data.machine import keep_compiled_to_ourselves
-from data.printable import print_line
 
 CHECKPOINT = "checkpoint"
 

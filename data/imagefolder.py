@@ -1,6 +1,7 @@
 """Your own pictures: one folder a class, split by us or already split into train/ and test/."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,25 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     if len(names) < 2:
         raise InputError("real.path", root, f"holds {len(names)} class folder(s); give at least 2")
     return names
+
+
+def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
+    """Raises InputError for a place in the folder of pictures: there it would become a class.
+
+    Links are followed, to the folder, out of it, and on the way to the place.
+
+    Args:
+        pictures: `real.path` of the settings; None where the pictures are bundled.
+        field: which names the place in the message.
+    """
+    if pictures is None or not (root := Path(pictures)).is_dir():
+        return
+    folders = [root, *filter(Path.is_symlink, _folders(root))]
+    given = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
+    above = (path for each in given for path in (each, *each.parents) if path.is_dir())
+    if any(path.samefile(folder) for path in above for folder in folders):
+        remedy = f"lies in {root}, the folder of your pictures, which it would change (a folder "
+        raise InputError(field, place, f"{remedy}there is a class); choose a place outside of it")
 
 
 def load_imagefolder(config: RealDataConfig) -> RealDataset:

@@ -13,9 +13,9 @@ from data.machine import machine
 from data.store import Fact, Store, process_alive
 
 FOLDER = "leases"
-# On a shard, a flow's run, a shard of a label set, the prototypes: `claim` is given no others.
+# On a shard, a flow's run, a shard of a label set, the prototypes, the plan: no others are claimed.
 NAME = re.compile(
-    rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|prototypes)\.json"
+    rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|prototypes|plan)\.json"
 )
 # Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
 # minute, and a worker that is silent for so long is ended by whoever supervises it.
@@ -91,9 +91,10 @@ class Renewing:
                     self._renewed[work] = time.monotonic()
 
 
-def living(store: Store) -> set[str]:
-    """Names of the leases whose holder lives, this process included."""
-    return {name for name, fact in store.facts(FOLDER).items() if _held(store, name, fact)}
+def living(store: Store, *, others: bool = False) -> set[str]:
+    """Names of the leases whose holder lives; this process included, unless `others` is set."""
+    held = {name for name, fact in store.facts(FOLDER).items() if _held(store, name, fact)}
+    return {name for name in held if not (others and _is_ours(store, name))}
 
 
 def forgotten(store: Store) -> dict[str, Fact]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.formats import PLAN
+from data.errors import InputError
 from data.layout import stretch_of
 from data.ranges import format_ranges
 from data.root import Root
@@ -29,7 +29,15 @@ from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
 from flows.slots import SlotSettings, workers_ahead
 from pipeline.config import BuildConfig
-from pipeline.root import checked_plan, create_root, extend_root, open_root, plan_of
+from pipeline.root import (
+    checked_plan,
+    create_root,
+    extend_root,
+    open_root,
+    plan_of,
+    root_to_continue,
+    running_on,
+)
 
 __all__ = ["BuildFailed", "build", "check", "extend", "extend_to", "resume"]
 
@@ -108,7 +116,8 @@ def _made(
             root.write_index()
             return root
     check_work(root, settings)
-    with workers_ahead(settings, url=root.url):  # they start beside Prefect's imports
+    # Workers start beside Prefect's imports.
+    with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
             "flows.build_flow.build_flow",
             lambda: kept(root),
@@ -154,7 +163,9 @@ def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None
     root, wanted = Root(out), config.mixing.groups_per_pair
     planned = root.plan.config["mixing"]["groups_per_pair"]
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
-    create_root(config.model_copy(update={"mixing": mixing}), out)
+    if root_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
+        remedy = "nothing was made of it, and it holds another plan; `semix build` replaces that"
+        raise InputError("out", out, remedy)
     return extend(root, wanted, slots=slots)
 
 
@@ -177,8 +188,7 @@ def check(
     """
     check_rates(share, rate)
     store = Store(out)
-    if store.exists(PLAN):
-        root = create_root(config, out)
+    if root := root_to_continue(config, out):
         plan, missing = plan_of(root), len(root.missing())
     else:
         plan = checked_plan(config, store)

@@ -34,7 +34,7 @@ from flows.progress import shown
 from flows.slots import SlotSettings
 from flows.slots.running import follow, slots_running
 from flows.slots.slot import RECORD
-from pipeline.root import config_of
+from pipeline.root import config_of, running_on
 
 log = logging.getLogger("semix.build")
 
@@ -116,7 +116,10 @@ def making(
     key = artifact_key("build", root.url, root.plan.digest)
     began, before, start = root.progress(), root.done(), time.monotonic()
     check_before_shards(root)
-    with slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures:
+    with (
+        running_on(root),
+        slots_running(root.url, settings, shards=shards, overrides=root.overrides) as futures,
+    ):
 
         def end() -> list[str]:
             with shown("generate") as show, progress_artifact(key) as publish:

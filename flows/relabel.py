@@ -10,6 +10,7 @@ from typing import Any
 
 from data.errors import InputError
 from data.formats import PLAN, PROTOTYPES
+from data.imagefolder import refuse_among_pictures
 from data.label_sets import LabelSet, label_sets
 from data.root import Progress, Root
 from data.store import Store
@@ -135,6 +136,8 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
     if out and Store(out).url == root.url:
         raise InputError("out", out, "is the root itself; choose a new place")
     if out and not (store := Store(out)).exists(PLAN):
+        if store.local:
+            refuse_among_pictures(config.real.path, store.url)
         # A bake that was killed at its beginning left these.
         store.refuse_strangers(MIXED, own=PROTOTYPES)
     if is_own(root, config):

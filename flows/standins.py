@@ -10,6 +10,7 @@ import yaml
 from pydantic import ConfigDict
 
 from data.files import write_atomically
+from data.imagefolder import refuse_among_pictures
 from data.real import load_real
 from data.settings import Settings, load_settings, whole_path
 from data.splits import RealDataConfig
@@ -52,6 +53,7 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
     settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
+    refuse_among_pictures(settings.path, out)
     real = load_real(settings)
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}

@@ -11,6 +11,7 @@ from calib.study import Cell, StudyConfig, cells_of, check_cells, choose
 from calib.study_tables import STUDY, write_study
 from data.errors import InputError
 from data.files import read_json, write_json
+from data.imagefolder import refuse_among_pictures
 from data.settings import whole_path
 from data.store import Store
 from flows.calling import run_flow
@@ -111,10 +112,11 @@ def prepared(
     settings = load_config(StudyConfig, config, overrides)
     if not 0 <= slots <= MOST_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
-    place = Store(str(out))
+    place, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
+        for cell in cells:
+            refuse_among_pictures(cell.config.real.path, out)
         place.refuse_strangers("study", own=STUDY)
-    cells = cells_of(settings, out)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))

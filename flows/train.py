@@ -9,9 +9,10 @@ from typing import Any
 
 from calib.check import check_launch, check_parts, check_settings
 from calib.config import TrainConfig
-from calib.run_folder import CONFIG, claim_run, is_measured, refuse_other_run
+from calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
 from data.errors import InputError
 from data.files import read_json
+from data.imagefolder import refuse_among_pictures
 from data.settings import whole_path
 from flows.calling import run_flow
 from flows.configs import load_config
@@ -123,6 +124,8 @@ def checked(
     check_machines(machines)
     check_settings(settings)
     check_launch(settings, machines.processes)
+    if not is_run(folder):
+        refuse_among_pictures(settings.real.path, folder)
     refuse_other_run(settings, folder)
     return folder
 

@@ -1,13 +1,34 @@
 """Start a mixed dataset's root, open one that is there, or extend it: plan.json."""
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary
 
 from data.errors import InputError
-from data.formats import MOST_GROUPS, PAIRS, PLAN, Pairs, Plan
+from data.formats import (
+    AUDITS,
+    DISCARDED,
+    EXTENSIONS,
+    FAILED,
+    INDICES,
+    MOST_GROUPS,
+    PAIRS,
+    PLAN,
+    PROTOTYPES,
+    SETS,
+    SHARDS,
+    Pairs,
+    Plan,
+)
+from data.imagefolder import refuse_among_pictures
 from data.layout import next_extension, write_extension
+from data.leases import claim, lease_name, living, release
 from data.real import load_real
+from data.records import numbered_folders
 from data.root import Root
 from data.settings import load_settings
 from data.store import Store
@@ -30,35 +51,128 @@ from pipeline.provenance import (
 MIXED = "mixed dataset"  # in messages
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
+PLAN_LEASE = "plan"  # of a run that works by a plan, or begins another in its place
+REPLACED = re.compile(rf"{DISCARDED}/plan\.(\d+)\.json")
+SETTLED_S = 1.0  # after which one that replaces a plan has done so
 _PLANS: WeakKeyDictionary[Root, BuildPlan] = WeakKeyDictionary()
+
+log = logging.getLogger("semix.build")
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
     """Write plan.json if the place is new; check everything that is cheap to check.
 
+    Another plan by which nothing was made, and by which no run works, is replaced.
+
     Raises:
         InputError: bad models, classes or place, or a root that holds another plan.
     """
     store = Store(url)
-    if store.exists(PLAN):
-        root = Root(url)
-        _refuse_difference(root, config)
-        root.overrides = _moved(root, config)
+    root = _settled(config, store)
+    if root is not None:
         return root
     plan = checked_plan(config, store)
     store.check_writable()
-    if not store.create(PLAN, _plan_record(plan).written()):
-        return create_root(config, url)  # another process was first
-    return Root(url)
+    content = _plan_record(plan).written()
+    begun = _replaced(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
+    return Root(url) if begun else create_root(config, url)  # another process was first
+
+
+def root_to_continue(config: BuildConfig, url: str) -> Root | None:
+    """The root that a build would continue; None where it would begin one.
+
+    Raises:
+        InputError: a root is there that holds another plan.
+    """
+    if not Store(url).exists(PLAN):
+        return None
+    root = Root(url)
+    try:
+        _refuse_difference(root, config)
+    except InputError as difference:
+        if not _is_unused(root):
+            raise
+        log.info("%s: nothing was made by the plan there; it is replaced (%s)", url, difference)
+        return None
+    root.overrides = _moved(root, config)
+    return root
+
+
+@contextmanager
+def running_on(root: Root) -> Iterator[None]:
+    """A run works on a root during the block: nobody replaces its plan before a shard is made.
+
+    Raises:
+        InputError: its plan was replaced a moment ago.
+    """
+    if not claim(root.store, PLAN_LEASE):
+        time.sleep(SETTLED_S)  # whoever has it may be about to replace the plan
+    try:
+        if Root(root.url).written.digest != root.written.digest:
+            remedy = "another build replaced its plan a moment ago; choose a new place"
+            raise InputError("out", root.url, remedy)
+        yield
+    finally:
+        with suppress(OSError):  # whoever wants it sees that nobody renews it
+            release(root.store, PLAN_LEASE)
+
+
+def _settled(config: BuildConfig, store: Store) -> Root | None:
+    """As `root_to_continue`, once a plan that is being replaced is."""
+    try:
+        return root_to_continue(config, store.url)
+    except InputError:
+        if lease_name(PLAN_LEASE) not in living(store, others=True):
+            raise
+        time.sleep(SETTLED_S)
+        return root_to_continue(config, store.url)
+
+
+def _is_unused(root: Root) -> bool:
+    """Whether nothing was made by its plan, and nobody else is at it."""
+    store = root.store
+    history = (name for kind in (EXTENSIONS, INDICES, AUDITS, SETS) for name in store.list(kind))
+    records = (
+        store.scan(f"{kind}/{number:04d}", suffix=".json")[0]
+        for kind in (SHARDS, DISCARDED)
+        for number in numbered_folders(store, kind)
+    )
+    if root.written.baked_from or any(records) or any(history):
+        return False
+    return not living(store, others=True)
+
+
+def _replaced(config: BuildConfig, store: Store, content: bytes) -> bool:
+    """Put another plan in the place of one that nothing was made by; False if another may do so.
+
+    The note of what was there is the decision: of several that would replace a plan one alone
+    writes the next number.
+    """
+    numbers = (REPLACED.fullmatch(name) for name in store.scan(DISCARDED, suffix=".json")[0])
+    number = 1 + max((int(match[1]) for match in numbers if match), default=0)
+    if not claim(store, PLAN_LEASE) or root_to_continue(config, store.url) is not None:
+        return False
+    why = "nothing was made by this plan; another build began here"
+    note = json.dumps({"why": why, "record": store.get(PLAN).decode()}).encode()
+    if not store.create(f"{DISCARDED}/plan.{number}.json", note):
+        remedy = "another build began here at this moment; look at it, or choose a new place"
+        raise InputError("out", store.url, remedy)
+    left = (name for folder in (FAILED, SHARDS, "prototypes") for name in store.list(folder))
+    for name in (*left, PROTOTYPES, PAIRS):  # what the old plan's workers measured and left
+        store.delete(name)
+    store.put(PLAN, content)
+    return True
 
 
 def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
     """The plan of a config for a place, after all checks that need no weights.
 
     Raises:
-        InputError: a place that holds something else, models, pairs, the cost of choosing noise,
-            real data, names or prompts.
+        InputError: a place that holds something else, or lies among the real images, models,
+            pairs, the cost of choosing noise, real data, names or prompts.
     """
+    if store.local:
+        refuse_among_pictures(config.real.path, store.url)
     store.refuse_strangers(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)

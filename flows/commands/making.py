@@ -10,6 +10,7 @@ import typer
 
 from data.errors import InputError
 from data.export import write_hugging_face, write_image_folder, write_parquet
+from data.imagefolder import refuse_among_pictures
 from data.pinned import Pinned
 from data.root import Root
 from flows import parameters as p
@@ -245,6 +246,8 @@ def export(
     """
     own_file("--to", to)
     source = Pinned(Root(url), index=index or None, labels=labels or None, scale=scale)
+    pictures = source.root.plan.config.get("real", {}).get("path")
+    refuse_among_pictures(pictures if isinstance(pictures, str) else None, to, field="--to")
     write = {
         Format.folder: write_image_folder,
         Format.parquet: write_parquet,

@@ -35,6 +35,7 @@ def test_a_shard_size_that_is_not_set_is_stored_and_agrees_with_any(built, hasty
     assert new.plan.config["shards"]["groups_per_shard"] == 4  # 45 groups in batches of 4
     assert len(new.missing()) == 12 and plan_of(new).num_shards == 12
     other = altered(hasty_config, "shards.groups_per_shard=5")
+    assert work(new, "--shards", "0") == 0
     with pytest.raises(InputError, match=r"shards\.groups_per_shard is 6 there"):
         create_root(other, built.url)
 
@@ -44,7 +45,7 @@ def test_changed_model_files_are_refused_while_shards_are_missing(
 ):
     shutil.copytree(hasty_standins.diffusion, tmp_path / "model")
     config = make_config(hasty_standins, f"generator.model={tmp_path / 'model'}")
-    create_root(config, str(tmp_path / "root"))
+    assert work(create_root(config, str(tmp_path / "root")), "--shards", "0") == 0
     index = tmp_path / "model" / "model_index.json"
     index.write_text(index.read_text() + "\n")
     with pytest.raises(InputError, match=r"generator\.model = .*its files changed since"):
@@ -212,6 +213,7 @@ def test_more_series_than_keys_can_count_are_refused(empty):
 
 
 def test_the_first_config_goes_on_with_an_extended_root(empty, hasty_config):
+    assert work(empty, "--shards", "0") == 0
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .*has 1; add .*`semix extend`"):
         create_root(series(hasty_config, 2), empty.url)
     extend_root(empty, 2)
