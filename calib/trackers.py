@@ -11,8 +11,8 @@ from typing import TypedDict
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
-from calib.run_folder import flat
 from data.files import read_json, write_json
+from data.settings import flat
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
 SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs that they have

@@ -27,7 +27,7 @@ from flows.build_steps import (
 from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.slots import SlotSettings, workers_ahead
+from flows.slots import SlotSettings, check_gpu, workers_ahead
 from pipeline.config import BuildConfig
 from pipeline.root import checked_plan, create_root, extend_root, open_root, plan_of
 
@@ -100,6 +100,7 @@ def _made(
     """Run the flow on a root, if it has anything to do; what it would refuse is refused before."""
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
     if not (full or selection.wanted(root)):
+        check_gpu(settings)
         put_damage_aside(root)
         if not selection.wanted(root):
             restore(root, settings.flow_device)

@@ -123,7 +123,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
         try:
             yield from check(subject)
         except InputError as error:
-            yield Finding(name, FAILED, f"{error.field} = {error.value}", error.remedy)
+            yield Finding(name, FAILED, error.place, error.remedy)
         except Exception as error:  # the others still have something to say
             found = f"{type(error).__name__}: {error}"
             yield Finding(name, FAILED, found, "cure this first; a run would stop at it too")

@@ -23,6 +23,17 @@ def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_pa
     assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 5
 
 
+@pytest.mark.parametrize(("before", "now"), [("none", "given"), ("given", "none")])
+def test_a_section_that_one_side_lacks_is_one_difference(before, now, make_config, tmp_path):
+    sides = {"none": "early_stop=null", "given": "early_stop={patience: 3}"}
+    claim_run(make_config(sides[before]), tmp_path)
+    (tmp_path / "seed-0").mkdir()
+    with pytest.raises(InputError) as caught:
+        claim_run(make_config(sides[now]), tmp_path)
+    assert (caught.value.field, caught.value.value) == ("run", tmp_path)
+    assert f"(early_stop: {before} there, {now} now); choose a fresh" in caught.value.remedy
+
+
 def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
     def record(index):
         return {"real": "r", "mixed": {"url": "u", "index": index, "digest": "d"}}
