@@ -157,9 +157,9 @@ def _paths(kind: type[BaseModel]) -> Iterator[str]:
     """Dotted paths of all settings, but of those in lists and under names of the user's own."""
     for name, field in kind.model_fields.items():
         yield name
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and isinstance(parts := extra.get("parts"), dict):
-            yield from (f"{name}.{param}" for params in parts.values() for param in params)
+        extra: Any = field.json_schema_extra or {}
+        for params in extra.get("parts", {}).values():
+            yield from (f"{name}.{param}" for param in params)
         for inner in _models(field.annotation, alone=True).values():
             yield from (f"{name}.{path}" for path in _paths(inner))
 

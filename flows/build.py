@@ -22,7 +22,7 @@ from flows.build_steps import (
     restore,
     say_complete,
     say_notes,
-    survey_images,
+    say_what_is_ignored,
 )
 from flows.calling import run_flow
 from flows.configs import load_config
@@ -187,9 +187,6 @@ def check(
         store.check_writable(tidy=True)
     say_notes(config)
     if config.real.name == "imagefolder":
-        surveyed = survey_images(config.real)
-        log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
-        for note in surveyed.notes():
-            log.warning("%s", note)
+        say_what_is_ignored(config.real)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
     return {"out": store.url, "classes": len(plan.class_names), **found}
