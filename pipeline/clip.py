@@ -26,7 +26,7 @@ from pipeline.checks import (
     tag_repository,
 )
 from pipeline.config import EncoderConfig
-from pipeline.model_paths import fetched
+from pipeline.model_paths import fetched, reason_in_words
 
 log = logging.getLogger("semix.build")
 
@@ -82,10 +82,10 @@ class ClipEncoder:
             raise InputError(f"{field}.model", config.model, f"{remedy} again") from error
         except (RuntimeError, OSError, ValueError, AssertionError) as error:
             # open_clip asserts, without a word, that it knows the preprocessing.
-            reason = (str(error).strip() or "its preprocessing is unknown").splitlines()[0]
-            raise InputError(
-                f"{field}.model", config.model, f"cannot be loaded: {reason}"
-            ) from error
+            reason = "cannot be loaded: its preprocessing is unknown"
+            if str(error).strip():
+                reason = reason_in_words(error, config.model)
+            raise InputError(f"{field}.model", config.model, reason) from error
         self.model.to(self.dtype)
         self.device = device
         self.settings: Preprocessing = self.model.visual.preprocess_cfg

@@ -23,7 +23,15 @@ from data.errors import InputError
 from data.files import read_json
 from pipeline.checks import check_generator
 from pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
-from pipeline.model_paths import NotHere, check_weights, fetched, local_path, lora_file, pinned
+from pipeline.model_paths import (
+    NotHere,
+    check_weights,
+    fetched,
+    local_path,
+    lora_file,
+    pinned,
+    reason_in_words,
+)
 
 META = "meta"
 MODEL = "generator.model"
@@ -213,8 +221,7 @@ def _named(field: str, model: str) -> Iterator[None]:
     except InputError:
         raise
     except UNREADABLE as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(field, model, f"cannot be loaded: {lines[0]}") from error
+        raise InputError(field, model, reason_in_words(error, model)) from error
 
 
 def _sizes(channels: int, levels: Any) -> str:
