@@ -5,15 +5,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data.errors import InputError
+from data.errors import InputError, choices
 
 T = TypeVar("T")
 
 
 def choose(kinds: Mapping[str, T], name: str, *, field: str) -> T:
-    """The entry of that name. Raises InputError that lists the names there are."""
+    """The entry of that name. Raises InputError that lists the names, the nearest first."""
     if name not in kinds:
-        raise InputError(field, name, f"choose one of {', '.join(kinds)}")
+        raise InputError(field, name, choices(name, kinds))
     return kinds[name]
 
 
@@ -58,4 +58,4 @@ def in_range(
 def one_of(field: str, value: str, known: Sequence[str]) -> None:
     """Raises InputError unless the value is one of the known."""
     if value not in known:
-        raise InputError(field, value, f"choose one of {', '.join(known)}")
+        raise InputError(field, value, choices(value, known))

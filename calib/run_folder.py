@@ -15,7 +15,7 @@ from data.errors import InputError
 from data.files import read_json, write_json
 from data.fingerprint import fingerprint
 from data.printable import print_line
-from data.settings import load_settings
+from data.settings import flat, in_words, load_settings, whole_section
 from data.store import Store
 
 CONFIG = "config.json"
@@ -313,7 +313,8 @@ def refuse_differing(
     old, new = flat(_identity(found)), flat(_identity(wanted))
     differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if differing:
-        shown = [f"{name}: {old.get(name)} there, {new.get(name)} now" for name in differing]
+        names = dict.fromkeys(whole_section(name, old, new) for name in differing)
+        shown = [f"{n}: {in_words(old, n)} there, {in_words(new, n)} now" for n in names]
         if len(shown) > SHOWN:
             shown[SHOWN:] = [f"and {len(shown) - SHOWN} more"]
         remedy = f"was begun with other settings ({'; '.join(shown)}); choose a fresh run folder"
@@ -333,15 +334,6 @@ def _identity(
         below = found.get(name)
         if isinstance(within, Mapping) and isinstance(below, Mapping):
             found[name] = _identity(below, within)
-    return found
-
-
-def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested settings by dotted names."""
-    found: dict[str, object] = {}
-    for key, item in settings.items():
-        name = f"{prefix}{key}"
-        found |= flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
     return found
 
 

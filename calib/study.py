@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from calib.check import check_launch, check_parts, check_settings
 from calib.config import Criterion, Seeds, TrainConfig
-from data.errors import InputError
+from data.errors import NOT_SHOWN, InputError
 from data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
@@ -423,7 +423,7 @@ def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
     given = values.get("mixed") is not None
     if given and not mixed:
         remedy = "this method trains on real images alone; set its `mixed` to true"
-        raise InputError("mixed", "as given", remedy)
+        raise InputError("mixed", NOT_SHOWN, remedy)
     if mixed and not given:
         remedy = f"give the dataset mixed images: datasets.{dataset}.overrides.mixed.url"
         raise InputError("mixed", "nothing", remedy)

@@ -10,9 +10,9 @@ from typing import TypedDict
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
-from calib.run_folder import flat
 from data.files import read_json, write_json
 from data.printable import print_line
+from data.settings import flat
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
 EVENTS = "events.out.tfevents.*"  # files in it

@@ -1,8 +1,13 @@
 """The one error that means: the input must change, not the program."""
 
+import difflib
+from collections.abc import Iterable
+
 from data.printable import printable_line
 
 MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
+NOT_SHOWN = "as given"  # in place of a value that may be a secret, or fills the screen
+NEAR = 0.7  # how alike, of 1, a misspelt value is; below lie gpu and cpu
 
 
 class InputError(Exception):
@@ -10,13 +15,18 @@ class InputError(Exception):
 
     The text reads `field = value: remedy`, so that one line says what is wrong, where, and what
     to do about it. The command line prints it without a traceback and exits with status 2.
+
+    Attributes:
+        place: the text without the remedy; the field alone where the value is NOT_SHOWN.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         text = printable_line(str(value))
         if len(text) > MOST_SHOWN:
             text = f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
-        super().__init__(f"{printable_line(field)} = {text}: {remedy}")
+        shown = printable_line(field)
+        self.place = shown if text == NOT_SHOWN else f"{shown} = {text}"
+        super().__init__(f"{self.place}: {remedy}")
         self.field = field
         self.value = value
         self.remedy = remedy
@@ -36,3 +46,11 @@ class TooLarge(InputError, ValueError):
         """Of the file at this place, of `size` bytes where `most` are read."""
         remedy = f"at most {most:,} bytes of it are read; restore it from a copy"
         return cls(str(where), f"{size:,} bytes", remedy)
+
+
+def choices(value: object, known: Iterable[str]) -> str:
+    """A remedy for a value that is none of the known, with the nearest of them."""
+    names = list(known)
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=NEAR)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}choose one of {', '.join(names)}"

@@ -11,16 +11,15 @@ import numpy as np
 
 from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
-from data.images import load_square
+from data.images import PICTURES, load_square
 from data.machine import cores
 from data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
 from data.threads import mapped
 
-EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp"}
+EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-FORK = "._"  # begins what macOS writes beside a file on foreign disks, under the file's extension
 MOST_THREADS = 16
-MOST_LINES = 20  # bad images that a message lists
+MOST_LINES = 20  # bad images, or classes without any, that a message lists
 
 Listener = Callable[[int, int], None]  # told how many of how many images were looked at
 
@@ -37,7 +36,10 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     split_folders = _split_folders(root)
     names = tuple(path.name for path in _folders(split_folders.get("train", root)))
     if len(names) < 2:
-        raise InputError("real.path", root, f"holds {len(names)} class folder(s); give at least 2")
+        remedy = (
+            f"holds {len(names)} class folder(s); give at least 2, with {PICTURES} files in each"
+        )
+        raise InputError("real.path", root, remedy)
     return names
 
 
@@ -77,7 +79,7 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
     else:
         parts = _made_splits(config, root, names, bad)
     for split, (paths, targets) in zip(SPLITS, parts, strict=True):
-        _refuse_empty(root, split, names, targets)
+        _refuse_empty(root, split, names, targets, folder=folders.get(split))
         assert len(paths) == len(targets)
     return RealDataset(names, *(_split(*part, config.image_size) for part in parts))
 
@@ -105,7 +107,7 @@ class Survey:
             found.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
         if self.ignored:
             each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
-            remedy = "images are PNG, JPEG or WebP files directly in the folder of a class"
+            remedy = f"images are {PICTURES} files directly in the folder of a class"
             found.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
         return found
 
@@ -129,12 +131,16 @@ def survey(config: RealDataConfig, listener: Listener = lambda done, total: None
     places = [folders[split] for split in SPLITS if split in folders] or [root]
     paths = [path for place in places for path in _list(place, names)[0]]
     threads = min(MOST_THREADS, cores())
-    bad = {}
-    reasons = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
-    for done, (path, reason) in enumerate(zip(paths, reasons, strict=True), start=1):
-        if reason:
-            bad[path] = reason
+    bad, unread = dict[Path, str](), dict[Path, str]()
+    faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
+    for done, (path, fault) in enumerate(zip(paths, faults, strict=True), start=1):
+        if fault is not None:
+            # One of the disk leaves nothing out: the next process may read it.
+            (bad if fault.errno is None else unread)[path] = str(fault)
         listener(done, len(paths))
+    if unread:
+        count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or mend them"
+        raise InputError("real.path", root, "\n  ".join([count, *_lines(root, unread)]))
     _refuse_more(config, root, bad, images=len(paths))
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
@@ -150,12 +156,18 @@ def _refuse_more(
     if isinstance(most, float):
         most = round(most * images, 6)  # 0.29 of 100 are 29
     if len(bad) > most:
-        lines = [f"{path.relative_to(root)}: {reason}" for path, reason in bad.items()]
-        if len(lines) > MOST_LINES:
-            lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
         remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
         remedy += " them, or allow as many to be left out"
-        raise InputError("real.skip_bad", config.skip_bad, "\n  ".join([remedy, *lines]))
+        raise InputError(
+            "real.skip_bad", config.skip_bad, "\n  ".join([remedy, *_lines(root, bad)])
+        )
+
+
+def _lines(root: Path, faults: Mapping[Path, str]) -> list[str]:
+    lines = [f"{path.relative_to(root)}: {reason}" for path, reason in faults.items()]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
+    return lines
 
 
 def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
@@ -165,11 +177,18 @@ def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[s
     if places != [root]:
         found["folders beside train and test"] = len(_folders(root)) - len(places)
     for folder in (place / name for place in places for name in names):
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
-                kind = "folders in class folders" if path.is_dir() else path.suffix.lower()
-                found[kind or "files without extension"] += 1
+        found += _no_pictures(folder)
     return {what: count for what, count in sorted(found.items()) if count}
+
+
+def _no_pictures(folder: Path) -> Counter[str]:
+    """What lies in the folder of a class beside pictures, by its extension."""
+    kinds: Counter[str] = Counter()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
+            kind = "folders in class folders" if path.is_dir() else path.suffix.lower()
+            kinds[kind or "files without extension"] += 1
+    return kinds
 
 
 def _is_shown(path: Path) -> bool:
@@ -220,7 +239,7 @@ def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> P
     for target, name in enumerate(names):
         files = (folder / name).glob("*") if (folder / name).is_dir() else ()
         images = (path for path in files if path.suffix.lower() in EXTENSIONS)
-        found = sorted(p for p in images if not p.name.startswith(FORK) and p not in bad)
+        found = sorted(path for path in images if _is_shown(path) and path not in bad)
         paths += found
         targets += [target] * len(found)
     return paths, np.array(targets, dtype=np.int64)
@@ -234,7 +253,7 @@ def _made_splits(
     config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
 ) -> list[Part]:
     everything = _list(root, names, bad)
-    _refuse_empty(root, "train", names, everything[1])
+    _refuse_empty(root, "train", names, everything[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
     return [
         _take(everything, p) for p in stratified_split(everything[1], sizes, seed=config.split_seed)
@@ -249,7 +268,7 @@ def _given_splits(
 ) -> list[Part]:
     """As the folders say; without validation/ some training images become it."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
-    _refuse_empty(folders["train"].parent, "train", names, train[1])
+    _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
     given = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
     held_out = 0 if given else config.validation_per_class or max(1, rarest // 10)
@@ -259,13 +278,26 @@ def _given_splits(
     return [_take(train, chosen), given or _take(train, validation), test]
 
 
-def _refuse_empty(root: Path, split: str, names: Sequence[str], targets: np.ndarray) -> None:
+def _refuse_empty(
+    root: Path, split: str, names: Sequence[str], targets: np.ndarray, *, folder: Path | None
+) -> None:
+    """Raises InputError that names every class without images, and what `folder` has of it."""
     counts = np.bincount(targets, minlength=len(names))
-    if not counts.all():
-        name = names[int(np.argmin(counts))]
-        raise InputError(
-            "real.path", root, f"class {name!r} has no {split} images; add some, or remove it"
-        )
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if empty:
+        shown = [_without(name, folder) for name in empty[:MOST_LINES]]
+        more = f" and {len(empty) - MOST_LINES:,} more" if len(empty) > MOST_LINES else ""
+        classes = "class" if len(empty) == 1 else "classes"
+        remedy = f"{classes} {', '.join(shown)}{more} {'has' if len(empty) == 1 else 'have'} no"
+        remedy += f" {split} images; add some, {PICTURES}, or remove it"
+        raise InputError("real.path", root, remedy)
+
+
+def _without(name: str, folder: Path | None) -> str:
+    """`'cat' (12 .heic)`."""
+    kinds = _no_pictures(folder / name) if folder else {}
+    held = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    return f"{name!r} ({held})" if held else repr(name)
 
 
 def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
@@ -300,12 +332,10 @@ def _load(path: Path, size: int) -> np.ndarray:
         raise InputError("image", path, remedy) from None
 
 
-def _fault(path: Path, size: int) -> str | None:
-    """Why an image cannot be decoded; None if it can. Raises InputError if it cannot be read."""
+def _fault(path: Path, size: int) -> OSError | None:
+    """Why an image cannot be read or decoded; None if it can."""
     try:
         load_square(path, size)
     except OSError as error:
-        if error.errno is not None:  # of the disk: the next process may read it
-            raise InputError("image", path, f"cannot be read ({error}); allow or mend it") from None
-        return str(error)
+        return error
     return None

@@ -33,10 +33,16 @@ FOREIGN = {  # what is met under the name of a picture, by how it starts
     "HTML or XML": rb"\s*<",
     "HEIC": rb"....ftyp(?:he|mif|msf)",
     "AVIF": rb"....ftypavi",
-    "GIF": rb"GIF8",
+    "BigTIFF": rb"II\+\0|MM\0\+",
+}
+TAKEN = {  # of pictures from elsewhere alone: Pillow's readers that learn a size without decoding
     "TIFF": rb"II\*\0|MM\0\*",
     "BMP": rb"BM",
+    "GIF": rb"GIF8[79]a",
 }
+DEEP = ("I;16", "I;16B", "I;16L")  # Pillow's modes of 16 bits and one channel
+WHITE_IS_ZERO, PHOTOMETRIC, TILE_WIDTH, TILE_HEIGHT = 0, 262, 322, 323  # of a TIFF's tags
+PICTURES = "PNG, JPEG, WebP, TIFF, BMP or GIF"  # what is read of one's own
 JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frames; the others are tables
 
 
@@ -77,12 +83,13 @@ def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
 def load_square(path: Path, size: int) -> np.ndarray:
     """A picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
-    What is transparent shows white behind it; 16 bits become 8 by division by 257.
+    What is transparent shows white behind it; 16 bits become 8 by division by 257; of a GIF the
+    first frame is taken.
 
     Raises:
-        OSError: with an `errno`, it cannot be read; without, it is no picture, is animated, or
-            has more than `MOST_TAKEN` pixels, which is found out from its header before anything
-            is decoded.
+        OSError: with an `errno`, it cannot be read; without, it is no picture, is animated, has
+            several pages, more than 16 bits a channel, or more than `MOST_TAKEN` pixels, which is
+            found out from its header before anything is decoded.
     """
     try:
         content = _content(path)
@@ -136,15 +143,25 @@ def _content(path: Path) -> bytes:
 
 
 def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
-    with Image.open(io.BytesIO(content), formats=READERS) as image:
+    with Image.open(io.BytesIO(content), formats=[*READERS, *TAKEN]) as image:
         if image.width * image.height > claimed:
             raise ValueError(f"{image.width} x {image.height} pixels, its first header says fewer")
         # Of JPEGs, cameras put a second, smaller or deeper, picture behind the first.
-        if image.format != "MPO" and getattr(image, "is_animated", False):
-            raise ValueError("it is animated; save one of its frames")
+        if image.format not in ("MPO", "GIF") and getattr(image, "is_animated", False):
+            raise ValueError("it is animated or has several pages; save one of them")
+        _refuse_depth(image)
         ImageOps.exif_transpose(image, in_place=True)
         upright = _opaque(image, deep=image.format == "PNG" and content[24] == 16)
     return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
+
+
+def _refuse_depth(image: Image.Image) -> None:
+    """Raises ValueError for numbers whose range no file tells, or that Pillow would turn over."""
+    if image.mode == "F" or (image.mode.startswith("I") and image.format == "TIFF"):
+        if image.mode not in DEEP:
+            raise ValueError(f"pixels of mode {image.mode}; save it with 8 or 16 bits a channel")
+        if image.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO:
+            raise ValueError("16 bits of which 0 is white; save it with 0 as black")
 
 
 def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
@@ -193,9 +210,20 @@ def picture_size(content: bytes) -> tuple[int, int]:
             that it would take minutes to decode.
     """
     encoding = _encoding_of(content)
-    if encoding is None:
-        raise ValueError(_foreign(content))
-    return encoding.size(content)
+    if encoding is not None:
+        return encoding.size(content)
+    for reader, start in TAKEN.items():
+        if re.match(start, content):
+            return _size_by_pillow(content, reader)
+    raise ValueError(_foreign(content))
+
+
+def _size_by_pillow(content: bytes, reader: str) -> tuple[int, int]:
+    """From the header; of a TIFF in tiles not less than a tile, which is decoded whole."""
+    with Image.open(io.BytesIO(content), formats=[reader]) as image:
+        tags = image.getexif() if reader == "TIFF" else {}
+        width, height = tags.get(TILE_WIDTH, 0), tags.get(TILE_HEIGHT, 0)
+        return max(image.width, width), max(image.height, height)
 
 
 @dataclass(frozen=True)
@@ -235,7 +263,7 @@ def _foreign(content: bytes) -> str:
     if not content:
         return "it is empty"
     kinds = [kind for kind, start in FOREIGN.items() if re.match(start, content, re.DOTALL)]
-    return f"it is {kinds[0] if kinds else 'something else'}, no WebP, PNG or JPEG"
+    return f"it is {kinds[0] if kinds else 'something else'}, no {PICTURES}"
 
 
 def _check_png(content: bytes, most_pixels: int) -> None:

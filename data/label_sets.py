@@ -26,6 +26,7 @@ from data.store import Fact
 
 ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 SHORTEST = 6  # digits that may stand for a digest
+PROJECTION = "projection"  # the one rule of labels that has a scale
 AT_ONCE = 64  # label files that are read at once; a shard's are some ten kilobytes
 
 
@@ -203,7 +204,7 @@ class LabelSet:
         return {
             "digest": self.digest,
             "rule": annotation.get("rule"),
-            "scale": annotation.get("scale"),
+            **({"scale": annotation.get("scale")} if annotation.get("rule") == PROJECTION else {}),
             "encoder": annotation.get("model"),
             "features": self.record.features,
             "shards": progress.shards,
@@ -265,11 +266,13 @@ def _resolved(root: Root, digest: str) -> str:
     if re.fullmatch("[0-9a-f]{64}", digest) and root.store.exists(f"{SETS}/{digest}/set.json"):
         return digest
     known = label_sets(root)
-    matching = [d for d in known if d.startswith(digest) and len(digest) >= SHORTEST]
-    if len(matching) == 1:
+    matching = [d for d in known if d.startswith(digest)]
+    if len(matching) == 1 and len(digest) >= SHORTEST:
         return matching[0]
     there = ", ".join(d[:12] for d in known) or "none; make one with `semix relabel`"
-    problem = "several sets begin so" if matching else "is no label set here"
+    problem = "several sets begin so" if len(matching) > 1 else "is no label set here"
+    if len(digest) < SHORTEST:
+        problem = f"give at least {SHORTEST} digits of its name"
     raise InputError("labels", digest, f"{problem}; {root.url} has: {there}")
 
 

@@ -1,5 +1,6 @@
 """A mixed dataset's root: its plan and what was added to it, what is done, and how far it is."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -247,5 +248,7 @@ def _read_plan(store: Store) -> Plan:
         remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
         raise InputError(place, "damaged", remedy) from None
     except FileNotFoundError:
-        remedy = "holds no plan.json; start it with `semix build`"
-        raise InputError("url", store.url, remedy) from None
+        remedy = "holds no plan.json"
+        if store.local and not os.path.lexists(store.url):
+            remedy = "there is no such folder"
+        raise InputError("url", store.url, f"{remedy}; start it with `semix build`") from None

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -10,13 +10,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from data.errors import InputError
+from data.errors import NOT_SHOWN, InputError, choices
 from data.files import read_bytes
 from data.store import Store
 from data.store.places import parse_url, shown
 
 KNOWN = "known here:"
-GIVEN = "as given"  # in place of a value that is not shown
+MOST_MEANT = 3  # settings of other sections that a misplaced key may mean
+TAB = r"found character '\t'"  # as the parser says it
 MOST = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
 MOST_MISTAKES = 20  # that are shown at once
 MOST_KEY = 100  # characters that are shown of one
@@ -110,7 +111,7 @@ def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, A
     keys = _written(problem["loc"], values)
     path, given = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
-        return _unknown(keys, known=_known_keys(kind, problem["loc"][:-1]))
+        return _unknown(kind, keys, known=_known_keys(kind, problem["loc"][:-1]))
     if problem["type"] == "missing":
         missing = ".".join([*keys, str(problem["loc"][-1])])
         return InputError(missing, "nothing", "this setting is required")
@@ -119,8 +120,10 @@ def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, A
     if problem["type"] == "model_type":
         return InputError(path, repr(given), "must hold `key: value` settings")
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "literal_error" and isinstance(given, str):
+        message = choices(given, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
     # A whole section does not fit together: what it holds would fill the screen.
-    shown = GIVEN if isinstance(given, Mapping) else repr(given)
+    shown = NOT_SHOWN if isinstance(given, Mapping) else repr(given)
     return InputError(path, shown, message[0].lower() + message[1:])
 
 
@@ -135,21 +138,40 @@ def _written(location: Sequence[int | str], values: Any) -> list[str]:
     return keys
 
 
-def _unknown(keys: Sequence[str], *, known: Sequence[str]) -> InputError:
+def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str]) -> InputError:
     """Without the value: the file may be one of secrets, taken for another."""
     near = difflib.get_close_matches(keys[-1], known, n=1)
-    where = ".".join([*keys[:-1], *near])
-    remedy = f"did you mean {where}?" if near else f"{KNOWN} {', '.join(known)}"
-    newer = "" if near else "; a newer semix may know it"
-    return InputError(".".join(keys), GIVEN, f"unknown setting; {remedy}{newer}")
+    meant = _of_that_name(kind, keys) or [".".join([*keys[:-1], name]) for name in near]
+    remedy = f"did you mean {' or '.join(meant)}?" if meant else f"{KNOWN} {', '.join(known)}"
+    newer = "" if meant else "; a newer semix may know it"
+    return InputError(".".join(keys), NOT_SHOWN, f"unknown setting; {remedy}{newer}")
+
+
+def _of_that_name(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    """Dotted paths of settings that are called so in other sections, the shortest first."""
+    paths = [path for path in dict.fromkeys(_paths(kind)) if path.rpartition(".")[2] == keys[-1]]
+    if ".".join(keys) in paths:  # this section has it, but not with its other settings
+        return []
+    return sorted(paths, key=lambda path: path.count("."))[:MOST_MEANT]
+
+
+def _paths(kind: type[BaseModel]) -> Iterator[str]:
+    """Dotted paths of all settings, but of those in lists and under names of the user's own."""
+    for name, field in kind.model_fields.items():
+        yield name
+        extra: Any = field.json_schema_extra or {}
+        for params in extra.get("parts", {}).values():
+            yield from (f"{name}.{param}" for param in params)
+        for inner in _models(field.annotation, alone=True).values():
+            yield from (f"{name}.{path}" for path in _paths(inner))
 
 
 def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
     """The value that chooses among kinds of settings is none of them."""
     # A field's name in quotes, or a function, which is named after the field that it reads.
     field = context["discriminator"].strip("'").removesuffix("()")
-    known = context["expected_tags"].replace("'", "")
-    return InputError(".".join([*keys, field]), context["tag"], f"choose one of {known}")
+    known = context["expected_tags"].replace("'", "").split(", ")
+    return InputError(".".join([*keys, field]), context["tag"], choices(context["tag"], known))
 
 
 def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -166,15 +188,44 @@ def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[st
     return sorted({name for model in models.values() for name in model.model_fields})
 
 
-def _models(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The models in an annotation, by the name that a union gives them in a location."""
+def _models(annotation: Any, *, alone: bool = False) -> dict[str, type[BaseModel]]:
+    """The models in an annotation, by the name that a union gives them in a location.
+
+    Args:
+        alone: leave out those of which a list or a dictionary holds several.
+    """
+    if alone and get_origin(annotation) in (list, tuple, dict):
+        return {}
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation.__name__: annotation}
     parts = get_args(annotation)
     tags = [part.tag for part in parts if isinstance(part, Tag)]
     if get_origin(annotation) is Annotated and tags:
-        return {tag: model for model in _models(parts[0]).values() for tag in tags}
-    return {name: model for part in parts for name, model in _models(part).items()}
+        return {tag: model for model in _models(parts[0], alone=alone).values() for tag in tags}
+    return {name: model for part in parts for name, model in _models(part, alone=alone).items()}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names."""
+    values: dict[str, Any] = {}
+    for key, item in settings.items():
+        name = f"{prefix}{key}"
+        values |= flat(item, f"{name}.") if isinstance(item, Mapping) else {name: item}
+    return values
+
+
+def whole_section(name: str, *sides: Mapping[str, Any]) -> str:
+    """The outermost section around a setting that one of the flat sides has not; else the name."""
+    parts = name.split(".")
+    sections = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return next((each for each in sections if any(each in side for side in sides)), name)
+
+
+def in_words(settings: Mapping[str, Any], name: str) -> str:
+    """The value of a setting or a section of flat settings, as a message shows it."""
+    if name in settings:
+        return "none" if settings[name] is None else str(settings[name])
+    return "given" if any(key.startswith(f"{name}.") for key in settings) else "not set"
 
 
 def whole_path(source: str | Path) -> str:
@@ -193,12 +244,21 @@ def read_config_file(source: str | Path) -> dict[str, Any]:
     """
     content = _content(str(source))
     try:
-        values = read_yaml(content.decode())
+        values = read_yaml(_text(content, source))
     except ValueError as error:
         raise InputError("config", source, f"cannot be read as YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError("config", source, "must hold `key: value` lines")
     return values
+
+
+def _text(content: bytes, source: str | Path) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        remedy = "is no text in UTF-8, but perhaps a picture or an archive"
+        remedy += "; give the path or URL of a YAML file"
+        raise InputError("config", source, remedy) from None
 
 
 def read_yaml(text: str) -> Any:
@@ -218,6 +278,8 @@ def read_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         # Names that the text gave are quoted at the end; tokens and single characters may stay.
         problem = re.split(r""" ['"](?!<|.['"])""", str(error.problem))[0]
+        if TAB in str(error.problem):
+            problem = "a tab, which YAML does not take here; indent with spaces"
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}{problem}") from None

@@ -22,12 +22,12 @@ from flows.build_steps import (
     restore,
     say_complete,
     say_notes,
-    survey_images,
+    say_what_is_ignored,
 )
 from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
-from flows.slots import SlotSettings, workers_ahead
+from flows.slots import SlotSettings, check_gpu, workers_ahead
 from pipeline.config import BuildConfig
 from pipeline.root import (
     checked_plan,
@@ -108,6 +108,7 @@ def _made(
     """Run the flow on a root, if it has anything to do; what it would refuse is refused before."""
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
     if not (full or selection.wanted(root)):
+        check_gpu(settings)
         put_damage_aside(root)
         if not selection.wanted(root):
             restore(root, settings.flow_device)
@@ -196,9 +197,6 @@ def check(
         store.check_writable(tidy=True)
     say_notes(config)
     if config.real.name == "imagefolder":
-        surveyed = survey_images(config.real)
-        log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
-        for note in surveyed.notes():
-            log.warning("%s", note)
+        say_what_is_ignored(config.real)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
     return {"out": store.url, "classes": len(plan.class_names), **found}

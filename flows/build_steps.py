@@ -162,6 +162,14 @@ def survey_images(config: RealDataConfig) -> Survey:
         return survey(config, show)
 
 
+def say_what_is_ignored(config: RealDataConfig) -> None:
+    """As `survey_images`, with a line for the pictures and one for whatever else lies there."""
+    surveyed = survey_images(config)
+    log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
+    for note in surveyed.notes():
+        log.warning("%s", note)
+
+
 def say_notes(config: BuildConfig) -> None:
     for note in notes(config):
         log.warning("%s", note)

@@ -115,16 +115,20 @@ def examine(subject: Subject) -> Iterator[Finding]:
         "device": check_device,
         "models": check_model_files,
         "memory": check_memory,
+        "pictures": check_pictures,
         "real images": check_real_images,
         "training": check_training,
         "store": check_store,
         "Prefect": check_prefect,
     }
+    refused: set[str] = set()
     for name, check in checks.items():
         try:
             yield from check(subject)
         except InputError as error:
-            yield Finding(name, FAILED, f"{error.field} = {error.value}", error.remedy)
+            if str(error) not in refused:  # several checks open the same folder
+                yield Finding(name, FAILED, error.place, error.remedy)
+            refused.add(str(error))
         except Exception as error:  # the others still have something to say
             found = f"{type(error).__name__}: {error}"
             yield Finding(name, FAILED, found, "cure this first; a run would stop at it too")
@@ -306,20 +310,25 @@ def judged_memory(name: str, free: float, needed: float | None, *, where: str = 
     return Finding(name, OK, found)
 
 
+def check_pictures(subject: Subject) -> Iterator[Finding]:
+    """Every picture of a folder decoded; all that cannot be are named at once."""
+    if subject.real is None or subject.real.name != "imagefolder":
+        return
+    surveyed = survey_images(subject.real)
+    for note in surveyed.notes():
+        yield Finding("picture folder", WARNING, note)
+    decoded = f"{surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
+    yield Finding("pictures", OK, decoded)
+
+
 def check_real_images(subject: Subject) -> Iterator[Finding]:
-    """The labelled images: found, decoded and split."""
+    """The labelled images: of each class, and split."""
     if subject.real is None:
         yield Finding("real images", UNCHECKED, "no config was given")
         return
-    decoded = ""
-    if subject.real.name == "imagefolder":
-        surveyed = survey_images(subject.real)
-        decoded = f"; {surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
-        for note in surveyed.notes():
-            yield Finding("picture folder", WARNING, note)
     real = load_real(subject.real)
     counts = f"{len(real.train)} to train, {len(real.test)} to test"
-    yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}{decoded}")
+    yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}")
 
 
 def check_training(subject: Subject) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from data.threads import mapped
 from flows.calling import run_flow
 from flows.failures import RunFailed, few_ranges, reasons
 from flows.progress import now_and_then, shown
-from flows.slots import SlotSettings, check_slots
+from flows.slots import SlotSettings, check_gpu, check_slots
 from pipeline.bake import bake_shard, open_baked
 from pipeline.checks import check_clip
 from pipeline.config import AnnotationConfig, BuildConfig
@@ -132,6 +132,7 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
     Raises:
         InputError: settings or places that cannot be used; nothing was written.
     """
+    check_gpu(slots)
     config = relabelled_config(root, overrides)
     if out and Store(out).url == root.url:
         raise InputError("out", out, "is the root itself; choose a new place")

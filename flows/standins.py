@@ -14,6 +14,7 @@ from data.imagefolder import refuse_among_pictures
 from data.real import load_real
 from data.settings import Settings, load_settings, whole_path
 from data.splits import RealDataConfig
+from flows.build_steps import say_what_is_ignored
 from pipeline.config import GeneratorConfig
 from pipeline.standins import train_standins
 
@@ -54,6 +55,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
     settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
     refuse_among_pictures(settings.path, out)
+    if settings.name == "imagefolder":
+        say_what_is_ignored(settings)
     real = load_real(settings)
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}

@@ -25,7 +25,7 @@ from pipeline.checks import (
     tag_repository,
 )
 from pipeline.config import EncoderConfig
-from pipeline.model_paths import CLIP_SETTINGS, fetched
+from pipeline.model_paths import CLIP_SETTINGS, fetched, reason_in_words
 
 log = logging.getLogger("semix.build")
 
@@ -106,8 +106,10 @@ def _loaded(config: EncoderConfig, field: str) -> Any:
         raise InputError(f"{field}.model", config.model, remedy) from error
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
         # open_clip asserts, without a word, that it knows the preprocessing.
-        reason = (str(error).strip() or "its preprocessing is unknown").splitlines()[0]
-        raise InputError(f"{field}.model", config.model, f"cannot be loaded: {reason}") from error
+        reason = "cannot be loaded: its preprocessing is unknown"
+        if str(error).strip():
+            reason = reason_in_words(error, config.model)
+        raise InputError(f"{field}.model", config.model, reason) from error
 
 
 def _without_text(model: Any) -> Any:

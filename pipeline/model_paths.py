@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from socket import gaierror
 
 from data.errors import InputError
 from data.files import read_json
@@ -66,6 +67,27 @@ def fetched(model: str, revision: str | None, field: str) -> Path:
     if path is None:
         raise NotHere(field, model, "is not on this machine; what it costs can be told once it is")
     return path
+
+
+def reason_in_words(error: BaseException, model: str) -> str:
+    """One line of why a library could not load a model; of a hub that is away, what to do."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    away = (LocalEntryNotFoundError, ConnectionError, TimeoutError, gaierror)
+    if any(isinstance(cause, away) for cause in _chain(error)):
+        name = model.removeprefix("hf-hub:")
+        return (
+            "is not on this machine, and the hub cannot be reached from it; fetch it before with "
+            f"`hf download {name} --revision COMMIT`, or give the path of a copy"
+        )
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"cannot be loaded: {lines[0]}"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def pinned(model: str, revision: str | None, field: str) -> Path | str:

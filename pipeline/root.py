@@ -30,7 +30,7 @@ from data.leases import claim, lease_name, living, release
 from data.real import load_real
 from data.records import numbered_folders
 from data.root import Root
-from data.settings import load_settings
+from data.settings import flat, in_words, load_settings, whole_section
 from data.store import Store
 from data.verify import unusable_pairs
 from pipeline.checks import check_models, check_prompts
@@ -298,15 +298,16 @@ def _plan_record(plan: BuildPlan) -> Plan:
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
     """Raises InputError unless this config means what the root's plan does."""
     own = load_settings(BuildConfig, root.plan.config)
-    there, here = _flat(deciding(own)), _flat(deciding(config))
+    there, here = flat(deciding(own)), flat(deciding(config))
     if SHARD_SIZE not in here:  # not set, so that of the root is as good as any
         there.pop(SHARD_SIZE, None)
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
     if different == [GROUPS_PER_PAIR]:
         _refuse_more_series(root, config.mixing.groups_per_pair)
     if different:
-        written = _flat(root.plan.config)
-        changes = ", ".join(f"{key} is {written.get(key)!r} there" for key in different)
+        written = flat(root.plan.config)
+        names = dict.fromkeys(whole_section(key, written, here) for key in different)
+        changes = ", ".join(f"{name} is {in_words(written, name)} there" for name in names)
         remedy = f"holds another plan ({changes}); choose a new place or restore these settings"
         raise InputError("out", root.url, remedy)
     if root.plan.class_names != list(BuildPlan(config).class_names):
@@ -334,13 +335,6 @@ def _refuse_more_series(root: Root, wanted: int) -> None:
     if wanted == made:
         remedy = f"was extended from {planned} to that; go on with `semix resume {root.url}`"
         raise InputError(GROUPS_PER_PAIR, wanted, remedy)
-
-
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    parts = [_flat(item, f"{prefix}.{key}".strip(".")) for key, item in value.items()]
-    return {key: item for part in parts for key, item in part.items()}
 
 
 def _moved(root: Root, config: BuildConfig) -> list[str]:

@@ -279,9 +279,9 @@ SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
         (f"password: {SECRET}\n\x01", "position"),
         (f"machine x login y password {SECRET}\n", "must hold `key: value` lines"),
         (f"- {SECRET}\n", "must hold `key: value` lines"),
-        (f"aws_secret_access_key: {SECRET}\n", "aws_secret_access_key = as given: unknown setting"),
-        (f"naem: {SECRET}\n", "naem = as given: unknown setting; did you mean name?"),
-        (f'{{"type": "{SECRET}", "private_key": "{SECRET}"}}', "type = as given: unknown setting"),
+        (f"aws_secret_access_key: {SECRET}\n", "aws_secret_access_key: unknown setting"),
+        (f"naem: {SECRET}\n", "naem: unknown setting; did you mean name?"),
+        (f'{{"type": "{SECRET}", "private_key": "{SECRET}"}}', "type: unknown setting"),
     ],
 )
 def test_a_file_of_credentials_that_is_taken_for_a_config(tmp_path, text, where):

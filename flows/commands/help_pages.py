@@ -1,8 +1,9 @@
-"""What `--help` shows: panels of two columns, for a page of a command or of all of them.
+"""What `--help` shows, in panels of two columns, and what is said of a value that is no choice.
 
 Typer's own pages have a column of types, which at 60 columns leaves a dozen for words.
 """
 
+import re
 from typing import Any
 
 from rich.columns import Columns
@@ -11,15 +12,28 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from data.errors import choices
 
 WIDEST = 100  # columns
 NAMES = 10  # columns of the longest command's name, so that descriptions stand below each other
+NO_CHOICE = re.compile(r"Value error, '(.*)' is not one of (.*)\.$", re.DOTALL)  # Typer's words
 
 Panels = dict[str, list[tuple[str, str]]]
 
 
 class CommandPage(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            if no_choice := NO_CHOICE.match(error.message):
+                value, known = no_choice[1], re.findall("'([^']*)'", no_choice[2])
+                error.message = f"{value!r}: {choices(value, known)}"
+            raise
+
     def format_help(self, ctx: Any, formatter: object) -> None:
         _print(self.get_usage(ctx), self.help, _parameters(self, ctx))
 

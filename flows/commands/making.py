@@ -198,11 +198,9 @@ def relabel(
         emit_json(sets)
         return
     for facts in sets:
-        emit(
-            "{digest:.12}  {done} of {shards} shards  {rule}, scale {scale}, {encoder}".format(
-                **facts
-            )
-        )
+        scale = f", scale {facts['scale']}" if "scale" in facts else ""
+        text = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
+        emit(text.format(sharpened=scale, **facts))
     if not sets:
         emit("no label sets; make one with --set annotation.KEY=VALUE")
 

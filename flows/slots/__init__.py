@@ -85,13 +85,22 @@ def check_slots(settings: SlotSettings) -> None:
     _one_of("device", settings.device, DEVICES)
     parse_part(settings.range)
     _check_runner(settings)
+    check_gpu(settings)
+    if settings.cluster:  # its other machines are looked at once it is reached
+        refuse_unreachable_server(settings.cluster, [settings.cluster])
+        _refuse_silence(settings)
+
+
+def check_gpu(settings: SlotSettings) -> None:
+    """Whatever is left to do: cuda demands a GPU, and a driver that is there must work.
+
+    Raises:
+        InputError: there is none on this machine, or the driver does not work.
+    """
     gpus = visible_gpus() if settings.here and settings.device != "cpu" else []
     if settings.here and settings.device == "cuda" and not gpus:
         remedy = "no GPU is visible on this machine; use cpu, or run where nvidia-smi lists one"
         raise InputError("device", settings.device, remedy)
-    if settings.cluster:  # its other machines are looked at once it is reached
-        refuse_unreachable_server(settings.cluster, [settings.cluster])
-        _refuse_silence(settings)
 
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:

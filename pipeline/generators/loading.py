@@ -32,6 +32,7 @@ from pipeline.model_paths import (
     lora_file,
     pinned,
     quantisation,
+    reason_in_words,
     weight_files,
 )
 
@@ -336,8 +337,7 @@ def _named(field: str, model: str) -> Iterator[None]:
     except InputError:
         raise
     except UNREADABLE as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(field, model, f"cannot be loaded: {lines[0]}") from error
+        raise InputError(field, model, reason_in_words(error, model)) from error
 
 
 def _sizes(channels: int, levels: Any) -> str:

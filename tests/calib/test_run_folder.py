@@ -72,10 +72,21 @@ def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_c
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
     write_json(run / EVALUATION, {"rows": []})
     assert not is_measured(new, run)
-    with pytest.raises(InputError, match=r"^run = .*model\.stem: None there, small now"):
+    with pytest.raises(InputError, match=r"^run = .*model\.stem: none there, small now"):
         claim_run(config, run)
     write_json(run / CONFIG, config.model_dump(mode="json"))  # as the message advises
     assert load_classifier(run, 0).network.backbone.features.stem[0].kernel_size == (3, 3)
+
+
+@pytest.mark.parametrize(("before", "now"), [("none", "given"), ("given", "none")])
+def test_a_section_that_one_side_lacks_is_one_difference(before, now, make_config, tmp_path):
+    sides = {"none": "early_stop=null", "given": "early_stop={patience: 3}"}
+    claim_run(make_config(sides[before]), tmp_path)
+    (tmp_path / "seed-0").mkdir()
+    with pytest.raises(InputError) as caught:
+        claim_run(make_config(sides[now]), tmp_path)
+    assert (caught.value.field, caught.value.value) == ("run", tmp_path)
+    assert f"(early_stop: {before} there, {now} now); choose a fresh" in caught.value.remedy
 
 
 def test_data_are_pinned_once_a_seed_was_begun(tmp_path):

@@ -110,7 +110,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
         (["methods.ls.on={cifar: {}}"], r"^methods\.ls\.on = cifar: choose one of digits"),
         (
             ["methods.ls.overrides.epoch=3"],
-            r"^digits/ls: epoch = as given: unknown setting; did you mean",
+            r"^digits/ls: epoch: unknown setting; did you mean",
         ),
         (["base.epochs=0"], r"^digits/ce: epochs = 0: "),
         (["base.name=x"], r"^digits/ce: name = x: leave it out"),
@@ -120,7 +120,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             ["methods.ls.overrides.evaluation.bins=10"],
             r"^digits/ls: evaluation\.bins = 10: digits/ce has 15; errors of different bins",
         ),
-        (["methods.ls.overrides.mixed.url=x"], r"^digits/ls: mixed = as given: .*`mixed` to true"),
+        (["methods.ls.overrides.mixed.url=x"], r"^digits/ls: mixed: .*`mixed` to true"),
     ],
 )
 def test_what_makes_no_grid_is_named(make_study, overrides, message):

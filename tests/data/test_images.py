@@ -175,3 +175,79 @@ def test_opaque_pictures_keep_every_pixel(mode, tmp_path):
     with Image.open(tmp_path / "a") as image:
         wanted = np.asarray(image.convert("RGB"))
     np.testing.assert_array_equal(load_square(tmp_path / "a", 16), wanted)
+
+
+def grey(values: list[int], kind: type) -> Image.Image:
+    return Image.fromarray(np.tile(np.array(values, kind), (len(values), 1)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_tiff_keeps_every_pixel(mode, tmp_path):
+    square = PICTURE.resize((16, 16)).convert(mode)
+    square.save(tmp_path / "a", "TIFF", compression="tiff_lzw")
+    np.testing.assert_array_equal(
+        load_square(tmp_path / "a", 16), np.asarray(square.convert("RGB"))
+    )
+
+
+def test_a_tiff_of_sixteen_bits_is_scaled_and_an_upright_one_is_turned(tmp_path):
+    grey([0, 129, 1536, 65_535], np.uint16).save(tmp_path / "a", "TIFF")
+    found = load_square(tmp_path / "a", 4)
+    np.testing.assert_array_equal(found[0], np.repeat([0, 1, 6, 255], 3).reshape(-1, 3))
+    square = PICTURE.resize((16, 16))
+    square.save(tmp_path / "a", "TIFF", exif={0x0112: 3})  # upside down
+    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), np.asarray(square)[::-1, ::-1])
+
+
+def test_of_a_gif_the_first_frame_is_read_and_what_is_transparent_is_white(tmp_path):
+    first = Image.new("P", (2, 2), 0)
+    first.putpalette([200, 0, 0, 0, 0, 255])
+    first.putpixel((1, 0), 1)
+    first.save(tmp_path / "a", "GIF", save_all=True, append_images=[Image.new("P", (2, 2), 1)])
+    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert found == [[200, 0, 0], [0, 0, 255], [200, 0, 0], [200, 0, 0]]
+    first.save(tmp_path / "a", "GIF", transparency=1)
+    assert load_square(tmp_path / "a", 2).reshape(4, 3).tolist()[1] == [255, 255, 255]
+
+
+def tiled_tiff(side: int, tile: int) -> bytes:
+    """One tile of so many pixels a side, with a picture in its corner and no data."""
+    rows = [(256, side), (257, side), (258, 8), (259, 1), (262, 1), (277, 1), (322, tile)]
+    rows += [(323, tile), (324, 300), (325, 9)]
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in rows)
+    return b"II*\0" + struct.pack("<IH", 8, len(rows)) + tags + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (saved(grey([0.5, 2.0], np.float32), format="TIFF"), "pixels of mode F; save it with 8"),
+        (saved(grey([7, 70_000], np.int32), format="TIFF"), "pixels of mode I; save it with 8 or"),
+        (
+            saved(PICTURE, format="TIFF", save_all=True, append_images=[PICTURE]),
+            "it is animated or has several pages; save one of them",
+        ),
+        (
+            saved(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
+            "16 bits of which 0 is white; save it with 0 as black",
+        ),
+        (saved(PICTURE, format="TIFF")[:300], "."),
+        (saved(PICTURE, format="GIF")[:30], "."),
+        (saved(PICTURE, format="BMP")[:90], "truncated"),
+        (b"BM" + bytes(60), "."),
+        (b"II*\0", "."),
+        (b"II+\0", "it is BigTIFF, no PNG, JPEG"),
+        (tiled_tiff(16, 1 << 15), "32768 x 32768 pixels, at most 134217728 are decoded"),
+        (
+            b"BM"
+            + struct.pack("<IIIIiiHHIIIIII", 70, 0, 54, 40, 1 << 15, 1 << 15, 1, 24, *[0] * 6),
+            "exceeds limit of 178956970 pixels",
+        ),
+        (b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0, 0, 0) + b";", "."),
+    ],
+)
+def test_other_formats_that_cannot_be_read_as_pictures_are_named(content, message, tmp_path):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(OSError, match=message) as caught:
+        load_square(tmp_path / "a", 8)
+    assert caught.value.errno is None

@@ -50,6 +50,31 @@ def commit_labels(labels: LabelSet, shard: int, weight: float = 0.25) -> bool:
     return labels.commit(shard, images=labels.root.images()[shard], groups=groups)
 
 
+@pytest.mark.parametrize("digits", [1, 5])
+def test_too_short_a_name_says_how_many_digits_it_takes(root, digits):
+    name = new_set(root).digest
+    with pytest.raises(InputError) as caught:
+        LabelSet(root, name[:digits])
+    assert (caught.value.field, caught.value.value) == ("labels", name[:digits])
+    remedy = f"give at least 6 digits of its name; {root.url} has: {name[:12]}"
+    assert caught.value.remedy == remedy
+    assert LabelSet(root, name[:6]).digest == name
+
+
+def test_a_scale_is_told_of_the_rule_that_has_one(root):
+    assert new_set(root, scale=4.0).status()["scale"] == 4.0
+    annotation, encoders = {"rule": "similarity", "scale": "auto"}, {"model": "a clip"}
+    record = LabelSetRecord(
+        digest=fingerprint([annotation]),
+        plan=PLAN_DIGEST,
+        annotation=annotation,
+        encoders=encoders,
+        features="root",
+        batch=64,
+    )
+    assert "scale" not in create_set(root, record).status()
+
+
 def test_labels_are_read_back_by_group(root):
     labels = new_set(root)
     assert labels.missing() == [0, 1, 2]
@@ -154,7 +179,7 @@ def test_labels_that_are_no_numbers_are_refused_before_they_are_written(root):
 def test_a_digest_is_found_by_its_beginning(root):
     labels = new_set(root)
     assert LabelSet(root, labels.digest[:8]).digest == labels.digest
-    for unknown in ("ffffff", labels.digest[:5], ""):
+    for unknown in ("ffffff", labels.digest[1:]):
         with pytest.raises(InputError, match=f"is no label set here; .* {labels.digest[:12]}"):
             LabelSet(root, unknown)
 

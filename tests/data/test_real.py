@@ -142,8 +142,8 @@ BAD = {
         "13000 x 13000 pixels, at most 134217728 are decoded; save it smaller",
     ),
     "moving.webp": (saved("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
-    "page.jpg": (b"\n<!DOCTYPE html>", "it is HTML or XML, no WebP, PNG or JPEG"),
-    "phone.jpg": (b"\0\0\0\x18ftypheic", "it is HEIC, no WebP, PNG or JPEG"),
+    "page.jpg": (b"\n<!DOCTYPE html>", "it is HTML or XML, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
+    "phone.jpg": (b"\0\0\0\x18ftypheic", "it is HEIC, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
 }
 
 
@@ -188,9 +188,56 @@ def test_a_survey_counts_what_is_ignored(tmp_path):
     assert found.notes() == [
         "classes Cat and cat differ in case alone; are they one?",
         "ignored beside 9 images: 1 .db, 2 .heic, 1 files without extension, "
-        "1 folders in class folders, 1 loose files; images are PNG, JPEG or WebP files directly in "
-        "the folder of a class",
+        "1 folders in class folders, 1 loose files; images are PNG, JPEG, WebP, TIFF, BMP or GIF "
+        "files directly in the folder of a class",
     ]
+
+
+def test_hidden_files_and_folders_are_no_pictures_and_no_classes(tmp_path):
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path), image_size=16)
+    for name in ("cat", "dog"):
+        pictures(tmp_path / name, 10)
+    before = load_real(config)
+    pictures(tmp_path / ".hidden", 3)
+    pictures(tmp_path / "cat" / ".thumbnails", 3)
+    for name in (".DS_Store", "._00.png", ".00.png", ".x.jpg"):
+        (tmp_path / "cat" / name).write_bytes(b"x")
+        (tmp_path / name).write_bytes(b"x")
+    after, found = load_real(config), survey(config)
+    assert after.class_names == ("cat", "dog") and after.train.digest == before.train.digest
+    assert (found.images, found.bad, found.ignored) == (20, {}, {})
+
+
+def test_a_class_without_pictures_says_what_it_holds_and_what_would_count(tmp_path):
+    config = RealDataConfig(name="imagefolder", path=str(tmp_path))
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.heic").write_bytes(b"x")
+    with pytest.raises(InputError) as caught:
+        load_real(config)
+    assert (caught.value.field, caught.value.value) == ("real.path", tmp_path)
+    assert caught.value.remedy == (
+        "classes 'cat' (1 .heic), 'dog' (1 .heic) have no train images; add some, PNG, JPEG, WebP, "
+        "TIFF, BMP or GIF, or remove it"
+    )
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "BMP", "GIF"])
+def test_a_folder_of_other_formats_reads_as_one_of_png(kind, tmp_path):
+    suffix = {"TIFF": "TIF", "BMP": "bmp", "GIF": "gif"}[kind]
+    for folder, ending, form in (("a", "png", "PNG"), ("b", suffix, kind)):
+        for name, colour in (("cat", 10), ("dog", 200)):
+            place = tmp_path / folder / name
+            place.mkdir(parents=True)
+            for number in range(10):
+                picture = Image.new("L", (16, 16), colour + number)
+                picture.save(place / f"{number}.{ending}", form)
+    first, second = (
+        load_real(RealDataConfig(name="imagefolder", path=str(tmp_path / name), image_size=16))
+        for name in "ab"
+    )
+    np.testing.assert_array_equal(first.train.images(), second.train.images())
+    np.testing.assert_array_equal(first.test.targets, second.test.targets)
 
 
 def test_bad_images_are_left_out_as_far_as_that_is_allowed(faulty, caplog):
@@ -224,7 +271,9 @@ def test_what_the_disk_does_not_give_is_never_left_out(faulty, monkeypatch):
 
     monkeypatch.setattr(os, "open", broken)
     config = RealDataConfig(name="imagefolder", path=str(faulty), skip_bad=20)
-    with pytest.raises(InputError, match=r"image = .*/03\.png: cannot be read \(.*Input/output"):
+    with pytest.raises(
+        InputError, match=r"2 of 26 images cannot be read; .*\n  cat/03\.png: .*Input/output"
+    ):
         load_real(config)
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from data.errors import InputError
 from data.settings import Settings, load_settings, read_config_file, whole_path
@@ -37,6 +37,10 @@ Shape = Annotated[
 ByField = Annotated[Circle | Box, Field(discriminator="shape")]
 
 
+class Part(Settings):
+    model_config = ConfigDict(extra="allow")
+
+
 class Outer(Settings):
     inner: Inner = Inner()
     one: Shape | None = None
@@ -47,6 +51,8 @@ class Outer(Settings):
     length: Literal["short"] | tuple[int, ...] = "short"
     maybe: Inner | None = None
     rate: float = Field(1e-3, gt=0, description="step size")
+    kind: Literal["projection", "simplex"] = "projection"
+    part: Part = Field(Part(), json_schema_extra={"parts": {"deep": ["depth"]}})
 
 
 def test_yaml_and_overrides(tmp_path):
@@ -61,9 +67,9 @@ def test_yaml_and_overrides(tmp_path):
     [
         (
             {"inner": {"alfas": 3}},
-            r"inner\.alfas = as given: unknown setting; did you mean inner\.alphas",
+            r"inner\.alfas: unknown setting; did you mean inner\.alphas",
         ),
-        ({"maybe": {"xyz": 3}}, r"maybe\.xyz = as given: unknown setting; known here: alphas"),
+        ({"maybe": {"xyz": 3}}, r"maybe\.xyz: unknown setting; known here: alphas"),
         (
             {"inner": {"alphas": 1}},
             r"inner\.alphas = 1: input should be greater than or equal to 2",
@@ -72,7 +78,7 @@ def test_yaml_and_overrides(tmp_path):
         ({"inner": 3}, r"^inner = 3: must hold `key: value` settings$"),
         (
             {"named": {"a": {"alfas": 3}}},
-            r"^named\.a\.alfas = as given: .* mean named\.a\.alphas\?$",
+            r"^named\.a\.alfas: .* mean named\.a\.alphas\?$",
         ),
     ],
 )
@@ -82,37 +88,88 @@ def test_each_mistake_is_named(values, message):
 
 
 @pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "alphas=9",
+            r"^alphas: .* did you mean inner\.alphas or either\.alphas or maybe\.alphas\?$",
+        ),
+        ("inner.rate=2", r"^inner\.rate: unknown setting; did you mean rate\?$"),
+        ("height=2", r"^height: unknown setting; did you mean one\.height or by_field\.height\?$"),
+        ("depth=2", r"^depth: unknown setting; did you mean part\.depth\?$"),
+    ],
+)
+def test_a_setting_that_another_section_has_is_named_with_its_section(override, message):
+    with pytest.raises(InputError, match=message):
+        load_settings(Outer, {}, [override])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "projektion"}, r"^kind = 'projektion': did you mean projection\? choose one of "),
+        ({"kind": "xyz"}, r"^kind = 'xyz': choose one of projection, simplex$"),
+        ({"kind": 3}, r"^kind = 3: input should be 'projection' or 'simplex'$"),
+        ({"one": {"shape": "cubes"}}, r"^one\.shape = cubes: did you mean cube\? choose one of "),
+    ],
+)
+def test_a_value_that_is_no_choice_is_answered_with_the_nearest(values, message):
+    with pytest.raises(InputError, match=message):
+        load_settings(Outer, values)
+
+
+@pytest.mark.parametrize("text", ["inner:\n\talphas: 5\n", "inner:\n  alphas: 5\n\tbeta: 1\n"])
+def test_a_tab_is_named_with_its_place(text, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    line = text[: text.index("\t")].count("\n") + 1
+    wanted = f"config = {file}: cannot be read as YAML: line {line}, column 1: a tab, .* spaces$"
+    with pytest.raises(InputError, match=wanted):
+        load_settings(Outer, file)
+
+
+def test_a_picture_given_as_a_config_is_named_as_no_text(tmp_path):
+    file = tmp_path / "bird.png"
+    file.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(
+        InputError, match=r"is no text.* give the path or URL of a YAML file$"
+    ) as caught:
+        load_settings(Outer, file)
+    assert (caught.value.field, caught.value.value) == ("config", file)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         (
             {"one": {"radus": 2}},
-            r"^one\.radus = as given: unknown setting; did you mean one\.radius\?$",
+            r"^one\.radus: unknown setting; did you mean one\.radius\?$",
         ),
         ({"one": {"radius": -1}}, r"^one\.radius = -1: input should be greater than 0$"),
         (
             {"one": {"shape": "cube", "hight": 2}},
-            r"^one\.hight = as given: .* did you mean one\.height\?$",
+            r"^one\.hight: .* did you mean one\.height\?$",
         ),
         (
             {"one": {"shape": "cube", "xyz": 2}},
-            r"^one\.xyz = as given: unknown setting; known here: height, inner, shape; a newer",
+            r"^one\.xyz: unknown setting; known here: height, inner, shape; a newer",
         ),
         (
             {"one": {"shape": "box", "inner": {"alfas": 2}}},
-            r"^one\.inner\.alfas = as given: unknown setting; did you mean one\.inner\.alphas\?$",
+            r"^one\.inner\.alfas: unknown setting; did you mean one\.inner\.alphas\?$",
         ),
         ({"one": {"shape": "foo"}}, r"^one\.shape = foo: choose one of circle, box, cube$"),
         ({"one": 3}, r"^one = 3: must hold `key: value` settings$"),
         (
             {"many": [{}, {"hight": 2}]},
-            r"^many\.1\.hight = as given: .* known here: radius, shape; a newer",
+            r"^many\.1\.hight: .* known here: radius, shape; a newer",
         ),
         (
             {"by_field": {"shape": "foo"}},
             r"^by_field\.shape = foo: choose one of circle, box, cube$",
         ),
         ({"by_field": {"shape": "box", "height": "x"}}, r"^by_field\.height = 'x': "),
-        ({"either": {"radus": 2}}, r"^either\.radus = as given: "),
+        ({"either": {"radus": 2}}, r"^either\.radus: "),
         ({"length": [1, 2, "x"]}, r"^length = \[1, 2, 'x'\]: input should be 'short'$"),
     ],
 )
@@ -125,7 +182,7 @@ def test_a_misspelt_required_setting_is_named_by_its_misspelling():
     class Named(Settings):
         name: str
 
-    with pytest.raises(InputError, match=r"^nme = as given: unknown setting; did you mean name\?$"):
+    with pytest.raises(InputError, match=r"^nme: unknown setting; did you mean name\?$"):
         load_settings(Named, {"nme": "x"})
     with pytest.raises(InputError, match=r"^name = nothing: this setting is required$"):
         load_settings(Named, {})
@@ -145,7 +202,7 @@ def test_all_mistakes_are_named_at_once():
     with pytest.raises(InputError) as caught:
         load_settings(Named, values)
     lines = str(caught.value).splitlines()
-    assert [line.partition(" = ")[0] for line in lines] == [
+    assert [re.split(" = |: ", line)[0] for line in lines] == [
         "inner.alfa",
         "either.radus",
         "nme",
@@ -153,14 +210,14 @@ def test_all_mistakes_are_named_at_once():
         "length",
         "rate",
     ]
-    assert lines[0] == "inner.alfa = as given: unknown setting; did you mean inner.alphas?"
+    assert lines[0] == "inner.alfa: unknown setting; did you mean inner.alphas?"
     assert lines[-1] == "rate = -1: input should be greater than 0"
     with pytest.raises(InputError) as caught:
         load_settings(Outer, {f"unknown{number}": 1 for number in range(30)})
     lines = str(caught.value).splitlines()
     assert len(lines) == 21 and lines[-1] == "and 10 more"
     assert "known here: by_field, either" in lines[0]
-    assert lines[1] == "unknown1 = as given: unknown setting here, too"
+    assert lines[1] == "unknown1: unknown setting here, too"
 
 
 def test_a_path_and_a_url_of_it_read_the_same(tmp_path, monkeypatch):
@@ -194,7 +251,7 @@ def test_a_bucket_holds_settings(bucket, s3_server):
             "{folder}/bad.yaml",
             "config = {folder}/bad.yaml: cannot be read as YAML: line 1, column ",
         ),
-        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: cannot be read as YAML: "),
+        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: is no text in UTF-8, but perhaps"),
         ("{folder}/list.yaml", "config = {folder}/list.yaml: must hold `key: value` lines"),
         ("https://host/a.yaml", "config = https://host/a.yaml: use one of file, s3, gs"),
         ("s3://b", "config = s3://b: write s3://BUCKET/FOLDER"),

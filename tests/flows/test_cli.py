@@ -388,15 +388,17 @@ def test_a_check_decodes_every_picture(config_file, tmp_path):
     own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
     own = (*own, "--set", "mixing.groups_per_pair=1", "--rate", "2", "--check")
     where = ("build", str(config_file), "--out", str(tmp_path / "x"))
-    (tmp_path / "own/seven/10.gif").write_bytes(b"")
+    (tmp_path / "own/seven/10.heic").write_bytes(b"")
     status, _, err = semix(*where, *own)
     assert status == 0 and "20 real images can be decoded" in err
-    assert "warning: ignored beside 20 images: 1 .gif" in err
+    assert "warning: ignored beside 20 images: 1 .heic" in err
     (tmp_path / "own/eight/3.png").write_bytes(b"<html>")
     status, out, err = semix(*where, *own)
     assert (status, out) == (2, "")
     assert f"error: real.skip_bad = 0: 1 of 20 images in {tmp_path / 'own'} cannot be" in err
-    assert err.endswith("\n  eight/3.png: it is HTML or XML, no WebP, PNG or JPEG\n")
+    assert err.endswith(
+        "\n  eight/3.png: it is HTML or XML, no PNG, JPEG, WebP, TIFF, BMP or GIF\n"
+    )
     status, _, err = semix(*where, *own, "--set", "real.skip_bad=1")
     assert status == 0 and "19 real images can be decoded" in err
     assert not (tmp_path / "x").exists()

@@ -37,7 +37,7 @@ def test_a_misspelling_in_a_config_of_this_command_is_named_as_such(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(json.dumps(CONFIGS["train"] | {"epoch": 3}))
     _, _, err = semix("train", str(config), "--out", str(tmp_path / "out"))
-    assert "epoch = as given: unknown setting; did you mean epochs?" in err
+    assert "epoch: unknown setting; did you mean epochs?" in err
 
 
 def test_a_setting_is_told_with_type_default_and_limits():

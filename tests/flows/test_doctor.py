@@ -181,7 +181,8 @@ def test_a_clip_checkpoint_is_found_by_its_path(config_file, home, tmp_path):
 def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
     other = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
     status, found = doctor(config_file, *other)
-    assert status == 1 and found["real images"]["state"] == "failed"
+    assert status == 1 and found["pictures"]["remedy"] == "there is no such folder"
+    assert "real images" not in found  # which opens the same folder
 
 
 def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, home, tmp_path):
@@ -195,11 +196,30 @@ def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, h
     status, found = doctor(config_file, *own)
     assert status == 0
     assert found["picture folder"]["found"].startswith("ignored beside 20 images: 1 .heic; ")
-    assert found["real images"]["found"].endswith("20 of 20 can be decoded")
+    assert found["pictures"]["found"] == "20 of 20 can be decoded"
     place.write_bytes(place.read_bytes()[:45])
     status, found = doctor(config_file, *own)
-    assert status == 1 and found["real images"]["state"] == "failed"
-    assert "eight/9.png: image file is truncated" in found["real images"]["remedy"]
+    assert status == 1 and found["pictures"]["state"] == "failed"
+    assert "eight/9.png: image file is truncated" in found["pictures"]["remedy"]
+
+
+def test_all_that_is_wrong_with_pictures_is_named_at_once(config_file, home, tmp_path):
+    for name in ("seven", "eight", "nine", "ten"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "own" / "seven" / f"{number}.png").write_bytes(b"")
+        (tmp_path / "own" / "eight" / f"{number}.tif").write_bytes(b"II*\0")
+        (tmp_path / "own" / "nine" / f"{number}.heic").write_bytes(b"")
+    own = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
+    status, found = doctor(config_file, *own)
+    assert status == 1 and found["pictures"]["state"] == found["real images"]["state"] == "failed"
+    first, *bad = found["pictures"]["remedy"].splitlines()
+    assert first.startswith("6 of 6 images in ") and len(bad) == 6
+    assert found["real images"]["found"] == f"real.path = {tmp_path / 'own'}"
+    remedy = (
+        "classes 'nine' (3 .heic), 'ten' have no train images; add some, PNG, JPEG, WebP, TIFF,"
+    )
+    assert found["real images"]["remedy"].startswith(remedy)
 
 
 def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatch):

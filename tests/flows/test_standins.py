@@ -30,8 +30,11 @@ def hasty(monkeypatch):
 
 
 def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, tmp_path):
+    (pictures / "zero" / "a.heic").write_bytes(b"")
+    (pictures / "labels.csv").write_text("")
     status, out, err = semix("standins", str(pictures), "--out", str(tmp_path / "models"), "--json")
     assert status == 0, err
+    assert "ignored beside 40 images: 1 .heic, 1 loose files; images are PNG," in err
     found = json.loads(out)
     assert set(found["seconds"]) == {"autoencoder", "denoiser", "CLIP"}
     assert 0 <= found["generated"] <= 1 and found["real"] == 1  # zeros and ones are easy

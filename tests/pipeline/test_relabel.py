@@ -332,5 +332,5 @@ def test_settings_of_another_rule_or_model_fall_back(hasty_config, tmp_path):
     assert (found.rule, found.scale, found.model) == ("similarity", "auto", config.annotation.model)
     same = relabelled_config(root, ["annotation.rule=projection"]).annotation
     assert same.scale == 2.3
-    with pytest.raises(InputError, match=r"^annotation = as given: `scale` belongs to rule proj"):
+    with pytest.raises(InputError, match=r"^annotation: `scale` belongs to rule proj"):
         relabelled_config(root, ["annotation.rule=similarity", "annotation.scale=3"])

@@ -1,0 +1,50 @@
+"""What the command line answers to places and values that it cannot use, and what to do then."""
+
+import pytest
+
+from tests.command import semix
+from tests.handmade import make_root
+
+
+def refused(*arguments: str) -> str:
+    """The one line of an error in the input."""
+    status, out, err = semix(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    return err.removeprefix("error: ").rstrip()
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "resume", "failures"])
+def test_a_root_that_is_not_there_is_no_such_folder(command, tmp_path):
+    place = tmp_path / "nope"
+    said = refused(command, str(place))
+    assert said == f"url = {place}: there is no such folder; start it with `semix build`"
+    place.mkdir()
+    assert refused(command, str(place)).startswith(f"url = {place}: holds no plan.json; start")
+
+
+@pytest.mark.parametrize("command", [("resume",), ("relabel", "--set", "annotation.scale=4")])
+def test_a_gpu_that_is_demanded_and_not_here_is_refused_whatever_is_left_to_do(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    name, *options = command
+    root = make_root(tmp_path, 1, 2)
+    root.write_index()
+    said = refused(name, root.url, *options, "--device", "cuda")
+    assert said.startswith("device = cuda: no GPU is visible on this machine; use cpu, or run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("export x --to y --format hugingface", "did you mean huggingface? choose one of folder,"),
+        ("build x --out y --runner daks", "did you mean dask? choose one of local, dask, ray"),
+        ("train x --out y --device gpu", "'gpu': choose one of auto, cpu, cuda"),
+        ("config biuld", "did you mean build? choose one of build, train, study"),
+    ],
+)
+def test_an_option_that_is_no_choice_is_answered_with_the_nearest(arguments, said):
+    status, out, err = semix(*arguments.split(), NO_COLOR="1")
+    assert (status, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
