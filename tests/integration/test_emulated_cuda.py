@@ -256,8 +256,8 @@ def test_offloaded_weights_take_part_in_the_choice_of_noise(model, build, reques
     if model == "tiny_z_image":
         generator["pad_names"] = True
     settings = [f"generator.{name}={value}" for name, value in generator.items()]
-    expected = build("cpu", *settings, *OPTIMISE)
     with emulated_cuda():
+        expected = build("cuda:0", *settings, *OPTIMISE)
         found = build("cuda", *settings, *OPTIMISE, "generator.offload=model")
     assert_same_shards(found, expected)
 
