@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch._dynamo  # it takes stock of torch, so before anything is replaced there
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.nn.parameter import Parameter
 from torch.optim import optimizer
@@ -258,7 +259,8 @@ def emulated_cuda() -> Iterator[None]:
         for name in HALVED:
             operation = getattr(torch.ops.aten, name).default
             library.impl(name, partial(_halved, operation), "AutocastCUDA", allow_override=True)
-        library.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
+        for name, operation in COMPOSED.items():
+            library.impl(name, operation, "AutogradCUDA")
         stack.enter_context(_Dispatch())
         yield
 
@@ -303,6 +305,39 @@ def _attention(
     return torch.ops.aten._scaled_dot_product_attention_math(
         *given, scale=scale, enable_gqa=enable_gqa
     )[0]
+
+
+def _padded(
+    sequences: list[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """torch's C++ would make a new tensor where it believes ours to be."""
+    assert padding_side == "right"
+    longest = max(map(len, sequences))
+    rows = [
+        functional.pad(row, (*[0, 0] * (row.dim() - 1), 0, longest - len(row)), value=padding_value)
+        for row in sequences
+    ]
+    return torch.stack(rows, dim=0 if batch_first else 1)
+
+
+def _rms_norm(
+    values: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """As the CPU computes it, which has no backward pass of what CUDA fuses."""
+    wide, dims = values.float(), tuple(range(-len(shape), 0))
+    eps = torch.finfo(values.dtype).eps if eps is None else eps
+    scaled = (wide * (wide.pow(2).mean(dims, keepdim=True) + eps).rsqrt()).type_as(values)
+    return scaled if weight is None else scaled * weight
+
+
+COMPOSED = {
+    "scaled_dot_product_attention": _attention,
+    "pad_sequence": _padded,
+    "rms_norm": _rms_norm,
+}
 
 
 def _replaced() -> dict[Any, dict[str, Any]]:

@@ -1,5 +1,8 @@
+import shutil
+
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from data.errors import InputError
 from data.settings import load_settings
@@ -28,6 +31,18 @@ def test_a_model_that_is_not_here_has_no_cost(hasty_config, tmp_path):
     assert words["TFLOP"] == words["network calls"] == "not known"
     assert words["not known"] == found["unknown"]
     assert words["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
+
+
+def test_a_model_that_lacks_a_weight_is_refused(hasty_config, tmp_path):
+    folder = shutil.copytree(hasty_config.generator.model, tmp_path / "model")
+    (weights,) = (folder / "text_encoder").glob("*.safetensors")
+    tensors = load_file(weights)
+    lacking = next(name for name in tensors if "v_proj.weight" in name)
+    del tensors[lacking]
+    save_file(tensors, weights)
+    message = rf"^generator\.model = .*/text_encoder: lacks 1 of .* \({lacking}\); fetch or"
+    with pytest.raises(InputError, match=message):
+        check(altered(hasty_config, f"generator.model={folder}"), str(tmp_path / "out"), rate=1)
 
 
 def test_a_place_that_is_too_small_is_refused(hasty_config, tmp_path):

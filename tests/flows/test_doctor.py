@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from data.errors import InputError
@@ -120,6 +120,48 @@ def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config,
     status, found = doctor(config_file, "--set", f"generator.model={damaged}")
     assert status == 1 and str(damaged) in found["generator.model"]["found"]
     assert "a file of it is damaged" in found["generator.model"]["remedy"]
+
+
+def spoilt(config_file: Path, folder: Path, part: str) -> Path:
+    """The weights of a network in a copy of the model, which the config then names."""
+    config = json.loads(config_file.read_text())
+    shutil.copytree(config["generator"]["model"], folder)
+    config["generator"]["model"] = str(folder)
+    config_file.write_text(json.dumps(config))
+    (weights,) = (folder / part).glob("*.safetensors")
+    return weights
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "unet", "vae"])
+def test_a_network_that_lacks_a_weight_fails(config_file, home, tmp_path, part):
+    weights = spoilt(config_file, tmp_path / "model", part)
+    tensors = load_file(weights)
+    lacking = min(tensors)
+    save_file({name: tensors[name] for name in tensors if name != lacking}, weights)
+    status, rows = doctor(config_file)
+    assert status == 1 and rows["models"]["state"] == "failed"
+    assert rows["models"]["found"] == f"generator.model = {tmp_path}/model/{part}"
+    assert "lacks 1 of the weights of a " in rows["models"]["remedy"]
+    assert f"({lacking})" in rows["models"]["remedy"]
+
+
+def test_weights_of_one_variant_alone_fail_until_it_is_named(config_file, home, tmp_path):
+    weights = spoilt(config_file, tmp_path / "model", "unet")
+    weights.rename(weights.with_suffix(".fp16.safetensors"))
+    status, rows = doctor(config_file)
+    assert (status, rows["models"]["found"]) == (1, "generator.variant = nothing")
+    assert rows["models"]["remedy"].endswith("alone; set it to fp16")
+    status, rows = doctor(config_file, "--set", "generator.variant=fp16")
+    assert status == 0 and "models" not in rows
+
+
+def test_quantised_weights_that_cannot_be_loaded_fail(config_file, home, tmp_path):
+    settings = spoilt(config_file, tmp_path / "model", "unet").with_name("config.json")
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps(values | {"quantization_config": {"quant_method": "quanto"}}))
+    status, rows = doctor(config_file)
+    assert (status, rows["models"]["state"]) == (1, "failed")
+    assert "quantised by quanto; semix takes those of bitsandbytes" in rows["models"]["remedy"]
 
 
 def test_a_clip_that_is_not_there_is_told_once(config_file, home):

@@ -256,8 +256,8 @@ def test_offloaded_weights_take_part_in_the_choice_of_noise(model, build, reques
     if model == "tiny_z_image":
         generator["pad_names"] = True
     settings = [f"generator.{name}={value}" for name, value in generator.items()]
-    expected = build("cpu", *settings, *OPTIMISE)
     with emulated_cuda():
+        expected = build("cuda:0", *settings, *OPTIMISE)
         found = build("cuda", *settings, *OPTIMISE, "generator.offload=model")
     assert_same_shards(found, expected)
 
@@ -276,9 +276,11 @@ def test_offloaded_text_encoders_work_on_the_device_and_leave_it(
 
     def images(device: str, **more: str) -> torch.Tensor:
         config = load_settings(GeneratorConfig, settings | more)
-        generator = load_generator(config, device=device, names=["dog"])
+        generator = load_generator(config, device=device)
+        condition = generator.encode(["dog"])
+        assert [encoder() for encoder, _ in encoders] == [None] * len(encoders)
         noise = initial_noise([0], generator.latent_shape)
-        return generator.decode(generator.sample(noise, generator.encode(["dog"]))).cpu()
+        return generator.decode(generator.sample(noise, condition)).cpu()
 
     hook = register_module_forward_hook(note)
     gc.disable()  # nothing but the product's own collection
@@ -289,7 +291,6 @@ def test_offloaded_text_encoders_work_on_the_device_and_leave_it(
         gc.enable()
         hook.remove()
     assert {device for _, device in encoders} == {"cuda"}
-    assert [encoder() for encoder, _ in encoders] == [None] * len(encoders)
     assert torch.equal(found, images("cpu"))
 
 
