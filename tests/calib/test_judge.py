@@ -7,7 +7,6 @@ from calib.network import load_classifier
 from calib.run_folder import claim_run
 from calib.train import train
 from data.real import load_real
-from tests.emulated_cuda import emulated_cuda
 
 
 def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
@@ -22,18 +21,3 @@ def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
     judge = Judge(run)
     torch.testing.assert_close(judge.classes(images), expected)
     assert judge.name == "the mean of 3 classifiers that saw real training images alone"
-
-
-def test_it_judges_on_the_device(make_config, tmp_path):
-    config = make_config("seeds=[0]", "mixed=null", "head=null", "epochs=1")
-    run = claim_run(config, tmp_path / "run").parent
-    train(run)
-    images = torch.from_numpy(load_real(config.real).test.images())
-    expected = Judge(run, device="cpu").classes(images)
-    with emulated_cuda():
-        judge = Judge(run)
-        found = judge.classes(images)
-        weights = [weight for network in judge.classifiers for weight in network.parameters()]
-        assert {weight.device.type for weight in weights} == {"cuda"}
-        assert found.device.type == "cpu"
-    torch.testing.assert_close(found, expected)

@@ -15,12 +15,14 @@ from torch.nn import functional
 
 from calib.config import TrainConfig
 from calib.evaluate import evaluate_run
+from calib.judge import Judge
 from calib.losses import REAL_LOSSES
 from calib.methods import METHODS
 from calib.run_folder import claim_run
 from calib.stopping import Interrupted, never
 from calib.train import train
 from data.formats import SeriesLabels
+from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
 from data.tar import GroupSample, read_shard
@@ -411,3 +413,14 @@ def test_a_training_that_was_stopped_in_an_epoch_goes_on_bit_for_bit(train_on, t
             train_on("cuda", *overrides, stop=stop_after(2, steps=2))
         torch.randn(3, device="cuda")
         assert_same_run(train_on("cuda", *overrides), whole)
+
+
+def test_an_audits_judge_works_on_the_device(train_on):
+    run = train_on("cpu", "mixed=null", "head=null", *SHORT[:1])
+    images = torch.from_numpy(load_real(Judge(run).config.real).test.images())
+    expected = Judge(run, device="cpu").classes(images)
+    with emulated_cuda():
+        judge = Judge(run)
+        assert torch.equal(judge.classes(images), expected)
+        weights = [weight for network in judge.classifiers for weight in network.parameters()]
+    assert {weight.device.type for weight in weights} == {"cuda"}
