@@ -8,6 +8,7 @@ from torch import Tensor
 
 from calib.network import load_classifier, predict
 from calib.run_folder import EVALUATION, read_data, stored_settings
+from data.device import resolve_device
 from data.errors import InputError
 from data.files import read_json
 from data.images import scaled
@@ -21,14 +22,15 @@ class Judge:
 
     Args:
         run: folder of a finished run.
+        device: auto, cpu, cuda or cuda:N.
     Raises:
-        InputError: the run is not finished, or trained on mixed images.
+        InputError: the run is not finished, or trained on mixed images; no such device.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, device: str = "auto") -> None:
         if not (run / EVALUATION).is_file():
             raise InputError("judge", run, "holds no evaluation.json; name a finished run")
-        self.run = run
+        self.run, self.device = run, torch.device(resolve_device(device))
         self.config = stored_settings(run)
         if self.config.mixed is not None:
             remedy = "trained on mixed images; name a run that saw real ones alone"
@@ -50,6 +52,5 @@ class Judge:
         side = self.config.real.image_size
         if images.shape[1:3] != (side, side):
             images = torch.from_numpy(np.stack([scaled(image, side) for image in images.numpy()]))
-        cpu = torch.device("cpu")
-        logits = [predict(classifier, images, device=cpu) for classifier in self.classifiers]
+        logits = [predict(network, images, device=self.device) for network in self.classifiers]
         return torch.stack(logits).softmax(-1).mean(0).argmax(-1)

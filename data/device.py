@@ -50,15 +50,21 @@ def float32_precision(precision: str) -> Iterator[None]:
     What should be float32 runs in `ieee`; also usable as a decorator.
     """
     cudnn: Any = torch.backends.cudnn  # it makes its attributes when it is loaded
-    places = torch.backends.cuda.matmul, cudnn.conv
-    before = [place.fp32_precision for place in places]
+    matmul = torch.backends.cuda.matmul
+    operations = matmul, cudnn.conv, cudnn.rnn
+    before = [operation.fp32_precision for operation in operations]
+
+    def change(matmuls: str, convolutions: str, recurrent: str) -> None:
+        # Torch's older flags too, which its compiler reads and which raise where the two disagree.
+        matmul.allow_tf32, cudnn.allow_tf32 = matmuls == "tf32", convolutions == "tf32"
+        for operation, value in zip(operations, (matmuls, convolutions, recurrent), strict=True):
+            operation.fp32_precision = value
+
     try:
-        for place in places:
-            place.fp32_precision = precision
+        change(precision, precision, precision)
         yield
     finally:
-        for place, found in zip(places, before, strict=True):
-            place.fp32_precision = found
+        change(*before)
 
 
 def multiply(device: str, dtype: str = "float32") -> None:

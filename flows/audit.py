@@ -33,9 +33,12 @@ def audit(
     labels: str | None = None,
     judge: Path | None = None,
     out: Path | None = None,
+    device: str = "auto",
 ) -> dict[str, Any]:
     """Audit a root into the folder `out`; by default `audit-NAME`, after the root.
 
+    Args:
+        device: of the judge.
     Returns:
         What audit.json holds, and under "page", "json" and "flags_file" where things are.
     Raises:
@@ -45,20 +48,22 @@ def audit(
     root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
-    found = _read(root, index=index, labels=labels, run=judge)
+    found = _read(root, index=index, labels=labels, run=judge, device=device)
     page, numbers = folder / "audit.html", folder / "audit.json"
     write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
     write_atomically(numbers, as_json(found.values))
     return {**found.values, "page": str(page), "json": str(numbers), "flags_file": _keep(found)}
 
 
-def _read(root: Root, *, index: str | None, labels: str | None, run: Path | None) -> Audit:
+def _read(
+    root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
+) -> Audit:
     source = Pinned(root, index=index, labels=labels)
     beat = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
             return measure(source, beat=beat)
-        judge = Judge(run)
+        judge = Judge(run, device=device)
         judge.refuse_other_classes(source.class_names)
         return measure(
             source,

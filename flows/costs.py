@@ -19,6 +19,12 @@ SHARE = 0.45
 # they differ by 10 to 30 % from those it was measured on, and the rest is exact.
 SURE = 0.5
 NOT_KNOWN = "not known"
+LONG_HOURS = 1.0
+# Of memory traffic between a network's operations, reckoned for an H100.
+SLOWER = (
+    "none, which loses 15 to 35 % of a GPU's speed, as reckoned for an H100; generator.compile: "
+    "regional compiles the transformer blocks, full all of the network and the decoder"
+)
 
 
 def costs(
@@ -64,9 +70,16 @@ def costs(
         "device_tflops_measured": rate is None,
         "share": share,
         "hours": needed,
+        "compile_loses": loses_by_no_compiling(plan, device, needed),
         "memory": None if found.tflop is None else memory(plan, device),
         "timed": timed(plan, device, noise_ratio=found.noise_ratio, rate=reached) if time else None,
     }
+
+
+def loses_by_no_compiling(plan: "BuildPlan", device: str, hours: float | None) -> bool:
+    """Whether a build on a GPU takes so long that compiling its networks would pay."""
+    plain = plan.config.generator.compile == "none" and device.startswith("cuda")
+    return plain and hours is not None and hours > LONG_HOURS
 
 
 def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
@@ -141,6 +154,8 @@ def readable(facts: dict[str, Any]) -> dict[str, str]:
     shown["noise selection"] = _noise(facts)
     shown["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
     shown["hours"] = _hours(facts)
+    if facts["compile_loses"]:
+        shown["compile"] = SLOWER
     shown["GPU memory"] = _memory(facts["memory"])
     if facts["timed"] is not None:
         shown |= _timed(facts["timed"])

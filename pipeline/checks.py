@@ -42,6 +42,8 @@ from pipeline.prompts import as_read, checked_prompts, spoken_names
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 # Text encoders of transformers that fetch nothing further.
 ENCODERS = ("CLIP", "T5", "Qwen3")
+ANY_TOKENIZER = "TokenizersBackend"  # transformers' own, of whatever tokenizer.json says
+OTHER_TOKENIZERS = ("Qwen2Tokenizer", ANY_TOKENIZER)
 LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
 HUB_WEIGHTS = CLIP_WEIGHTS[0]
 CONVERT = "convert it once, as docs/format.md says under Safety"
@@ -82,11 +84,12 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     if folder is None or not any(kinds.values()):  # of the hub, or one that knows classes by number
         return
     # transformers takes seconds, which finding a wrong path need not cost
-    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
+    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, TokenizersBackend
 
     readers: dict[str, Any] = {"T5": T5Tokenizer, "Qwen2": Qwen2Tokenizer, "CLIP": CLIPTokenizer}
+    readers[ANY_TOKENIZER] = TokenizersBackend
     tokenizers = [
-        as_read(reader.from_pretrained(folder / part), config)
+        as_read(reader.from_pretrained(folder / part), config, part)
         for part, kind in kinds.items()
         for start, reader in readers.items()
         if kind.startswith(start)
@@ -106,6 +109,9 @@ def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") ->
     folder = pinned(config.model, config.revision, "generator.revision")
     if isinstance(folder, Path):
         _check_pipeline(folder.absolute(), config)
+        own = folder / "unet" / "config.json"
+        if own.is_file() and config.unet is None:
+            refuse_no_size(read_json(own), "generator.model", folder)
         _check_guidance(folder, config)
         _check_scheduler(folder, config, chosen_noise)
     _check_additions(config)
@@ -142,7 +148,7 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
 def _check_pipeline_part(folder: Path, part: str, found: list[str], variant: str | None) -> None:
     """Other networks of transformers can name further models, which it would fetch."""
     library, kind = found
-    if library == "transformers" and not kind.startswith((*ENCODERS, "Qwen2Tokenizer")):
+    if library == "transformers" and not kind.startswith((*ENCODERS, *OTHER_TOKENIZERS)):
         remedy = f"its {part} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
         raise InputError("generator.model", folder, remedy)
     if not (folder / part).is_dir():
@@ -185,6 +191,14 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -
         refuse_foreign(kind, settings, field="noise.strategy", value=chosen_noise)
 
 
+def refuse_no_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:
+    """Raises InputError for a U-Net whose config leaves out how large its latents are."""
+    if settings.get("sample_size") is None:
+        remedy = "the config of its U-Net has no sample_size; write there the side of the latents "
+        remedy += "that it was trained on, an eighth of its images' (64 for 512 pixels)"
+        raise InputError(field, model, remedy)
+
+
 def _check_additions(config: GeneratorConfig) -> None:
     if config.unet is not None:
         _check_part(config.unet, config.unet_revision, "generator.unet")
@@ -194,6 +208,7 @@ def _check_additions(config: GeneratorConfig) -> None:
             raise InputError("generator.unet", folder.absolute(), remedy)
         if folder is not None:
             check_variant(folder, config.variant)
+            refuse_no_size(read_json(folder / "config.json"), "generator.unet", folder)
     for lora in config.lora:
         lora_file(lora)
     if config.tiny_decoder is not None:

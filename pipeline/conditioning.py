@@ -96,7 +96,7 @@ def mix(
     Args:
         embeddings: one row a class of the dataset.
         classes: the k classes of the series.
-        mixture: [A, k], their weights; rows sum to 1.
+        mixture: [A, k], their weights, where the embeddings are; rows sum to 1.
     Returns:
         A rows; a class whose weight is 1 comes exactly.
     """
@@ -110,5 +110,9 @@ def mix(
                 embeddings.pooled[first], embeddings.pooled[second], mixture[:, 0], mode
             ),
         )
-    rows = list(classes)
-    return embeddings.map(lambda tensor: torch.tensordot(mixture.to(tensor), tensor[rows], dims=1))
+
+    def mixed(tensor: Tensor) -> Tensor:
+        ends = torch.stack([tensor[k] for k in classes])  # a list of rows would be copied there
+        return torch.tensordot(mixture.to(tensor), ends, dims=1)
+
+    return embeddings.map(mixed)

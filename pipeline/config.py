@@ -27,7 +27,7 @@ PIPELINES: dict[Family, str] = {
     "z_image": "ZImagePipeline",
 }
 FLOW_FAMILIES: tuple[Family, ...] = ("sd3", "flux", "flux2", "z_image")
-SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm"]
+SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm", "deis"]
 
 
 class LoraConfig(Settings):

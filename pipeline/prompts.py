@@ -8,6 +8,13 @@ from data.errors import InputError
 from pipeline.config import PLACEHOLDER, Family, GeneratorConfig
 
 FILLER = ","  # one token in every vocabulary here, and says nothing
+# The tokenizer that reads `prompt_length` tokens, T5's or Qwen3's; CLIP's has a length of its own.
+LONG: dict[Family, str] = {
+    "sd3": "tokenizer_3",
+    "flux": "tokenizer_2",
+    "flux2": "tokenizer",
+    "z_image": "tokenizer",
+}
 CHATS: dict[Family, bool] = {"flux2": False, "z_image": True}  # whether Qwen3 may think before it
 
 
@@ -34,9 +41,9 @@ class Chat:
         return self.tokenizer(said, **settings)
 
 
-def as_read(tokenizer: Any, config: GeneratorConfig) -> Any:
-    """A model's tokenizer as its family uses it: CLIP's has a length of its own."""
-    if type(tokenizer).__name__.startswith("CLIP"):
+def as_read(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
+    """A model's tokenizer as its family uses it; `part` is its name in the pipeline."""
+    if LONG.get(config.family) != part:
         return tokenizer
     tokenizer.model_max_length = config.prompt_length
     thinking = CHATS.get(config.family)

@@ -25,6 +25,7 @@ from data.formats import (
 from data.images import ENCODINGS, decode_image, encode_image
 from data.root import Root
 from data.tar import GroupSample
+from data.threads import mapped
 from pipeline.annotate import Annotator, build_annotator, unstorable
 from pipeline.conditioning import Conditioning, concatenate, mix
 from pipeline.estimate import Work, work_or_reason
@@ -36,7 +37,7 @@ from pipeline.prompts import spoken_names
 from pipeline.prototypes import is_prepared
 from pipeline.provenance import library_versions
 from pipeline.root import plan_of
-from pipeline.shard_writer import ShardWriter, Stopwatch, publish_shard
+from pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
 
 MOST_NAMED = 5  # series left out that an error lists
 
@@ -265,10 +266,7 @@ def make_batch(
     encoded = None
     if not ENCODINGS[settings.image_format].lossless:
         with clock.stage("encode"):
-            encoded = [encode_series(series, settings.image_format) for series in stored]
-        images = torch.from_numpy(
-            np.stack([[decode_image(image) for image in series] for series in encoded])
-        )
+            encoded, images = as_stored(stored, settings.image_format)
     with clock.stage("annotate"):
         found = models.annotator.encode(images.flatten(0, 1))
         features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in found.items()}
@@ -314,9 +312,10 @@ def conditions(
     groups: Sequence[MixGroup], embeddings: Conditioning, interpolation: str
 ) -> Conditioning:
     """One row for each image of each group, group by group."""
+    mixtures = torch.tensor([group.mixture for group in groups]).to(embeddings.tokens.device)
     return concatenate(
-        mix(embeddings, group.classes, torch.tensor(group.mixture), interpolation)
-        for group in groups
+        mix(embeddings, group.classes, mixture, interpolation)
+        for group, mixture in zip(groups, mixtures, strict=True)
     )
 
 
@@ -353,6 +352,17 @@ def resized(images: Tensor, size: int | None) -> Tensor:
 def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
     """uint8 [A, H, W, 3] to the bytes of A files."""
     return [encode_image(image, extension) for image in series]
+
+
+def as_stored(series: np.ndarray, extension: str) -> tuple[list[list[bytes]], Tensor]:
+    """Files of uint8 [G, A, H, W, 3] and what they hold, for CLIP; on threads."""
+
+    def stored(images: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+        files = encode_series(images, extension)
+        return files, np.stack([decode_image(file) for file in files])
+
+    made = [*mapped(stored, series, threads=encoding_threads())]
+    return [files for files, _ in made], torch.from_numpy(np.stack([held for _, held in made]))
 
 
 def series_record(

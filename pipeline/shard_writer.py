@@ -30,6 +30,11 @@ WAITING = 4  # series a thread: what may be encoded or wait for it, so that memo
 MOST_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
 
 
+def encoding_threads() -> int:
+    """One core is left to who generates."""
+    return min(MOST_THREADS, max(1, cores() - 1))
+
+
 class Stopwatch:
     """Adds up the seconds of named stages; `wall` is the time since it was made."""
 
@@ -65,7 +70,7 @@ class ShardWriter:
         clock: Stopwatch,
         threads: int | None = None,
     ) -> None:
-        threads = threads or min(MOST_THREADS, max(1, cores() - 1))  # one is left to who generates
+        threads = threads or encoding_threads()
         self._file = file
         self._extension = extension
         self._clock = clock

@@ -227,6 +227,7 @@ def audit(
     ] = None,
     labels: p.Labels = "",
     index: p.Index = "",
+    device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
     """Do the labels fit the images? Measures, flags, writes a page.
@@ -239,7 +240,9 @@ def audit(
     root = Root(url)  # or why not, before torch is loaded
     from flows import audit as auditing
 
-    found = auditing.audit(root, labels=labels or None, index=index or None, judge=judge, out=out)
+    found = auditing.audit(
+        root, labels=labels or None, index=index or None, judge=judge, out=out, device=device
+    )
     if json:
         emit_json(found)
     else:

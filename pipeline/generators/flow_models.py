@@ -199,7 +199,7 @@ def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
 
 def _places(height: int, width: int, like: Tensor) -> Tensor:
     """Row and column of each token, [height width, 3]; the first number is 0."""
-    rows, columns = torch.arange(height).to(like), torch.arange(width).to(like)
+    rows, columns = (torch.arange(n, device=like.device).to(like) for n in (height, width))
     grid = torch.cartesian_prod(rows, columns)
     return torch.cat([grid.new_zeros(len(grid), 1), grid], dim=1)
 

@@ -21,7 +21,7 @@ from torch import nn
 from data.device import DTYPES, resolve_dtype
 from data.errors import InputError
 from data.files import read_json
-from pipeline.checks import check_generator
+from pipeline.checks import check_generator, refuse_no_size
 from pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
 from pipeline.model_paths import (
     NotHere,
@@ -384,6 +384,7 @@ def _tuned_unet(
         if unet.config[name] != own.get(name):
             remedy = f"its {name} is {unet.config[name]}, that of the model's own {own.get(name)}"
             raise InputError(field, config.unet, remedy)
+    refuse_no_size(unet.config, field, config.unet)  # of the hub it was not known before
     return unet
 
 

@@ -25,6 +25,7 @@ DETERMINISTIC = {
     "euler": "EulerDiscreteScheduler",
     "heun": "HeunDiscreteScheduler",
     "pndm": "PNDMScheduler",
+    "deis": "DEISMultistepScheduler",
 }
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 FLOW = "FlowMatchEulerDiscreteScheduler"  # of flow transformers, the one that is taken
@@ -227,9 +228,11 @@ def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
 def _suiting(name: str | None) -> Mapping[str, object]:
     """What another kind of scheduler must be told beside the schedule."""
     # Latents have no range to clip to.
-    changes = {"clip_sample": False, "thresholding": False}
+    changes: dict[str, object] = {"clip_sample": False, "thresholding": False}
     if name == "pndm":
         changes["skip_prk_steps"] = True  # plain PLMS, as Stable Diffusion was published with
+    if name == "deis":
+        changes["algorithm_type"] = "deis"  # also where the model's own draws noise
     return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 

@@ -46,8 +46,8 @@ class Texts:
     def __init__(self, config: GeneratorConfig, *, device: str, ask: Ask) -> None:
         self.config, self.device, self.ask = config, device, ask
         silent = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
-        found = [getattr(silent, name, None) for name in TOKENIZERS]
-        self.tokenizers = [as_read(part, config) for part in found if part is not None]
+        found = [(name, getattr(silent, name, None)) for name in TOKENIZERS]
+        self.tokenizers = [as_read(part, config, name) for name, part in found if part is not None]
         self.known: dict[str, Conditioning] = {}
 
     def without(self, *parts: str) -> dict[str, None]:

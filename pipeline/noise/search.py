@@ -63,8 +63,9 @@ def inversion_stability(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_target):
         for scheduler in schedulers:
             scheduler.set_timesteps(steps)
-            for timestep in scheduler.timesteps:
-                output = predict(inverted, timestep, condition, guidance_scale)
+            told = scheduler.timesteps.to(noise.device)  # at once, as in sampling
+            for call, timestep in enumerate(scheduler.timesteps):
+                output = predict(inverted, told[call], condition, guidance_scale)
                 inverted = scheduler.step(output, timestep, inverted, return_dict=False)[0]
     start, end = noise.float().flatten(1), inverted.float().flatten(1)
     return torch.cosine_similarity(start, end).clamp(-1, 1)  # rounding may leave the range

@@ -221,7 +221,8 @@ def scoring_conditions(
     sets: Sequence[tuple[int, ...]], config: BuildConfig, embeddings: Conditioning
 ) -> Conditioning:
     """What noises are scored under: P rows for each set of classes."""
-    points, mode = scoring_points(config), config.mixing.interpolation
+    points = scoring_points(config).to(embeddings.tokens.device)
+    mode = config.mixing.interpolation
     return concatenate(mix(embeddings, classes, points, mode) for classes in sets)
 
 

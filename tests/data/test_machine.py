@@ -124,6 +124,9 @@ def test_the_precision_of_float32_is_changed_for_a_while(precision):
     assert before[1] == "tf32", "torch's default, which is why this is needed"
     with pytest.raises(KeyError), float32_precision(precision):
         assert precisions() == [precision] * 2
+        # Torch's own compiler reads the older flags, which must not contradict.
+        older = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        assert older == (precision == "tf32",) * 2
         raise KeyError
     assert precisions() == before
     assert torch.backends.cudnn.allow_tf32, "who reads torch's older flags still can"

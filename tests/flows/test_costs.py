@@ -14,6 +14,7 @@ from pipeline.prototypes import ensure_prototypes
 from pipeline.root import create_root, plan_of
 from pipeline.shard import generate_shard, load_models
 from pipeline.work import finish
+from tests.emulated_cuda import emulated_cuda
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:
@@ -125,3 +126,15 @@ def test_amounts():
     counts = (0, 999, 1_000, 999_600, 3.46e11, 6.4e13, 1.234e15)
     words = ["0 B", "999 B", "1 kB", "1 MB", "346 GB", "64 TB", "1,234 TB"]
     assert [amount(count) for count in counts] == words
+
+
+def test_a_long_build_on_a_gpu_is_told_what_compiling_gains(hasty_config, tmp_path):
+    def words(*overrides: str, rate: float, device: str = "cuda") -> dict[str, str]:
+        config = altered(hasty_config, *overrides)
+        return readable(check(config, str(tmp_path), rate=rate, device=device))
+
+    assert "compile" not in words(rate=1e-6, device="cpu")
+    with emulated_cuda():
+        assert words(rate=1e-6)["compile"].startswith("none, which loses 15 to 35 % of a GPU's")
+        assert "compile" not in words(rate=1)  # seconds
+        assert "compile" not in words("generator.compile=full", rate=1e-6)

@@ -15,27 +15,33 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from calib.config import TrainConfig
 from calib.evaluate import evaluate_run
+from calib.judge import Judge
 from calib.losses import REAL_LOSSES
 from calib.methods import METHODS
 from calib.run_folder import claim_run
 from calib.stopping import Interrupted, never
 from calib.train import train
 from data.formats import SeriesLabels
+from data.real import load_real
 from data.root import Root
 from data.settings import load_settings
 from data.tar import GroupSample, read_shard
 from flows.evaluate import checked, measured
 from pipeline.annotate import Encoders
+from pipeline.conditioning import Conditioning
 from pipeline.config import BuildConfig, GeneratorConfig
 from pipeline.generators import load_generator
 from pipeline.noise import initial_noise
+from pipeline.plan import MixGroup
 from pipeline.prototypes import ensure_prototypes
 from pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
 from pipeline.root import create_root
+from pipeline.shard import conditions
 from pipeline.work import Building
 from pipeline.worker import Worker
 from pipeline.worker import main as worker
@@ -473,3 +479,66 @@ def test_a_training_that_was_stopped_in_an_epoch_goes_on_bit_for_bit(train_on, t
             train_on("cuda", *overrides, stop=stop_after(2, steps=2))
         torch.randn(3, device="cuda")
         assert_same_run(train_on("cuda", *overrides), whole)
+
+
+def test_an_audits_judge_works_on_the_device(train_on):
+    run = train_on("cpu", "mixed=null", "head=null", *SHORT[:1])
+    images = torch.from_numpy(load_real(Judge(run).config.real).test.images())
+    expected = Judge(run, device="cpu").classes(images)
+    with emulated_cuda():
+        judge = Judge(run)
+        assert torch.equal(judge.classes(images), expected)
+        weights = [weight for network in judge.classifiers for weight in network.parameters()]
+    assert {weight.device.type for weight in weights} == {"cuda"}
+
+
+class Copies(TorchDispatchMode):
+    """Counts what is copied from the CPU to the device, each of which makes the CPU wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("_to_copy", "to"):  # the latter in inference mode
+            found = func(*args, **(kwargs or {}))
+            self.count += (args[0].device.type, found.device.type) == ("cpu", "cuda")
+            return found
+        return func(*args, **(kwargs or {}))
+
+
+FAMILIES = {
+    "tiny_sdxl": {"family": "sdxl", "guidance_scale": 2.0},
+    "tiny_dit": {"family": "dit", "guidance_scale": 2.0},
+    "tiny_sd3": {"family": "sd3", "prompt_length": 12, "guidance_scale": 2.0},
+    "tiny_flux": {"family": "flux", "prompt_length": 12, "image_size": 16},
+}
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_steps_copy_nothing_to_the_device(model, request):
+    """The schedule comes there at once, however many steps it has."""
+    folder = str(request.getfixturevalue(model))
+
+    def copies(steps: int) -> int:
+        config = GeneratorConfig(model=folder, steps=steps, **FAMILIES[model])
+        generator = load_generator(config, device="cuda", names=["dog", "crane"])
+        condition = generator.encode(["dog", "crane"])
+        noise = initial_noise([0, 1], generator.latent_shape)
+        with Copies() as made:
+            generator.sample(noise, condition)
+        return made.count
+
+    with emulated_cuda():
+        assert copies(2) == copies(5) == 2  # noise and schedule
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_mixtures_of_a_batch_are_copied_to_the_device_at_once(classes):
+    weights = ((0.5, 0.5, 0.0)[:classes],) * 4
+    groups = [MixGroup(index, tuple(range(classes)), 0, weights) for index in range(6)]
+    with emulated_cuda():
+        embeddings = Conditioning(torch.randn(3, 2, 4).to("cuda"), torch.randn(3, 4).to("cuda"))
+        with Copies() as made:
+            conditions(groups, embeddings, "linear")
+    assert made.count == 1

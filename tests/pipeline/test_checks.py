@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from data.errors import InputError
 from data.fingerprint import file_digest
 from data.settings import load_settings
-from pipeline.checks import check_generator, check_models, notes
+from pipeline.checks import check_generator, check_models, check_prompts, notes
 from pipeline.config import BuildConfig, GeneratorConfig
+from pipeline.generators import load_generator
 from pipeline.model_paths import local_path, lora_file
 from pipeline.provenance import model_identities
 
@@ -287,3 +289,48 @@ print("torch" in sys.modules, "open_clip" in sys.modules)
     command = [sys.executable, "-c", script, hasty_config.model_dump_json(), str(tmp_path / "new")]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout.strip() == "False False", found.stderr
+
+
+def test_a_unet_that_does_not_say_its_size_is_refused(tiny_sd, copied):
+    """As diffusers' own default leaves it."""
+    folder = copied(tiny_sd)
+    path = folder / "unet" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sample_size": None}))
+    match = r"the config of its U-Net has no sample_size; write there the side of the latents"
+    with pytest.raises(InputError, match=rf"^generator\.model = .*: {match}"):
+        check(folder)
+    with pytest.raises(InputError, match=rf"^generator\.unet = .*: {match}"):
+        check(tiny_sd, unet=str(folder / "unet"))
+    check(folder, unet=str(tiny_sd / "unet"))
+
+
+@pytest.mark.parametrize(
+    ("fixture", "family", "part"),
+    [
+        ("tiny_sd", "stable_diffusion", "tokenizer"),
+        ("tiny_flux", "flux", "tokenizer"),
+        ("tiny_flux", "flux", "tokenizer_2"),
+        ("tiny_flux2", "flux2", "tokenizer"),
+    ],
+)
+def test_tokenizers_of_no_kind_read_as_those_of_their_kind(fixture, family, part, copied, request):
+    """transformers 5 saves some so."""
+    model = request.getfixturevalue(fixture)
+    folder = copied(model)
+    for name, key in (("model_index.json", part), (f"{part}/tokenizer_config.json", "")):
+        content = json.loads((folder / name).read_text())
+        content |= {key: ["transformers", "TokenizersBackend"]} if key else {}
+        if not key:
+            content["tokenizer_class"] = "TokenizersBackend"
+        (folder / name).write_text(json.dumps(content))
+    usual, other = (
+        GeneratorConfig(family=family, model=str(place), steps=1, guidance_scale=0)
+        for place in (model, folder)
+    )
+    check_prompts(other, ["dog"])
+    found = load_generator(other, device="cpu").encode(["dog"])
+    expected = load_generator(usual, device="cpu").encode(["dog"])
+    assert torch.equal(found.tokens, expected.tokens)
+    long = other.model_copy(update={"prompt": "a {class}" + " and a dog" * 300})
+    with pytest.raises(InputError, match=r"^generator\.prompt = .* tokens, the model reads"):
+        check_prompts(long, ["dog"])

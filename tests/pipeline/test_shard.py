@@ -1,6 +1,7 @@
 """One shard: series from one noise each, labels of stored features, the same bytes again."""
 
 import hashlib
+import threading
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -26,9 +27,11 @@ from pipeline.prototypes import read_prototypes
 from pipeline.root import create_root, extend_root, plan_of
 from pipeline.shard import (
     Models,
+    as_stored,
     batches,
     conditions,
     degenerate,
+    encode_series,
     generate_shard,
     load_models,
     mix_groups,
@@ -404,3 +407,19 @@ def test_what_a_build_would_store_is_not_written_by_a_look(hasty_config, tmp_pat
     with pytest.raises(InputError, match=r"group = 43: needs prototypes.* `semix resume .*rds 7`"):
         regenerate(root, 43)
     assert root.store.list("") == ["plan.json"]
+
+
+def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
+    series = np.random.default_rng(0).integers(0, 256, (3, 2, 16, 16, 3), dtype=np.uint8)
+    threads = []
+
+    def watched(images: np.ndarray, extension: str) -> list[bytes]:
+        threads.append(threading.current_thread())
+        return encode_series(images, extension)
+
+    monkeypatch.setattr("pipeline.shard.encode_series", watched)
+    files, pixels = as_stored(series, "jpg")
+    assert len(threads) == 3 and threading.main_thread() not in threads
+    assert files == [encode_series(images, "jpg") for images in series]
+    for stored, encoded in zip(pixels.numpy(), files, strict=True):
+        assert np.array_equal(stored, np.stack([decode_image(file) for file in encoded]))

@@ -1,7 +1,9 @@
 """Sampling as the plain loop does it, its rows; latents into the VAE; compiled networks."""
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from pipeline.generators import load_generator
 from pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
 from pipeline.generators.schedulers import network_rows
 from pipeline.noise import initial_noise
+from tests.emulated_cuda import emulated_cuda
 from tests.pipeline.roots import begun, work
 
 
@@ -301,3 +304,32 @@ def test_layouts_are_compiled_in_whatever_thread_meets_them(tiny_sd, traced):
     with ThreadPoolExecutor(1) as other:
         assert all(other.map(predict, range(1, 6)))
     assert all(map(predict, range(6, 12)))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("mode", "compiled"), [("regional", False), ("full", True)])
+def test_all_of_a_model_that_is_compiled_has_its_decoder_in_it(tiny_sd, traced, mode, compiled):
+    plain, generator = (load(tiny_sd, compile=m) for m in ("none", mode))
+    latents = initial_noise([0, 1], generator.latent_shape)
+    assert torch.equal(generator.decode(latents), plain.decode(latents))
+    assert (generator.vae.decoder._compiled_call_impl is not None) == compiled
+    assert traced["stats"]["unique_graphs"] == compiled
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float16", "tf32"), ("bfloat16", "ieee"), ("float32", "ieee")]
+)
+def test_a_decoder_that_was_upcast_computes_as_its_weights_were(
+    tiny_sd, tmp_path, dtype, expected, precisions
+):
+    folder = Path(shutil.copytree(tiny_sd, tmp_path / "model"))
+    path = folder / "vae" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"force_upcast": True}))
+    with emulated_cuda():
+        config = GeneratorConfig(model=str(folder), dtype=dtype, steps=1, guidance_scale=0)
+        generator = load_generator(config, device="cuda")
+        precisions.clear()
+        pixels = generator.decode(torch.zeros(1, *generator.latent_shape).to("cuda"))
+    assert pixels.dtype == torch.uint8
+    assert generator.vae.dtype == (torch.float32 if dtype == "float16" else getattr(torch, dtype))
+    assert precisions == {expected}
