@@ -217,7 +217,7 @@ class Measured:
             "shift": row.get("shift"),
             "foreign": row.get("ood", {}),
         }
-        return _measured().validate_python(values, strict=True)
+        return _measured().validate_python(values)
 
     def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""
