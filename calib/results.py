@@ -210,7 +210,7 @@ class Measured:
             "bins": row["bins"],
             "temperature": row["temperature"],
             "logits": run / row["logits"],
-            "kinds": {kind: row[kind] for kind in KINDS if kind in row},  # type: ignore[literal-required]
+            "kinds": {kind: row[kind] for kind in KINDS if kind in row},
             "intervals": plain | row.get("posthoc_intervals", {}),
             "drawn": row.get("drawn", {}),
             "conformal": row.get("conformal", {}),

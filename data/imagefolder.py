@@ -12,6 +12,7 @@ from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
 from data.images import load_square
 from data.machine import cores
+from data.printable import printable_line
 from data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
 from data.threads import mapped
 
@@ -135,7 +136,8 @@ def _refuse_more(
             lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
         remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
         remedy += " them, or allow as many to be left out"
-        raise InputError("real.skip_bad", config.skip_bad, "\n  ".join([remedy, *lines]))
+        shown = [remedy, *map(printable_line, lines)]
+        raise InputError("real.skip_bad", config.skip_bad, "\n  ".join(shown))
 
 
 def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
