@@ -210,14 +210,14 @@ class Measured:
             "bins": row["bins"],
             "temperature": row["temperature"],
             "logits": run / row["logits"],
-            "kinds": {kind: row[kind] for kind in KINDS if kind in row},  # type: ignore[literal-required]
+            "kinds": {kind: row[kind] for kind in KINDS if kind in row},
             "intervals": plain | row.get("posthoc_intervals", {}),
             "drawn": row.get("drawn", {}),
             "conformal": row.get("conformal", {}),
             "shift": row.get("shift"),
             "foreign": row.get("ood", {}),
         }
-        return _measured().validate_python(values, strict=True)
+        return _measured().validate_python(values)
 
     def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""

@@ -134,7 +134,8 @@ def damage_of(path: Path) -> Iterator[None]:
     except (InputError, FileNotFoundError):
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        lines = str(error).splitlines()[:3]
+        reason = f"{type(error).__name__}: {' '.join(line.strip() for line in lines)}"
         raise InputError("run", path, f"is damaged ({reason}); restore it from a copy") from None
 
 

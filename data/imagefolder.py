@@ -13,6 +13,7 @@ from data.errors import InputError
 from data.fingerprint import file_digest, fingerprint
 from data.images import PICTURES, load_square
 from data.machine import cores
+from data.printable import printable_line
 from data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
 from data.threads import mapped
 
@@ -158,16 +159,15 @@ def _refuse_more(
     if len(bad) > most:
         remedy = f"{len(bad):,} of {images:,} images in {root} cannot be decoded; replace or remove"
         remedy += " them, or allow as many to be left out"
-        raise InputError(
-            "real.skip_bad", config.skip_bad, "\n  ".join([remedy, *_lines(root, bad)])
-        )
+        shown = [remedy, *_lines(root, bad)]
+        raise InputError("real.skip_bad", config.skip_bad, "\n  ".join(shown))
 
 
 def _lines(root: Path, faults: Mapping[Path, str]) -> list[str]:
     lines = [f"{path.relative_to(root)}: {reason}" for path, reason in faults.items()]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
-    return lines
+    return [printable_line(line) for line in lines]
 
 
 def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:

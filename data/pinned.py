@@ -91,7 +91,9 @@ class Pinned:
                 try:
                     record = self.relabelled(record, own)
                 except ValueError as error:
-                    raise ValueError(f"{shard.tar}: {error}") from None
+                    assert self.label_set is not None
+                    name = self.label_set.name(shard.shard)
+                    raise ValueError(f"{name}: {error}") from None
             if self.scale is not None:
                 record = record.model_copy(update={"labels": _sharpened(record, self.scale)})
             yield replace(sample, record=record)

@@ -13,7 +13,7 @@ KEPT = "\n\t"
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 MARKUP = r"\`*_[]<>|#&~"  # of Markdown; raw HTML is a part of it
 # With these begins what a spreadsheet takes for a formula, the wide forms of East Asia included.
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str) -> str:
@@ -45,7 +45,8 @@ def markdown_text(text: str) -> str:
 
 def spreadsheet_text(text: str) -> str:
     """A cell of a CSV file that a spreadsheet shows and does not calculate."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    line = printable_line(text)  # a line break would begin another row
+    return f"'{line}" if line.startswith(FORMULA) else line
 
 
 def _spelled(character: str) -> str:

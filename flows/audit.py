@@ -14,7 +14,7 @@ from data.files import write_atomically
 from data.pinned import Pinned
 from data.root import Root
 from data.store import Store
-from flows.failures import RunFailed
+from flows.failures import RunFailed, damage_named
 from flows.terminal import print_findings
 from pipeline.audit import Audit, as_json
 from pipeline.audit import audit as measure
@@ -43,12 +43,13 @@ def audit(
         What audit.json holds, and under "page", "json" and "flags_file" where things are.
     Raises:
         InputError: no such root, index, label set or judge; a folder that cannot be written.
-        RunFailed: not one shard can be read.
+        RunFailed: not one shard can be read, or what they are measured by is damaged.
     """
     root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
-    found = _read(root, index=index, labels=labels, run=judge, device=device)
+    with damage_named(root.url):
+        found = _read(root, index=index, labels=labels, run=judge, device=device)
     page, numbers = folder / "audit.html", folder / "audit.json"
     write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
     write_atomically(numbers, as_json(found.values))

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from data.errors import InputError
 from data.formats import Failure
+from data.printable import printable_line
 from data.ranges import format_ranges
 
 MOST_RANGES = 20  # in one message, which Prefect stores and shows
@@ -69,6 +70,6 @@ def reasons(
     """`shard 3: OSError: disk full` for the first of the lacking shards that failed."""
     failed = ((shard, tries) for shard, tries in failures.items() if shard in lacking)
     return [
-        f"shard {shard}: {tries[-1].error}: {tries[-1].message}"
+        f"shard {shard}: {printable_line(f'{tries[-1].error}: {tries[-1].message}')}"
         for shard, tries in islice(failed, most)
     ]

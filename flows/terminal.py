@@ -23,8 +23,9 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = record.getMessage().replace("\n", "\n  ")  # no line passes for another message
         with suppress(OSError):  # a log on a full disk ends no work
-            say(f"{clock} {mark}{record.getMessage()}")
+            say(f"{clock} {mark}{text}")
 
 
 def set_up_logging(*, debug: bool = False) -> None:
@@ -47,9 +48,8 @@ def details_in(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """One line as it is, above a progress bar if there is one; further lines are indented."""
-    lines = printable(text).replace("\n", "\n  ")  # so that none passes for another message
-    console.print(lines, markup=False, highlight=False, soft_wrap=True)
+    """One line as it is, above a progress bar if there is one."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(text: str) -> None:

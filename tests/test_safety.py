@@ -179,6 +179,22 @@ def test_folders_are_removed_in_one_place():
     assert found == ["data/files.py"]
 
 
+def test_all_that_is_printed_passes_one_door():
+    """`data.printable` and, for people, `flows.terminal`: text of files steers no terminal."""
+    names = {"print", "traceback.print_exc", "sys.stdout.write", "sys.stderr.write"}
+    found = {
+        path
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (dotted(node.func) in names or _prints(node))
+    }
+    assert found == {"data/printable.py", "flows/terminal.py"}
+
+
+def _prints(call: ast.Call) -> bool:
+    return dotted(call.func).endswith("accelerator.print")
+
+
 def test_settings_hold_no_secret():
     """Whatever a config holds is in plan.json, in logs and in reports."""
     words = ("password", "secret", "token", "credential", "api_key", "access_key")

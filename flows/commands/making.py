@@ -243,15 +243,16 @@ def export(
       semix export /data/birds-mixed --to /data/birds-folder
     """
     own_file("--to", to)
-    source = Pinned(Root(url), index=index or None, labels=labels or None, scale=scale)
-    pictures = source.root.plan.config.get("real", {}).get("path")
+    root = Root(url)
+    pictures = root.plan.config.get("real", {}).get("path")
     refuse_among_pictures(pictures if isinstance(pictures, str) else None, to, field="--to")
     write = {
         Format.folder: write_image_folder,
         Format.parquet: write_parquet,
         Format.huggingface: write_hugging_face,
     }[format]
-    with damage_named(source.root.url):
+    with damage_named(root.url):
+        source = Pinned(root, index=index or None, labels=labels or None, scale=scale)
         images = write(source, to, image_format=image_format.value)
     facts = {"written": str(to), "format": format.value, "images": images}
     emit_facts(facts | {"index": source.index}, as_json=json)

@@ -1,6 +1,7 @@
 """Tables of handmade results: every figure is worked out by hand."""
 
 import csv
+import gzip
 import io
 import json
 
@@ -180,6 +181,22 @@ def test_csv_holds_full_precision(make_study, tmp_path):
     assert float(ls["ece"]) == sum(ECE["ls"]) / 3
     assert float(ls["ece_change"]) == pytest.approx(-0.03)
     assert (ls["ece_over"], ls["bins"], lines[0]["ece_p"]) == ("seeds", "15", "")
+
+
+def test_a_method_named_as_a_formula_is_text_in_every_table_for_spreadsheets(make_study, tmp_path):
+    study = make_study("methods.ce.name='=1+1'")
+    cells = cells_of(study)
+    for cell in cells:
+        write_run(cell, tmp_path, {0: {}, 1: {}, 2: {}})
+    write_study(study, cells, tmp_path)
+    files = {name: (tmp_path / name).read_text() for name in ("study.csv", "values.csv")}
+    files["resamples.csv.gz"] = gzip.decompress(
+        (tmp_path / "resamples.csv.gz").read_bytes()
+    ).decode()
+    for name, text in files.items():
+        lines = [line for line in text.splitlines() if "=1+1" in line]
+        assert all("'=1+1" in line for line in lines), name
+        assert name == "resamples.csv.gz" or lines
 
 
 def test_a_seed_that_was_measured_otherwise_is_not_measured(make_study, tmp_path):
