@@ -30,9 +30,11 @@ def check_tar(descriptor: int, shard: ShardEntry, *, place: str) -> None:
         shard: entry of an index, or a commit record.
         place: the tar's path.
     Raises:
-        ValueError: it does not have the recorded SHA-256.
+        ValueError: it does not have the recorded size and SHA-256.
     """
     state = os.fstat(descriptor)
+    if state.st_size != shard.bytes:
+        raise ValueError(f"{state.st_size:,} bytes, its record says {shard.bytes:,}")
     mark = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
     path = cache_folder() / FOLDER / mark[:2] / mark
     if mark in _known or path.exists():

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from data.errors import InputError
-from data.formats import MOST_GROUPS, PAIRS, PLAN, Pairs, Plan
+from data.formats import MOST_GROUPS, PAIRS, PLAN, Pairs, Plan, PlannedConfig
 from data.layout import next_extension, write_extension
 from data.real import load_real
 from data.root import Root
@@ -174,8 +175,8 @@ def _plan_record(plan: BuildPlan) -> Plan:
         num_groups=plan.num_groups,
         num_shards=plan.num_shards,
         images_per_group=plan.images_per_group,
-        config=plan.config.model_dump(mode="json"),
-        models=dict(plan.models),
+        config=cast(PlannedConfig, plan.config.model_dump(mode="json")),
+        models=plan.models,
         versions=library_versions(),
     )
 
@@ -230,7 +231,7 @@ def _flat(value: object, prefix: str = "") -> dict[str, object]:
 
 def _moved(root: Root, config: BuildConfig) -> list[str]:
     """What this config says otherwise than plan.json, and decides no byte."""
-    there, here = root.plan.config, config.model_dump(mode="json")
+    there, here = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
     names = [(part, name) for part, found in FREE.items() for name in found]
     told = [(part, name, here[part][name]) for part, name in names]
     return [
