@@ -108,11 +108,11 @@ def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
     from tests.simulated import SimulatedShards, simulated
 
     class Shards(SimulatedShards):
-        def get(self, name: str) -> bytes:
+        def get(self, name: str, most: int) -> bytes:
             if index and name == "index/0.json":
                 self.requests.add("get")
                 return Path(index).read_bytes()
-            return super().get(name)
+            return super().get(name, most)
 
     store = Shards(shards, shards - LACKING, index=b"a file" if index else None)
     with simulated(store) as root:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,10 +22,13 @@ from pydantic import (
     Field,
     RootModel,
     model_validator,
+    with_config,
 )
+from typing_extensions import TypedDict
 
 from data.errors import InputError
 from data.fingerprint import canonical_json, fingerprint
+from data.model_identity import CHECKED, ModelIdentities
 from data.strict_json import Strict, read_strictly
 
 PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
@@ -137,14 +140,49 @@ class File(Strict):
         return min(self.bytes, MOST_FEATURES)
 
 
+@with_config(CHECKED)
+class PlannedShards(TypedDict):
+    groups_per_shard: Annotated[int, Field(ge=1, le=MOST_SERIES)]
+
+
+@with_config(CHECKED)
+class PlannedPairs(TypedDict):
+    kind: NotRequired[Text]
+    count: NotRequired[int | None]
+
+
+@with_config(CHECKED)
+class PlannedMixing(TypedDict):
+    groups_per_pair: Annotated[int, Field(ge=1, le=MOST_GROUPS)]
+    classes: NotRequired[int]
+    pairs: NotRequired[PlannedPairs]
+
+
+@with_config(CHECKED)
+class PlannedConfig(TypedDict):
+    """Of a plan's settings, those that are read without their own model; the others are kept."""
+
+    shards: PlannedShards
+    mixing: PlannedMixing
+    annotation: NotRequired[FreeForm]
+    real: NotRequired[FreeForm]
+
+
+@with_config(CHECKED)
+class BakedFrom(TypedDict):
+    """The plan, and the label set, whose labels were baked in."""
+
+    plan: Digest
+    labels: Sha256 | None
+
+
 class Plan(BaseModel):
     """`plan.json`: written once; what a reader needs of it, and the config that it came from.
 
     Attributes:
         digest: identity of what decides the bytes; see `pipeline.plan`.
         num_groups, num_shards: as they were planned; extensions come behind.
-        config: as its own model checks it.
-        models: by part, name and file hashes.
+        config: all settings, as their own model checks them; what is read without it has a type.
         baked_from: plan and label set, of a root whose labels were baked in.
     """
 
@@ -158,10 +196,10 @@ class Plan(BaseModel):
     num_groups: int = Field(ge=0, le=MOST_GROUPS)
     num_shards: int = Field(ge=0, le=MOST_SHARDS)
     images_per_group: int = Field(ge=1, le=MOST_IMAGES)
-    config: FreeForm
-    models: FreeForm = Field({})
-    versions: FreeForm = Field({})
-    baked_from: FreeForm | None = None
+    config: PlannedConfig
+    models: ModelIdentities
+    versions: dict[Text, Text] = Field({})
+    baked_from: BakedFrom | None = None
 
     @classmethod
     def read(cls, content: bytes, *, where: str) -> Self:

@@ -79,16 +79,8 @@ def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layo
 
 
 def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
-    """Of plan.json as it was written, and what was added to it.
-
-    Raises:
-        InputError: its config does not say how many groups a shard has.
-    """
-    shards = plan.config.get("shards")
-    size = shards.get("groups_per_shard") if isinstance(shards, dict) else None
-    if not isinstance(size, int) or size < 1:
-        raise InputError("plan.json: config.shards.groups_per_shard", size, "is not what was built")
-    return layout(plan.num_groups, size, extensions)
+    """Of plan.json as it was written, and what was added to it."""
+    return layout(plan.num_groups, plan.config["shards"]["groups_per_shard"], extensions)
 
 
 def stretch_of(extension: Extension) -> Stretch:

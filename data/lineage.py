@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
 
 from data.fingerprint import fingerprint
-from data.formats import Plan, ShardEntry
+from data.formats import BakedFrom, Plan, ShardEntry
 from data.ranges import format_ranges
 
 DIGITS = 12  # of a digest, where people read it
@@ -20,7 +20,7 @@ class Source(TypedDict):
 
     plan: str
     models: dict[str, str]
-    baked_from: dict[str, Any] | None
+    baked_from: BakedFrom | None
 
 
 class Lineage(Source):

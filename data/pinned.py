@@ -59,7 +59,7 @@ class Pinned:
     ) -> None:
         self.root, self.store, self.scale = root, root.store, scale
         self.class_names: tuple[str, ...] = tuple(root.plan.class_names)
-        mixed = root.plan.config.get("mixing", {}).get("classes", 2)
+        mixed = root.plan.config["mixing"].get("classes", 2)
         if scale is not None and mixed > 2:
             remedy = f"{root.url} mixes {mixed} classes, whose labels stay as stored"
             raise InputError("scale", scale, remedy)

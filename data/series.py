@@ -260,8 +260,5 @@ def _letters(file: str) -> frozenset[int]:
 
 def _sets(root: Root) -> int:
     """After how many groups a plan begins anew with its first classes."""
-    mixing = root.plan.config.get("mixing")
-    turns = mixing.get("groups_per_pair") if isinstance(mixing, dict) else None
-    if not isinstance(turns, int) or turns < 1:
-        raise InputError("plan.json: config.mixing.groups_per_pair", turns, "is not what was built")
+    turns = root.plan.config["mixing"]["groups_per_pair"]
     return max(1, root.layout.stretches[0].groups // turns)

@@ -25,11 +25,11 @@ from data.machine import cache_folder
 from data.store import Store
 from data.strict_json import Strict
 from data.tar import GroupPlace, scan_tar
+from data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
 NOTES_SHARE = 8  # times the bytes of notes may be those of tars
 MOST_NOTE = 2**30  # bytes; a note has a shard's records, and places of its images
-BLOCK = 8 * 2**20  # bytes read at a time
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
 OUR_NOTE = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
@@ -132,11 +132,11 @@ class ShardFiles:
             raise ValueError(
                 f"{shard.tar} is not in {self.store.url}; run `semix verify`"
             ) from None
-        size = os.fstat(descriptor).st_size
-        if size != shard.bytes:
+        try:
+            check_tar(descriptor, shard, place=f"{self.store.url}/{shard.tar}")
+        except ValueError as error:
             os.close(descriptor)
-            found = f"{size:,} bytes, its index says {shard.bytes:,}"
-            raise ValueError(f"{shard.tar}: {found}; run `semix verify`")
+            raise ValueError(f"{shard.tar}: {error}; run `semix verify --full`") from None
         return descriptor
 
     def _begin(self) -> None:
@@ -242,7 +242,7 @@ class ShardCache:
         state = os.fstat(descriptor)
         whole = state.st_size == shard.bytes
         if whole and state.st_mtime_ns != _mark(shard):
-            whole = _sha256(descriptor) == shard.sha256
+            whole = sha256_of(descriptor) == shard.sha256
         if not whole:
             os.close(descriptor)
             return None
@@ -355,14 +355,6 @@ def _mark(shard: ShardEntry) -> int:
 def _stamp(descriptor: int, shard: ShardEntry) -> None:
     """Note that the copy is verified, and used now."""
     os.utime(descriptor, ns=(time.time_ns(), _mark(shard)))
-
-
-def _sha256(descriptor: int) -> str:
-    digest, offset = hashlib.sha256(), 0
-    while block := os.pread(descriptor, BLOCK, offset):
-        digest.update(block)
-        offset += len(block)
-    return digest.hexdigest()
 
 
 def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args
 
 from data.formats import ImageFormat, SeriesRecord, ShardEntry
+from data.tar_hashes import check_tar
 
 if TYPE_CHECKING:
     from data.store import Store
@@ -128,8 +129,9 @@ def read_shard(
 
     Args:
         num_classes: of the plan; no record may speak of another class.
-        hashed: also that the tar is the recorded one, byte for byte, which is known once all
-            samples were taken. New labels are bound to their images by that hash.
+        hashed: a local tar too, whose hash was checked once before. That the tar is the recorded
+            one, byte for byte, is then known once all samples were taken, as of a bucket's. New
+            labels are bound to their images by that hash.
     Raises:
         ValueError: as `read_tar`, or other groups or bytes than recorded; it starts with the
             tar's name.
@@ -137,6 +139,9 @@ def read_shard(
     """
     try:
         with store.open(entry.tar) as file:
+            hashed = hashed or not store.local
+            if not hashed:
+                check_tar(file.fileno(), entry, place=f"{store.url}/{entry.tar}")
             hashing = Hashing(file)
             buffered = io.BufferedReader(hashing, 2**20) if hashed else file
             yield from _expected(read_tar(buffered, most_bytes=entry.bytes), entry, num_classes)

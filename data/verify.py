@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -128,7 +128,7 @@ def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
         return f"has prototypes of shape {shape}, not [{classes}, width]"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
         return "holds values that are no finite numbers"
-    if encoder != plan.models.get("annotation", encoder):
+    if encoder != plan.models["annotation"]:
         return "was measured with another encoder than the plan's"
     return None
 
@@ -266,11 +266,10 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 
 def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
     """Prototypes and pairs: readable, of this plan, and those that the shards were made with."""
-    mixing = root.plan.config.get("mixing")
-    pairs: Any = mixing.get("pairs") if isinstance(mixing, dict) else None
+    pairs = root.plan.config["mixing"].get("pairs", {})
     checks: list[tuple[Made, str, Callable[[bytes, Plan], str | None]]]
     checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
-    if isinstance(pairs, dict) and pairs.get("kind") == "similar":
+    if pairs.get("kind") == "similar":
         checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
     for kind, name, unusable in checks:
         named = Counter(digest.decode() for digest in rows[kind].tolist())

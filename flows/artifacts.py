@@ -26,6 +26,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from calib.config import TrainConfig
 from calib.results import Method
 from calib.run_folder import HISTORY, seed_evaluation, seed_folder
+from data.files import MOST_JSON, read_bytes
 from data.fingerprint import fingerprint
 from data.lineage import in_words, made_now, source
 from data.printable import markdown_text
@@ -154,7 +155,7 @@ def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
 
 
 def _epochs(history: Path) -> int:
-    return len(history.read_bytes().splitlines()) if history.is_file() else 0
+    return len(read_bytes(history, most=MOST_JSON).splitlines()) if history.is_file() else 0
 
 
 def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None:

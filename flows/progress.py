@@ -20,12 +20,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from data.label_sets import label_sets
+from data.errors import InputError
+from data.label_sets import LabelSet, label_sets
 from data.lineage import in_words, source
 from data.printable import printable_line
 from data.root import Progress, Root
 from flows.prices import Price, price_of_root, words_of_root
 from flows.terminal import console, emit_facts
+from pipeline.relabel import command_of
 
 LINE_EVERY_S = 15.0
 LOOK_EVERY_S = 1.0
@@ -99,12 +101,38 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
         facts["price"] = cost if as_json else words_of_root(cost, price)
     if sets := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
+        lacking = incomplete_sets(root)
+        facts |= {"incomplete_label_sets": lacking} if as_json else in_lines(lacking)
     if not as_json:
         facts["stages"] = by_stage(found.stages)
         facts["left_out"] = f"{found.left_out} series"
         if not found.left_out:
             del facts["left_out"]
     emit_facts(facts, as_json=as_json)
+
+
+def incomplete_sets(root: Root) -> list[dict[str, Any]]:
+    """Label sets that have no labels of some committed shards, and the command that makes them."""
+    found = []
+    for digest in label_sets(root):
+        try:
+            labels = LabelSet(root, digest)
+            if missing := labels.missing():
+                lacks = {"missing": len(missing), "command": command_of(labels)}
+                found.append({"digest": digest, **lacks})
+        except (InputError, ValueError) as error:  # damaged, or of a newer version
+            found.append({"digest": digest, "problem": str(error)})
+    return found
+
+
+def in_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The same, a line each, for people."""
+    lines = {}
+    for facts in sets:
+        lacks = "lacks labels of {missing:,} shards; make them: {command}"
+        said = facts.get("problem") or lacks.format(**facts)
+        lines[f"label set {facts['digest'][:12]}"] = said
+    return lines
 
 
 def by_stage(stages: Mapping[str, float]) -> str:

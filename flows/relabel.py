@@ -4,7 +4,7 @@ Both the flow and a run without one make it of the steps here.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from pipeline.relabel import (
     IMAGES,
     ROOT,
     annotation_of,
+    command_of,
+    differing_settings,
     ensure_set_prototypes,
     is_own,
     label_stored,
@@ -104,8 +106,33 @@ def relabel(
 
 
 def listed(root: Root) -> list[dict[str, Any]]:
-    """A few words about each label set of a root."""
-    return [LabelSet(root, digest).status() for digest in label_sets(root)]
+    """About each label set of a root: how it was made, and how far it is."""
+    return [set_facts(LabelSet(root, digest)) for digest in label_sets(root)]
+
+
+def set_facts(labels: LabelSet) -> dict[str, Any]:
+    """A set's status, and its settings that are not those of the root's own labels."""
+    return {
+        **labels.status(),
+        "settings": differing_settings(labels),
+        "command": command_of(labels),
+    }
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """A line about a set, and below the command that completes it, where shards are missing."""
+    scale = f", scale {facts['scale']}" if "scale" in facts else ""
+    line = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
+    line = line.format(sharpened=scale, **facts)
+    line += f"; {settings_in_words(facts['settings'])}"
+    lacks = facts["done"] < facts["shards"]
+    return f"{line}\n  complete it: {facts['command']}" if lacks else line
+
+
+def settings_in_words(settings: Mapping[str, Any]) -> str:
+    """`scale: 4.0, rule: simplex`, of what differs from the root's own labels."""
+    text = ", ".join(f"{name}: {value}" for name, value in settings.items())
+    return f"differs from the root in {text}" if text else "settings as the root's"
 
 
 def _relabelled_here(ready: ReadyLabels, settings: SlotSettings, *, out: str) -> dict[str, Any]:
@@ -293,7 +320,7 @@ def facts_of(root: Root, sets: Sequence[LabelSet], *, out: str = "") -> dict[str
     """What `semix relabel` shows, as plain values."""
     facts: dict[str, Any] = {"url": root.url, "digest": None}
     if sets:
-        facts |= sets[-1].status()
+        facts |= set_facts(sets[-1])
     if out:
         target = Root(out)
         facts |= {"out": target.url, "baked": len(target.done())}

@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, cast
 
 from data.fingerprint import fingerprint
 from data.formats import LabelSetRecord, Plan
 from data.machine import remembered_digest
+from data.model_identity import (
+    AnnotationIdentity,
+    EncoderIdentity,
+    GeneratorIdentity,
+    ModelIdentities,
+    ModelIdentity,
+)
 from pipeline.config import (
     AnnotationConfig,
     BuildConfig,
@@ -31,48 +38,9 @@ FREE: dict[str, Any] = {
 SINCE = {".model", ".jinja"}  # are hashed; older roots say nothing of such files
 
 
-class ModelIdentity(TypedDict):
-    """A model of diffusers: its path or hub id, its commit, and SHA-256 of files that are local."""
-
-    model: str
-    revision: str | None
-    files: dict[str, str]
-
-
-class GeneratorIdentity(ModelIdentity, total=False):
-    """The generator, and what is added to it or replaces a part of it."""
-
-    unet: ModelIdentity
-    lora: list[ModelIdentity]
-    tiny_decoder: ModelIdentity
-
-
-class EncoderIdentity(TypedDict):
-    """A CLIP model, in its precision; `revision` is the commit of a hub id."""
-
-    model: str
-    pretrained: str | None
-    dtype: str
-    files: dict[str, str]
-    revision: NotRequired[str]
-
-
-class AnnotationIdentity(EncoderIdentity):
-    """The CLIP model of an annotation, and the second one where there is one."""
-
-    second: NotRequired[EncoderIdentity]
-
-
-class ModelIdentities(TypedDict):
-    """What plan.json has under `models`."""
-
-    generator: GeneratorIdentity
-    annotation: AnnotationIdentity
-
-
 def planned_models(plan: Plan) -> ModelIdentities:
     """What a root was begun with."""
-    return cast(ModelIdentities, plan.models)
+    return plan.models
 
 
 def labelling_encoders(record: LabelSetRecord) -> AnnotationIdentity:

@@ -5,9 +5,12 @@ the images in the tars, encoded anew.
 """
 
 import hashlib
+import json
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from data.formats import (
 from data.images import decode_image
 from data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
 from data.root import Root
-from data.settings import load_settings
+from data.settings import load_settings, read_yaml
 from data.splits import RealDataConfig
 from data.store import Store
 from data.tar import GroupSample, read_shard
@@ -53,6 +56,7 @@ if TYPE_CHECKING:  # torch costs seconds
 
 # Settings that mean nothing beside another rule or model; they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
+PLAIN = re.compile(r"[\w./@:-]+", re.ASCII)
 # Images in one forward pass. Part of a set's identity: the batch layout moves last bits.
 BATCH = 64
 THREADS = 8  # that label from stored features; they wait for the store most of the time
@@ -130,6 +134,27 @@ def own_encoders(root: Root) -> AnnotationIdentity:
 
 def annotation_of(labels: LabelSet) -> AnnotationConfig:
     return load_settings(AnnotationConfig, labels.record.annotation)
+
+
+def differing_settings(labels: LabelSet) -> dict[str, Any]:
+    """Settings of a set's annotation that are not those of its root's own labels, by name."""
+    own = load_settings(AnnotationConfig, labels.root.plan.config.get("annotation", {}))
+    there, here = own.model_dump(mode="json"), annotation_of(labels).model_dump(mode="json")
+    return {name: value for name, value in here.items() if there[name] != value}
+
+
+def command_of(labels: LabelSet) -> str:
+    """The command that completes a set: `semix relabel ROOT --set annotation.scale=4.0`."""
+    words = ["semix", "relabel", labels.root.url]
+    for name, value in differing_settings(labels).items():
+        words += ["--set", f"annotation.{name}={_yaml(value)}"]
+    return shlex.join(words)
+
+
+def _yaml(value: object) -> str:
+    """A text that `--set` reads as this value: plain where it can be."""
+    plain = isinstance(value, str) and PLAIN.fullmatch(value) and read_yaml(value) == value
+    return str(value) if plain else json.dumps(value)
 
 
 def ensure_set_prototypes(

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from data.errors import InputError
@@ -23,6 +24,7 @@ from data.formats import (
     SHARDS,
     Pairs,
     Plan,
+    PlannedConfig,
 )
 from data.imagefolder import refuse_among_pictures
 from data.layout import next_extension, write_extension
@@ -289,8 +291,8 @@ def _plan_record(plan: BuildPlan) -> Plan:
         num_groups=plan.num_groups,
         num_shards=plan.num_shards,
         images_per_group=plan.images_per_group,
-        config=plan.config.model_dump(mode="json"),
-        models=dict(plan.models),
+        config=cast(PlannedConfig, plan.config.model_dump(mode="json")),
+        models=plan.models,
         versions=library_versions(),
     )
 
@@ -339,7 +341,7 @@ def _refuse_more_series(root: Root, wanted: int) -> None:
 
 def _moved(root: Root, config: BuildConfig) -> list[str]:
     """What this config says otherwise than plan.json, and decides no byte."""
-    there, here = root.plan.config, config.model_dump(mode="json")
+    there, here = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
     names = [(part, name) for part, found in FREE.items() for name in found]
     told = [(part, name, here[part][name]) for part, name in names]
     return [

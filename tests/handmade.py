@@ -134,6 +134,10 @@ def tar_of(*samples: GroupSample) -> bytes:
     return buffer.getvalue()
 
 
+ENCODER = {"model": "tiny", "pretrained": None, "dtype": "float32", "files": {}}
+MODELS = {"generator": {"model": "sd", "revision": None, "files": {}}, "annotation": ENCODER}
+
+
 def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[str, Any]:
     return {
         "schema": Plan.SCHEMA,
@@ -143,10 +147,10 @@ def make_plan(shards: int, groups: int, count: int = 2, **changes: Any) -> dict[
         "num_shards": shards,
         "images_per_group": count,
         "config": {
-            "shards": {"groups_per_shard": groups // max(1, shards)},
+            "shards": {"groups_per_shard": max(1, groups // max(1, shards))},
             "mixing": {"groups_per_pair": 1},
         },
-        "models": {},
+        "models": MODELS,
         "versions": {},
     } | changes
 

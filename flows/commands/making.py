@@ -191,6 +191,8 @@ def relabel(
     if not list_:
         where = SlotSettings(slots, runner, cluster, device=device)
         found = relabelling.relabel(root, overrides, slots=where, out=out)
+        if not json and "settings" in found:
+            found["settings"] = relabelling.settings_in_words(found["settings"])
         emit_facts(found, as_json=json)
         return
     sets = relabelling.listed(root)
@@ -198,9 +200,7 @@ def relabel(
         emit_json(sets)
         return
     for facts in sets:
-        scale = f", scale {facts['scale']}" if "scale" in facts else ""
-        text = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
-        emit(text.format(sharpened=scale, **facts))
+        emit(relabelling.in_words(facts))
     if not sets:
         emit("no label sets; make one with --set annotation.KEY=VALUE")
 

@@ -17,7 +17,7 @@ from data.formats import (
     ShardEntry,
     ShardLabels,
 )
-from tests.handmade import EXAMPLES, HASH, STEM, make_plan, record
+from tests.handmade import ENCODER, EXAMPLES, HASH, MODELS, STEM, make_plan, record
 
 COMMIT = EXAMPLES[CommitRecord]
 every_format = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
@@ -53,6 +53,10 @@ def test_a_series_of_several_classes_and_two_encoders_comes_back():
 
 def test_a_plan_keeps_what_it_does_not_know():
     plan = make_plan(3, 6) | {"of a later version": 1}
+    plan["models"] = {**plan["models"], "later": {"model": 7}}
+    plan["models"]["generator"] = {**plan["models"]["generator"], "later": 1}
+    plan["config"]["mixing"] |= {"later": None}
+    plan["config"]["later"] = [1]
     assert json.loads(Plan.read(text(plan), where="x").written()) == {
         name: value for name, value in plan.items() if value != {}
     }
@@ -266,6 +270,17 @@ def test_other_files_are_refused_by_their_field(kind, changes, message):
         kind.read(text(EXAMPLES[kind] | changes))
 
 
+MODEL = MODELS["generator"]
+
+
+def models(**changes: object) -> dict[str, object]:
+    return {"models": MODELS | changes}
+
+
+def config(**changes: object) -> dict[str, object]:
+    return {"config": make_plan(3, 6)["config"] | changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -274,6 +289,31 @@ def test_other_files_are_refused_by_their_field(kind, changes, message):
         ({"class_names": ["one"]}, "class_names"),
         ({"config": []}, "config"),
         ({"config": {"a": float("inf")}}, "no finite number"),
+        ({"config": {"mixing": {"groups_per_pair": 1}}}, "config.shards: Field required"),
+        (config(shards={"groups_per_shard": 0}), "config.shards.groups_per_shard"),
+        (config(shards={"groups_per_shard": None}), "config.shards.groups_per_shard"),
+        (config(shards=7), "config.shards"),
+        (config(mixing=[]), "config.mixing"),
+        (config(mixing={}), "config.mixing.groups_per_pair: Field required"),
+        (config(mixing={"groups_per_pair": 1, "classes": "2"}), "config.mixing.classes"),
+        (config(mixing={"groups_per_pair": 1, "pairs": "all"}), "config.mixing.pairs"),
+        (config(annotation=1), "config.annotation"),
+        ({"models": {}}, "models.generator: Field required"),
+        ({"models": 7}, "models: Input should be"),
+        (models(generator=7), "models.generator: Input should be"),
+        (models(generator={"model": "sd", "revision": None}), "models.generator.files: Field req"),
+        (models(generator=MODEL | {"files": []}), "models.generator.files"),
+        (models(generator=MODEL | {"files": {"a": 1}}), "models.generator.files.a"),
+        (models(generator=MODEL | {"files": {"a": "x"}}), "models.generator.files.a"),
+        (models(generator=MODEL | {"model": 7}), "models.generator.model"),
+        (models(generator=MODEL | {"lora": MODEL}), "models.generator.lora"),
+        (models(generator=MODEL | {"unet": "x"}), "models.generator.unet"),
+        (models(annotation={"files": {}}), "models.annotation.model: Field required"),
+        (models(annotation=ENCODER | {"second": 7}), "models.annotation.second"),
+        (models(annotation=ENCODER | {"revision": None}), "models.annotation.revision"),
+        ({"versions": {"torch": 2}}, "versions.torch"),
+        ({"baked_from": {"plan": 7, "labels": None}}, "baked_from.plan"),
+        ({"baked_from": {}}, "baked_from.plan: Field required"),
         ({"digest": "../x"}, "digest"),
         ({"schema": "2"}, "schema"),
     ],

@@ -9,7 +9,7 @@ from data.layout import layout, next_extension, read_extensions, write_extension
 from data.ranges import WHOLE, Part, format_ranges, parse_part, parse_ranges
 from data.root import Root
 from tests.data.whole_roots import empty_root
-from tests.handmade import PLAN_DIGEST, make_plan
+from tests.handmade import PLAN_DIGEST
 
 
 def added(groups_per_pair: int, before, pairs: int = 5):
@@ -93,13 +93,6 @@ def test_a_lost_extension_is_named(root):
     root.store.delete("extensions/1.json")
     with pytest.raises(InputError, match=r"extensions/1\.json = damaged: .*bring it back"):
         Root(root.url)
-
-
-def test_a_plan_that_does_not_say_how_large_its_shards_are(root):
-    plan = make_plan(3, 6, config={"shards": {"groups_per_shard": 0}})
-    root.store.put("plan.json", json.dumps(plan).encode())
-    with pytest.raises(InputError, match=r"config\.shards\.groups_per_shard = 0: is not"):
-        assert Root(root.url).layout
 
 
 def test_ranges_round_trip():

@@ -1,5 +1,6 @@
 """A root: its plan, what is committed and what failed, on stores of each kind, at any size."""
 
+import json
 import secrets
 import subprocess
 import sys
@@ -262,3 +263,19 @@ def test_a_million_numbers_are_cheap():
         assert format_ranges(n for n in every if n != 7) == "0-6,8-999999"
 
     assert peak(look) < 160 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("generator", "problem"),
+    [
+        (7, "Input should be an object"),
+        ({"model": "sd", "revision": None}, "files: Field"),
+    ],
+)
+def test_a_plan_whose_models_have_another_form_is_named_by_the_field(tmp_path, generator, problem):
+    root = whole_root(tmp_path)
+    plan = json.loads(root.store.get("plan.json"))
+    plan["models"]["generator"] = generator
+    root.store.put("plan.json", json.dumps(plan).encode())
+    with pytest.raises(InputError, match=rf"/plan\.json = damaged: .*models\.generator.*{problem}"):
+        Root(root.url)

@@ -39,7 +39,7 @@ from tests.handmade import make_plan, record, series_of
 PAIRS, TURNS = 10, 12  # every twelfth of 120 series, which is even, would meet five pairs alone
 
 
-def root_of(folder: Path, committed: range, turns: int | None = TURNS) -> Root:
+def root_of(folder: Path, committed: range, turns: int = TURNS) -> Root:
     plan = make_plan(24, PAIRS * TURNS)
     plan["config"]["mixing"]["groups_per_pair"] = turns
     store = Store(str(folder))
@@ -60,11 +60,6 @@ def test_what_is_shown_is_of_different_pairs_however_they_are_numbered(
     assert there >= set(groups) and groups == some_of_all_pairs(root)
     assert {group % PAIRS for group in groups} == {group % PAIRS for group in there}
     assert len(groups) == 10
-
-
-def test_a_plan_that_does_not_say_how_its_pairs_return(tmp_path: Path):
-    with pytest.raises(InputError, match=r"config\.mixing\.groups_per_pair = None"):
-        some_of_all_pairs(root_of(tmp_path, range(2), None))
 
 
 def test_each_set_is_taken_before_a_set_twice():

@@ -13,10 +13,10 @@ from data.fingerprint import canonical_json
 from data.formats import CommitRecord, Failure, File, shard_stem, spec_digest
 from data.root import Root
 from data.store import Store
-from tests.handmade import PLAN_DIGEST, make_plan, make_root
+from tests.handmade import ENCODER, PLAN_DIGEST, make_plan, make_root
 from tests.tally import Tally
 
-FACTS = {"encoder": '{"model": "tiny"}', "scale": "10.0"}
+FACTS = {"encoder": json.dumps(ENCODER), "scale": "10.0"}
 
 
 def prototypes(vectors: np.ndarray | None = None, facts: dict[str, str] = FACTS) -> bytes:
@@ -79,15 +79,15 @@ class Counting:
         self.store, self.calls = store, Tally()
         self.url, self.parallel = store.url, store.parallel
 
-    def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
+    def get_many(self, names: Iterable[str], **options: int) -> dict[str, bytes]:
         names = list(names)
         if names:
             self.calls.add("get", len(names))
-        return self.store.get_many(names)
+        return self.store.get_many(names, **options)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, **options: int) -> bytes:
         self.calls.add("get")
-        return self.store.get(name)
+        return self.store.get(name, **options)
 
     def __getattr__(self, name: str) -> Any:
         self.calls.add(name)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -196,9 +197,49 @@ def test_the_command_shows_and_lists(root, prefect_api, monkeypatch):
     assert (status, json.loads(facts)["done"]) == (0, 8)
     digest = json.loads(facts)["digest"]
     _, sets, _ = semix("relabel", root.url, "--list")
-    assert sets == f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}\n"
+    assert sets == (
+        f"{digest[:12]}  8 of 8 shards  projection, scale 4.0, {own_clip(root)}; "
+        "differs from the root in scale: 4.0\n"
+    )
     _, standing, _ = semix("status", root.url, "--json")
     assert json.loads(standing)["label_sets"] == digest[:12]
+    assert json.loads(standing)["incomplete_label_sets"] == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["annotation.scale=3.0"],
+        ["annotation.rule=similarity", "annotation.temperature=0.01"],
+        ["annotation.rule=simplex", "annotation.normalize=true"],
+    ],
+)
+def test_a_set_that_lacks_shards_is_named_with_the_command_that_makes_them(root, overrides):
+    labels = LabelSet(root, relabel(root, overrides)["digest"])
+    for shard in (2, 5):
+        root.store.delete(labels.name(shard))
+    _, standing, _ = semix("status", root.url, "--json")
+    (found,) = json.loads(standing)["incomplete_label_sets"]
+    assert (found["digest"], found["missing"]) == (labels.digest, 2)
+    _, standing, _ = semix("status", root.url)
+    line = f"lacks labels of 2 shards; make them: {found['command']}\n"
+    assert f"label set {labels.digest[:12]}" in standing and line in standing
+    _, sets, _ = semix("relabel", root.url, "--list")
+    assert f"  complete it: {found['command']}\n" in sets
+    _, sets, _ = semix("relabel", root.url, "--list", "--json")
+    wanted = dict(text.removeprefix("annotation.").split("=") for text in overrides)
+    settings = {name: str(value).lower() for name, value in json.loads(sets)[0]["settings"].items()}
+    assert wanted.items() <= settings.items()
+    status, _, err = semix(*shlex.split(found["command"])[1:])
+    assert status == 0, err
+    assert labels.missing() == [] and label_sets(root) == [labels.digest]
+
+
+def test_a_damaged_set_does_not_hide_how_far_the_root_is(root):
+    digest = relabel(root, ["annotation.scale=3.0"])["digest"]
+    root.store.put(f"labels/{digest}/set.json", b"{")
+    status, standing, _ = semix("status", root.url)
+    assert status == 0 and "run `semix relabel` again" in standing
 
 
 def own_clip(root: Root) -> str:

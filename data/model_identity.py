@@ -1,0 +1,61 @@
+"""What a dataset was made with: each model by name, commit and the hashes of its files.
+
+`plan.json` holds them under `models`. They stay dictionaries, whose types pydantic checks where
+they are read; parts that a later version adds are kept.
+"""
+
+from typing import (
+    Annotated,
+    NotRequired,  # pydantic wants these before Python 3.12
+)
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+CHECKED = ConfigDict(strict=True, extra="allow")
+Name = Annotated[str, Field(max_length=4096)]  # of a model, which may be a path
+Hashes = dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256 by file
+
+
+@with_config(CHECKED)
+class ModelIdentity(TypedDict):
+    """A model of diffusers: its path or hub id, its commit, and SHA-256 of files that are local."""
+
+    model: Name
+    revision: Name | None
+    files: Hashes
+
+
+@with_config(CHECKED)
+class GeneratorIdentity(ModelIdentity, total=False):
+    """The generator, and what is added to it or replaces a part of it."""
+
+    unet: ModelIdentity
+    lora: list[ModelIdentity]
+    tiny_decoder: ModelIdentity
+
+
+@with_config(CHECKED)
+class EncoderIdentity(TypedDict):
+    """A CLIP model, in its precision; `revision` is the commit of a hub id."""
+
+    model: Name
+    pretrained: Name | None
+    dtype: Name
+    files: Hashes
+    revision: NotRequired[Name]
+
+
+@with_config(CHECKED)
+class AnnotationIdentity(EncoderIdentity):
+    """The CLIP model of an annotation, and the second one where there is one."""
+
+    second: NotRequired[EncoderIdentity]
+
+
+@with_config(CHECKED)
+class ModelIdentities(TypedDict):
+    """What plan.json has under `models`."""
+
+    generator: GeneratorIdentity
+    annotation: AnnotationIdentity

@@ -1,0 +1,84 @@
+"""Local tars are hashed once: a machine remembers which ones have the bytes of their record."""
+
+import fcntl
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.fingerprint import fingerprint
+from data.formats import ShardEntry
+from data.machine import cache_folder
+
+BLOCK = 8 * 2**20  # bytes read at a time
+FOLDER = "hashed-tars"  # of the cache: an empty file for each tar, its name says which
+LOCK = ".lock"
+MOST_MARKS = 4096  # in each of 256 folders; for a million tars
+
+log = logging.getLogger("semix.root")
+_known: set[str] = set()  # by this process, whose cache may not be writable
+
+
+def check_tar(descriptor: int, shard: ShardEntry, *, place: str) -> None:
+    """Hash an open local tar, unless this one of this size and time was hashed before.
+
+    Processes take turns at a tar, so that one hashes it for all.
+
+    Args:
+        shard: entry of an index, or a commit record.
+        place: the tar's path.
+    Raises:
+        ValueError: it does not have the recorded size and SHA-256.
+    """
+    state = os.fstat(descriptor)
+    if state.st_size != shard.bytes:
+        raise ValueError(f"{state.st_size:,} bytes, its record says {shard.bytes:,}")
+    mark = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
+    path = cache_folder() / FOLDER / mark[:2] / mark
+    if mark in _known or path.exists():
+        return
+    with _turn(path) as writable:
+        if not path.exists():
+            if sha256_of(descriptor) != shard.sha256:
+                raise ValueError("does not have the recorded SHA-256")
+            if writable:
+                _remember(path)
+    _known.add(mark)
+
+
+def sha256_of(descriptor: int) -> str:
+    """Of an open file, from its beginning, whatever its position."""
+    digest, offset = hashlib.sha256(), 0
+    while block := os.pread(descriptor, BLOCK, offset):
+        digest.update(block)
+        offset += len(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[bool]:
+    """Alone with tars of this folder, if the cache can be written; whether it can."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if not _known:  # said once
+            reason = error.strerror or str(error)
+            log.warning("%s: %s; every process hashes the tars it reads", path.parent, reason)
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+    finally:
+        os.close(lock)
+
+
+def _remember(path: Path) -> None:
+    """Leave the mark, in place of the oldest where there are too many."""
+    marks = [mark for mark in path.parent.iterdir() if mark.name != LOCK]
+    if len(marks) >= MOST_MARKS:
+        min(marks, key=lambda mark: mark.stat().st_mtime_ns).unlink(missing_ok=True)
+    path.touch()

@@ -1,0 +1,141 @@
+"""A bit that flipped in a local tar is named by whatever reads it; each tar is hashed once."""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from data.dataset import MixedDataset
+from data.export import write_image_folder
+from data.formats import ShardEntry
+from data.pinned import Pinned
+from data.root import Root
+from data.stream import mixed_pipeline
+from data.verify import damage
+from tests.command import semix
+from tests.handmade import make_root
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Root:
+    """Of JPEGs, in which most flipped bits are other pixels and no error."""
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "cache"))
+    return make_root(tmp_path / "root", extension="jpg", side=32)
+
+
+def flip(root: Root, shard: int = 1, *, times: bool = False) -> ShardEntry:
+    """One bit of the last image of a tar.
+
+    Args:
+        times: leave the file's times as they were.
+    """
+    entry = root.committed()[shard]
+    path = Path(root.url, entry.tar)
+    state, content = path.stat(), bytearray(path.read_bytes())
+    place = content.rindex(b"\xff\xd9") - 40  # in front of the end of a JPEG
+    content[place] ^= 1
+    path.write_bytes(content)
+    if times:
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return entry
+
+
+def streamed(root: Root) -> None:
+    list(mixed_pipeline(root.url))
+
+
+def dataset(root: Root) -> MixedDataset:
+    return MixedDataset(root.url)
+
+
+def exported(root: Root) -> None:
+    target = Path(root.url).with_name("exported")
+    shutil.rmtree(target, ignore_errors=True)
+    write_image_folder(Pinned(Root(root.url)), target)
+
+
+READERS: list[Callable[[Root], object]] = [dataset, streamed, exported]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_flipped_bit_is_named(root, read):
+    read(root)
+    entry = flip(root)
+    assert [p for p in damage(root) if p.shard == 1] == []  # its size is right
+    with pytest.raises(ValueError, match=rf"^{entry.tar}: does not have the recorded SHA-256"):
+        read(root)
+
+
+def test_a_tar_that_is_as_it_was_is_not_hashed_again(root):
+    dataset(root)
+    flip(root, times=True)
+    dataset(root)
+    streamed(root)
+    entry = root.committed()[1]
+    os.utime(Path(root.url, entry.tar))
+    with pytest.raises(ValueError, match=entry.tar):
+        dataset(root)
+
+
+def test_a_copy_of_a_root_is_another_one(root, tmp_path):
+    dataset(root)
+    Path(root.url).rename(tmp_path / "moved")
+    moved = Root(str(tmp_path / "moved"))
+    flip(moved, times=True)
+    with pytest.raises(ValueError, match="recorded SHA-256"):
+        dataset(moved)
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(root, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SEMIX_CACHE", str(tmp_path / "file" / "cache"))
+    dataset(root)
+    entry = flip(root)
+    with pytest.raises(ValueError, match=entry.tar):
+        dataset(root)
+
+
+def test_export_names_it_and_leaves_nothing(root, tmp_path):
+    entry = flip(root)
+    status, _, err = semix("export", root.url, "--to", str(tmp_path / "out"), "--format", "folder")
+    assert status == 1 and entry.tar in err and "resume" in err
+    assert not (tmp_path / "out").exists()
+
+
+READER = """
+import sys
+from data.dataset import MixedDataset
+print(len(MixedDataset(sys.argv[1], memory_limit=0)))
+"""
+
+
+@pytest.mark.process
+def test_what_one_process_hashed_another_need_not(root):
+    def read() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", READER, root.url]
+        return subprocess.run(
+            command, cwd=Path(__file__).parents[2], capture_output=True, text=True
+        )
+
+    assert read().stdout == "6\n"
+    flip(root, times=True)
+    assert read().stdout == "6\n"
+    os.utime(Path(root.url, root.committed()[1].tar))
+    assert "recorded SHA-256" in read().stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_a_root_that_nobody_may_write(root, method):
+    for path in (Path(root.url), *Path(root.url).rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    mixed = MixedDataset(root.url, memory_limit=0)
+    context = multiprocessing.get_context(method)
+    loader = DataLoader(mixed, num_workers=2, multiprocessing_context=context)
+    assert sorted(int(sample["group"]) for sample in loader) == list(range(6))
