@@ -63,8 +63,8 @@ _BOTTLENECK = "resnet110_bottleneck"
 MODELS: Parameters = {
     "lenet": ("width",),
     **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
-    _BOTTLENECK: ("width",),
     **dict.fromkeys(EITHER_STEM, ("width", "stem")),
+    _BOTTLENECK: ("width",),
     **{f"{name}_tiny": ("width",) for name in (*EITHER_STEM, _BOTTLENECK)},
     "wrn26_10": (),
     "wrn28_10": (),

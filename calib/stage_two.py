@@ -276,7 +276,7 @@ class HeadStage:
             Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
             Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
         """
-        features = self.views.of_epoch(epoch, stop, lines)
+        features = self.views.of_epoch(epoch, stop)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
         done, figures, sums = self._start()
