@@ -103,14 +103,15 @@ def train_in_loop(
         seed=derived_seed(SEED, "masks"),
         **controller_params(settings.head),
     )
-    how = settings.head.optimiser
+    images = len(data.train_targets)
+    how = settings.head.optimiser_of(images)
     optimiser = torch.optim.SGD(
         head.parameters(), lr=how.learning_rate, momentum=0.9, weight_decay=how.weight_decay
     )
     batches = Batches(
         data.images("train"),
         data.train_targets,
-        batch_size=settings.head.batch_size,
+        batch_size=settings.head.batch_of(images),
         augment=settings.augment,
         device=torch.device(device),
     )

@@ -280,7 +280,7 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
     return Batches(
         data.images("train", accelerator),
         data.train_targets,
-        batch_size=config.head.batch_size,
+        batch_size=config.head.batch_of(len(data.train_targets)),
         augment=config.head.changes(config.augment),
         device=accelerator.device,
         process=accelerator.process_index,

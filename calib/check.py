@@ -103,11 +103,16 @@ def check_launch(config: TrainConfig, processes: int) -> None:
     require_trackers(config.trackers)
 
 
-def check_shares(config: TrainConfig, processes: int) -> None:
-    """Raises InputError for batches that cannot be shared out; names the setting."""
+def check_shares(config: TrainConfig, processes: int, *, images: int | None = None) -> None:
+    """Raises InputError for batches that cannot be shared out; names the setting.
+
+    Args:
+        images: of the training set, where they are counted: a head's batch may depend on them.
+    """
     sizes = {"batch_size": config.batch_size}
     if config.head is not None:
-        sizes["head.batch_size"] = config.head.batch_size
+        size = config.head.batch_size if images is None else config.head.batch_of(images)
+        sizes |= {} if size is None else {"head.batch_size": size}
     for field, size in sizes.items():
         if size % processes or size // processes < LEAST:
             remedy = f"{processes} processes share it equally; choose a multiple of {processes}"

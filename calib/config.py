@@ -63,8 +63,8 @@ _BOTTLENECK = "resnet110_bottleneck"
 MODELS: Parameters = {
     "lenet": ("width",),
     **{f"resnet{depth}": ("width",) for depth in _DEPTHS},
-    _BOTTLENECK: ("width",),
     **dict.fromkeys(EITHER_STEM, ("width", "stem")),
+    _BOTTLENECK: ("width",),
     **{f"{name}_tiny": ("width",) for name in (*EITHER_STEM, _BOTTLENECK)},
     "wrn26_10": (),
     "wrn28_10": (),
@@ -178,9 +178,24 @@ class AugmentConfig(Settings):
     flip: bool = Field(False, description="mirror half of the images; wrong for digits")
 
 
+# Of second stages: the paper's images a step and learning rate, of 45,000 images in some 352 steps
+# an epoch. A small set in such large batches has a handful: the masks of an epoch then take more
+# than it learns back, and the head ends points below the network. So batches are halved until an
+# epoch has steps enough, and the learning rate with them (Goyal et al. 2017's linear scaling).
+HEAD_BATCH, HEAD_RATE = 128, 0.1
+HEAD_STEPS, HEAD_SMALLEST = 128, 4
+
+
 class HeadOptimiserConfig(OptimiserConfig):
     """As for the classifier, at one learning rate throughout."""
 
+    # The classifier's has a value always; here the images of a step may decide it.
+    learning_rate: float | None = Field(  # type: ignore[assignment]
+        None,
+        gt=0,
+        description=f"at its highest; none: {HEAD_RATE:g}, times batch_size / {HEAD_BATCH} where "
+        "that is derived, too",
+    )
     schedule: Literal["multistep", "cosine", "constant"] = Field(
         "constant", description="of the learning rate; cosine falls to 0 with every step"
     )
@@ -190,7 +205,7 @@ class TSTOptimiserConfig(HeadOptimiserConfig):
     """TST's own: Adam, with neither weight decay nor clipping."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("adam", description="optimiser")
-    learning_rate: float = Field(1e-4, gt=0, description="at its highest")
+    learning_rate: float | None = Field(1e-4, gt=0, description="at its highest")
     weight_decay: float = Field(0.0, ge=0, description="on all weights")
     clip_norm: float | None = Field(
         None, gt=0, description="largest norm of the head's gradient; none does not clip"
@@ -206,7 +221,13 @@ class SecondStageConfig(Settings):
     """What every second stage has: a head trained on the frozen network, from real images alone."""
 
     epochs: int = Field(40, ge=1, description="passes over the real training images")
-    batch_size: int = Field(128, ge=2, description="images a step, over all processes")
+    batch_size: int | None = Field(
+        None,
+        ge=2,
+        description=f"images a step, over all processes; none: {HEAD_BATCH}, halved down to "
+        f"{HEAD_SMALLEST} until the training images make {HEAD_STEPS} steps an epoch, so "
+        f"{HEAD_BATCH} from {HEAD_BATCH * HEAD_STEPS:,} images on",
+    )
     optimiser: HeadOptimiserConfig = Field(HeadOptimiserConfig(), description="of the head")
     views: int | None = Field(
         None,
@@ -218,6 +239,22 @@ class SecondStageConfig(Settings):
     reduction: Literal["mean", "sum"] = Field(
         "mean", description="of the loss over a step's images; the paper's base code sums"
     )
+
+    def batch_of(self, images: int) -> int:
+        """Images of a step, with so many training images."""
+        if self.batch_size is not None:
+            return self.batch_size
+        size = HEAD_BATCH
+        while size > HEAD_SMALLEST and images // size < HEAD_STEPS:
+            size //= 2
+        return size
+
+    def optimiser_of(self, images: int) -> OptimiserConfig:
+        """The optimiser with its learning rate, with so many training images."""
+        if self.optimiser.learning_rate is not None:
+            return self.optimiser
+        share = 1.0 if self.batch_size is not None else self.batch_of(images) / HEAD_BATCH
+        return self.optimiser.model_copy(update={"learning_rate": HEAD_RATE * share})
 
     def changes(self, augment: AugmentConfig) -> AugmentConfig:
         """Random changes of the images that the head learns from."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calib.batches import Batch, apply_changes, draw_changes, head_batches
 from calib.config import AugmentConfig, TrainConfig
-from calib.epoch_lines import SILENT, EpochLines
+from calib.epoch_lines import EpochLines
 from calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
 from calib.real_data import TrainingData
 from calib.real_images import ranges
@@ -90,8 +90,16 @@ class FeatureViews:
         self.augmented = is_augmented(self.batches.augment)
         self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
         self._kept: dict[int, Tensor] = {}
+        self.lines = EpochLines(
+            f"{config.name} seed {seed} head",
+            epochs=config.head.epochs,
+            images=self.images,
+            steps=self.steps,
+            first=0,
+            printing=accelerator.is_main_process,
+        )
 
-    def of_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Tensor:
+    def of_epoch(self, epoch: int, stop: Stop = never) -> Tensor:
         """[N, D] float32, row i of training image i.
 
         Raises:
@@ -101,7 +109,7 @@ class FeatureViews:
         if view not in self._kept:
             if self.augmented and self.views is None:
                 self._kept.clear()  # before the next is made: two need not fit
-            self._kept[view] = self._make(view, stop, lines)
+            self._kept[view] = self._make(view, stop)
         return self._kept[view]
 
     def as_they_are(self) -> Tensor:
@@ -136,7 +144,7 @@ class FeatureViews:
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
 
-    def _make(self, view: int, stop: Stop, lines: EpochLines) -> Tensor:
+    def _make(self, view: int, stop: Stop) -> Tensor:
         generator, images = self._generator(view), self.batches.images
         found = torch.empty(len(images), self.network.num_features, device=self.device)
         done = 0
@@ -149,7 +157,7 @@ class FeatureViews:
                 rows = self.accelerator.gather(indices)
                 found[rows] = self.accelerator.gather(features)
                 done += len(rows)
-                lines.show_features(done)
+                self.lines.show_features(done)
         rest = self._order(view)[self.images :].to(self.device)
         if len(rest):  # other epochs, in their order, take them
             found[rest] = self._features(self._changed(rest, generator))

@@ -96,6 +96,7 @@ def write_report(
         title=title,
         lede=first,
         more=others,
+        warnings=[text for run in runs for text in load_evaluation(run).get("warnings", ())],
         methods=methods,
         measures=shown_in("page"),
         groups=groups,

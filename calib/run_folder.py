@@ -74,6 +74,7 @@ class Measures(TypedDict):
 
     bins: int
     temperature: float
+    validation_accuracy: NotRequired[float]  # as trained
     plain: dict[str, float]
     scaled: dict[str, float]
     ets: dict[str, float]
@@ -111,7 +112,11 @@ class SeedEvaluation(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """Of a run: the rows of all seeds."""
+    """Of a run: the rows of all seeds.
+
+    Attributes:
+        warnings: what to look at before the figures are believed, each with what to change.
+    """
 
     schema: int
     name: str
@@ -119,6 +124,7 @@ class Evaluation(TypedDict):
     evaluation: dict[str, object]
     seconds: float
     versions: dict[str, str]
+    warnings: NotRequired[list[str]]
     rows: list[Row]
 
 

@@ -266,7 +266,8 @@ class HeadStage:
         self.middle: Middle | None = None
         # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
         self.parameters = list(self.objective.parameters())
-        self.optimiser = build_optimiser(config.head.optimiser, self.parameters)
+        self.rates = config.head.optimiser_of(len(self.targets))
+        self.optimiser = build_optimiser(self.rates, self.parameters)
 
     def train_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Figures:
         """Train an epoch, or what is left of it after `middle`; returns its figures.
@@ -275,7 +276,7 @@ class HeadStage:
             Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
             Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
         """
-        features = self.views.of_epoch(epoch, stop, lines)
+        features = self.views.of_epoch(epoch, stop)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
         done, figures, sums = self._start()
@@ -358,8 +359,7 @@ class HeadStage:
         raise Stopped
 
     def _set_learning_rate(self, step: int) -> None:
-        settings = self.settings.optimiser
-        rate = learning_rate(settings, step, steps=self.steps, epochs=self.epochs)
+        rate = learning_rate(self.rates, step, steps=self.steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
 
     def _step(self, features: Tensor, chosen: Tensor) -> Tensor:
@@ -370,8 +370,8 @@ class HeadStage:
         (loss * self.scale).backward()
         share_gradients(self.parameters, self.accelerator)
         self.objective.after_backward()
-        if self.settings.optimiser.clip_norm is not None:
-            clip_grad_norm_(self.head.parameters(), self.settings.optimiser.clip_norm)
+        if self.rates.clip_norm is not None:
+            clip_grad_norm_(self.head.parameters(), self.rates.clip_norm)
         self.optimiser.step()
         self.objective.zero_grad()
         self.objective.after_step()

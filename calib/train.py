@@ -87,7 +87,9 @@ def train(
     todo = decided(lambda: unfinished_seeds(config, run), accelerator)
     index = decided(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
-    check_memory(config, images=len(data.real.train), num_classes=data.num_classes)
+    images = len(data.real.train)
+    check_shares(config, accelerator.num_processes, images=images)
+    check_memory(config, images=images, num_classes=data.num_classes)
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
@@ -102,8 +104,10 @@ def train(
     measure_otherwise(config, data, run, accelerator=accelerator)
     measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and measured:
-        write_evaluation(config, data, run)
+        evaluation = write_evaluation(config, data, run)
         print_line(f"{config.name}: measured in {run / EVALUATION}")
+        for warning in evaluation["warnings"]:
+            print_line(f"warning: {warning}")
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
 
 

@@ -156,6 +156,7 @@ def gathered(
     config: TrainConfig, data: TrainingData, seeds: Sequence[SeedEvaluation]
 ) -> Evaluation:
     """The rows of all seeds; its seconds are those of training and of the last measuring."""
+    rows = [row for seed in seeds for row in seed["rows"]]
     return {
         "schema": SCHEMA,
         "name": config.name,
@@ -163,8 +164,44 @@ def gathered(
         "evaluation": config.evaluation.model_dump(mode="json"),
         "seconds": sum(seed["seconds"] for seed in seeds),
         "versions": versions(),
-        "rows": [row for seed in seeds for row in seed["rows"]],
+        "warnings": head_warnings(config, rows, images=len(data.real.validation)),
+        "rows": rows,
     }
+
+
+MOST_LOST = 0.02  # of validation accuracy: a head is trained for calibration, not at this price
+CHANGES = {  # that bring it back, by method
+    "mac_cal": "lower head.optimiser.learning_rate, give it more steps by a smaller "
+    "head.batch_size, raise head.p_start and head.p_min",
+    "tst": "give it more steps by head.epochs or a smaller head.batch_size, raise head.latent",
+}
+
+
+def head_warnings(config: TrainConfig, rows: Sequence[Row], *, images: int) -> list[str]:
+    """A sentence where the head costs more validation accuracy than MOST_LOST, in some seed.
+
+    Args:
+        images: of validation.
+    """
+    if config.head is None:
+        return []
+    found: dict[Stage, dict[int, float]] = {"base": {}, "head": {}}
+    for row in rows:
+        if "validation_accuracy" in row:  # not in rows of before there were any
+            found[row["stage"]][row["seed"]] = row["validation_accuracy"]
+    lost = [
+        f"seed {seed}: {100 * before:.1f} % to {100 * after:.1f} %"
+        for seed, after in found["head"].items()
+        if (before := found["base"][seed]) - after > MOST_LOST
+    ]
+    if not lost:
+        return []
+    method = config.head.method
+    text = f"the {method} head loses more than {100 * MOST_LOST:g} points of validation accuracy"
+    change = CHANGES["mac_cal" if method == "mac_cal" else "tst"]
+    return [
+        f"{config.name}: {text} ({'; '.join(lost)}; {images} images): {change}, or leave it out"
+    ]
 
 
 def versions() -> dict[str, str]:
@@ -252,6 +289,7 @@ def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None)
     row: Measures = {
         "bins": config.bins,
         "temperature": temperature,
+        "validation_accuracy": _accuracy(*held_out),
         "plain": figures["plain"],
         "scaled": figures["scaled"],
         "ets": figures["ets"],
@@ -266,6 +304,10 @@ def measure(found: Mapping[str, Tensor], config: EvaluationConfig | None = None)
         row["posthoc_intervals"] = intervals
         row["drawn"] = drawn
     return row
+
+
+def _accuracy(logits: Tensor, targets: Tensor) -> float:
+    return int((logits.argmax(1) == targets).sum()) / len(targets)
 
 
 def _kept_of(drawn: Tensor) -> dict[str, list[float]]:

@@ -148,9 +148,10 @@ class ResNet(ImageClassifier):
         super().__init__()
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         first = convolution(3, stem, 7, stride=2) if imagenet_stem else convolution(3, stem, 3)
-        parts["stem"] = nn.Sequential(first, nn.BatchNorm2d(stem), nn.ReLU())
+        layers: list[nn.Module] = [first, nn.BatchNorm2d(stem), nn.ReLU()]
         if imagenet_stem:
-            parts["stem"].append(nn.MaxPool2d(3, stride=2, padding=1))
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+        parts["stem"] = nn.Sequential(*layers)
         channels = stem
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts[f"stage{number}"] = stage(

@@ -137,7 +137,7 @@ def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, mon
     assert "all seed 0 head features of 60 of 60 images" in lines
     ends = [line for line in lines if line.startswith("all seed 0 base 2/2  loss ")]
     assert re.search(r"images/s  [\d.e-]+ s per epoch  0:00 left$", ends[0])
-    assert not any(line.startswith("warning") for line in lines)
+    assert not any(line.startswith("warning: model") for line in lines)
 
 
 def test_a_stem_that_does_not_fit_is_warned_of(make_run, capsys):

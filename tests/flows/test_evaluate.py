@@ -70,7 +70,9 @@ def test_other_settings_are_measured_beside_and_the_run_keeps_its_own(run: Path,
     assert "ECE of 5 bins" in text
 
 
-def test_what_is_measured_beside_leaves_runs_comparable(run: Path, measured: Path, tmp_path: Path):
+def test_what_is_measured_beside_leaves_runs_comparable(
+    run: Path, measured: Path, tmp_path: Path, prefect_api: str
+):
     evaluate(run, overrides=["evaluation.bins=20"])
     config = json.loads((measured / "config.json").read_text()) | {"name": "other"}
     other = Path(shutil.copytree(measured, tmp_path / "other"))
@@ -82,7 +84,7 @@ def test_what_is_measured_beside_leaves_runs_comparable(run: Path, measured: Pat
     assert "15 bins" in " ".join(out.split())
 
 
-def test_another_file_may_be_named(run: Path, tmp_path: Path):
+def test_another_file_may_be_named(run: Path, tmp_path: Path, prefect_api: str):
     file, before = tmp_path / "elsewhere.json", content(run)
     found = evaluate(run, overrides=["evaluation.bins=7"], to=file)
     assert json.loads(file.read_text()) == found and found["rows"][0]["bins"] == 7

@@ -1,0 +1,99 @@
+"""A MaC-Cal head on a small set: defaults that hold, and a loud word where settings do not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calib.config import HeadConfig, MaCCalConfig, TrainConfig, TSTConfig
+from calib.page import write_report
+from calib.run_folder import claim_run
+from calib.train import train
+from data.settings import load_settings
+
+SETTINGS = {
+    "name": "small",
+    "real": {"name": "digits", "image_size": 16, "train_per_class": 60},
+    "model": {"name": "resnet8", "width": 8},
+    "epochs": 12,
+    "batch_size": 30,
+    "augment": {"shift": 1},
+    "optimiser": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
+    "head": {"method": "mac_cal", "gamma": 0.9},  # as the README has it
+    "trackers": [],
+    "evaluation": {"bootstrap": 0},
+}
+PAPERS = {"method": "mac_cal", "batch_size": 128, "optimiser": {"learning_rate": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = claim_run(load_settings(TrainConfig, SETTINGS), tmp_path_factory.mktemp("small")).parent
+    train(run)
+    return run
+
+
+def evaluation(run: Path) -> dict:
+    return json.loads((run / "evaluation.json").read_text())
+
+
+def lost(run: Path) -> float:
+    """Points of validation accuracy that the head takes."""
+    base, head = evaluation(run)["rows"]
+    return 100 * (base["validation_accuracy"] - head["validation_accuracy"])
+
+
+def test_a_head_of_default_settings_keeps_a_small_sets_accuracy(small: Path):
+    assert evaluation(small)["rows"][0]["validation_accuracy"] > 0.9
+    assert lost(small) <= 2
+    assert evaluation(small)["warnings"] == []
+
+
+def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = load_settings(TrainConfig, {**SETTINGS, "name": "large batches", "head": PAPERS})
+    run = claim_run(config, tmp_path / "run").parent
+    train(run)
+    assert lost(run) > 2
+    (warning,) = evaluation(run)["warnings"]
+    base, head = (row["validation_accuracy"] for row in evaluation(run)["rows"])
+    text = "large batches: the mac_cal head loses more than 2 points of validation accuracy"
+    figures = f"(seed 0: {100 * base:.1f} % to {100 * head:.1f} %; 300 images)"
+    assert warning.startswith(f"{text} {figures}: lower head.optimiser.learning_rate")
+    assert "head.batch_size" in warning and "head.p_start" in warning
+    assert f"warning: {warning}" in capsys.readouterr().out.splitlines()
+    page = tmp_path / "page.html"
+    write_report(page, runs=[small, run], mixed=None, agreement=None, facts={}, title="heads")
+    assert page.read_text().count("<b>Warning.</b>") == 1
+    assert warning in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "rate"),
+    [
+        (45_000, 128, 0.1),  # the paper's
+        (16_384, 128, 0.1),
+        (16_383, 64, 0.05),
+        (2_000, 8, 0.00625),
+        (300, 4, 0.003125),  # 75 steps
+        (20, 4, 0.003125),
+    ],
+)
+def test_batches_and_learning_rate_follow_the_size_of_the_training_set(images, batch, rate):
+    head = MaCCalConfig()
+    assert head.batch_of(images) == batch
+    assert head.optimiser_of(images).learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("head", "batch", "rate"),
+    [
+        (MaCCalConfig(batch_size=20), 20, 0.1),
+        (MaCCalConfig.model_validate({"optimiser": {"learning_rate": 0.5}}), 4, 0.5),
+        (TSTConfig(method="tst"), 4, 1e-4),
+    ],
+)
+def test_what_is_set_by_hand_stays(head: HeadConfig, batch: int, rate: float):
+    assert head.batch_of(300) == batch
+    assert head.optimiser_of(300).learning_rate == rate
