@@ -115,7 +115,7 @@ def _made(
             refuse_gaps(root, selection)
             root.write_index()
             return root
-    check_work(root, settings)
+    check_work(root, settings, selection)
     # Workers start beside Prefect's imports.
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
