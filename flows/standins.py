@@ -13,12 +13,17 @@ from data.imagefolder import refuse_among_pictures
 from data.real import load_real
 from data.settings import Settings, load_settings, whole_path
 from data.splits import RealDataConfig
-from pipeline.config import GeneratorConfig
+from pipeline.config import EncoderConfig, GeneratorConfig
 from pipeline.standins import train_standins
 
 BUILD = "build.yaml"
 STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose pictures are best with them
 IMAGES, ALPHAS = 1000, 8  # to mix: as many at least
+# Goes before the last line of the section `annotation`.
+WHY_SCALE = """\
+  # Gives the labels of series of these models 0.85 of the entropy of even labels. `auto` would make
+  # them nearly hard, for these models tell the classes of their own pictures apart with ease.
+"""
 
 log = logging.getLogger("semix.standins")
 
@@ -47,7 +52,9 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         InputError: no pictures, or some that the models cannot be trained on; a folder that
             cannot be written.
     """
-    from pipeline.standins.agreement import end_point_agreement  # costs seconds: not to refuse
+    # These cost seconds, which a refusal need not.
+    from pipeline.standins.agreement import end_point_agreement
+    from pipeline.standins.softness import soft_scale
 
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
@@ -57,7 +64,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
-    found = end_point_agreement(load_settings(GeneratorConfig, generator), real)
+    small = load_settings(GeneratorConfig, generator)
+    found = end_point_agreement(small, real)
     config = out / BUILD
     if config.exists():
         log.info("%s is there and stays; the models are in %s", config, models.diffusion.parent)
@@ -70,7 +78,9 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
             "mixing": {"alphas": ALPHAS, "groups_per_pair": series},
             "annotation": annotation,
         }
-        config.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
+        config.write_text(text + WHY_SCALE + f"  scale: {scale}\n")
     return {
         "diffusion": generator["model"],
         "clip": annotation["model"],
