@@ -28,7 +28,8 @@ from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
 from flows.slots import SlotSettings, workers_ahead
-from pipeline.config import BuildConfig
+from pipeline.config import BuildConfig, hard_labels
+from pipeline.prototypes import stored_scale
 from pipeline.root import (
     checked_plan,
     create_root,
@@ -195,6 +196,9 @@ def check(
         missing = plan.num_shards
         store.check_writable(tidy=True)
     say_notes(config)
+    if root and config.annotation.scale == "auto" and config.annotation.rule == "projection":
+        for note in hard_labels(stored_scale(root)):
+            log.warning("%s", note)
     if config.real.name == "imagefolder":
         surveyed = survey_images(config.real)
         log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))

@@ -287,3 +287,13 @@ print("torch" in sys.modules, "open_clip" in sys.modules)
     command = [sys.executable, "-c", script, hasty_config.model_dump_json(), str(tmp_path / "new")]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout.strip() == "False False", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [("scale=20", 1), ("scale=4", 0), ("scale=auto", 0), ("rule=mixing_ratio", 0)],
+)
+def test_a_scale_that_makes_labels_nearly_hard_is_said(hasty_config, setting, count):
+    found = notes(load_settings(BuildConfig, hasty_config.model_dump(), [f"annotation.{setting}"]))
+    assert len(found) == count
+    assert all("gives an average real image the label 0.99995" in note for note in found)
