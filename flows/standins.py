@@ -21,8 +21,8 @@ STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose pictures are best with 
 IMAGES, ALPHAS = 1000, 8  # to mix: as many at least
 # Goes before the last line of the section `annotation`.
 WHY_SCALE = """\
-  # Gives the labels of series of these models 0.85 of the entropy of even labels. `auto` would make
-  # them nearly hard, for these models tell the classes of their own pictures apart with ease.
+  # Gives the labels of series of these models about 0.85 of the entropy of even labels. `auto` may
+  # make them nearly hard, for these models tell the classes of their own pictures apart with ease.
 """
 
 log = logging.getLogger("semix.standins")
@@ -70,17 +70,16 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     if config.exists():
         log.info("%s is there and stays; the models are in %s", config, models.diffusion.parent)
     else:
+        scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
         pairs = math.comb(len(real.class_names), 2)
-        series = math.ceil(IMAGES / (ALPHAS * pairs))
         values = {
             "real": settings.model_dump(mode="json", exclude_defaults=True),
             "generator": generator,
-            "mixing": {"alphas": ALPHAS, "groups_per_pair": series},
+            "mixing": {"alphas": ALPHAS, "groups_per_pair": math.ceil(IMAGES / (ALPHAS * pairs))},
             "annotation": annotation,
         }
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
-        config.write_text(text + WHY_SCALE + f"  scale: {scale}\n")
+        config.write_text(f"{text}{WHY_SCALE}  scale: {scale}\n")
     return {
         "diffusion": generator["model"],
         "clip": annotation["model"],
