@@ -1,5 +1,6 @@
 """Single series of a root, found by their numbers and drawn: what a person looks at first."""
 
+import math
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ NAME_SIZES = (14, 10)  # the smaller where a name would else be higher than its 
 SMALL = ImageFont.load_default(10)
 TEXT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
 PAPER = "#ffffff"  # a picture of its own, which viewers show on any ground
+
+HARD = 0.05  # of `entropy_share`: less is nearly hard
 
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
@@ -87,6 +90,16 @@ def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
             remedy = f"is not made yet; run `semix resume {root.url} --shards "
             raise InputError("group", group, f"{remedy}{shard_of(root, group)}`")
     return [found[group] for group in groups]
+
+
+def entropy_share(samples: Sequence[GroupSample]) -> float:
+    """Mean entropy of the labels of these series, in that of labels even over their classes."""
+    shares = [
+        -sum(p * math.log(p) for _, p in label if p > 0) / math.log(len(sample.record.classes))
+        for sample in samples
+        for label in sample.record.labels
+    ]
+    return sum(shares) / len(shares)
 
 
 def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:

@@ -31,7 +31,7 @@ from data.fingerprint import fingerprint
 from data.lineage import in_words, made_now, source
 from data.printable import markdown_text
 from data.root import Progress, Root
-from data.series import contact_sheet, read_series, some_of_all_pairs
+from data.series import HARD, contact_sheet, entropy_share, read_series, some_of_all_pairs
 from flows.progress import Rate, counted, describe, duration, standing, to_come
 
 ARTIFACT_EVERY_S = 5.0
@@ -50,6 +50,7 @@ MOST_SIDE = 1600  # pixels
 MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
 
 log = logging.getLogger("semix.prefect")
+build_log = logging.getLogger("semix.build")
 
 _warned: set[str] = set()  # runs that were told that something is not shown
 
@@ -193,6 +194,13 @@ def build_summary(
         facts = summary(root.progress(), began=began, seconds=seconds)
         told = made_now(before, root.done())
         facts |= {"made in this run": told["made"], "reused": told["reused"]}
+        if groups := _some_groups(root):
+            share = entropy_share(read_series(root, groups))
+            facts["entropy of labels"] = f"{share:.2f} of equal labels'"
+            if share < HARD:
+                text = "%s: labels are nearly hard (%.2f of the entropy of equal labels), which "
+                text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
+                build_log.warning(text, root.url, share, root.url)
         facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
         place = markdown_text(root.url)
         text = f"What is at {place}; the rate of one worker leaves out loading models."

@@ -28,7 +28,8 @@ from flows.calling import run_flow
 from flows.configs import load_config
 from flows.costs import SHARE, check_rates, costs
 from flows.slots import SlotSettings, check_gpu, workers_ahead
-from pipeline.config import BuildConfig
+from pipeline.config import BuildConfig, hard_labels
+from pipeline.prototypes import stored_scale
 from pipeline.root import (
     checked_plan,
     create_root,
@@ -116,7 +117,7 @@ def _made(
             refuse_gaps(root, selection)
             root.write_index()
             return root
-    check_work(root, settings)
+    check_work(root, settings, selection)
     # Workers start beside Prefect's imports.
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
@@ -196,6 +197,9 @@ def check(
         missing = plan.num_shards
         store.check_writable(tidy=True)
     say_notes(config)
+    if root and config.annotation.scale == "auto" and config.annotation.rule == "projection":
+        for note in hard_labels(stored_scale(root)):
+            log.warning("%s", note)
     if config.real.name == "imagefolder":
         say_what_is_ignored(config.real)
     found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)

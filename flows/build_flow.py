@@ -78,7 +78,7 @@ def build_flow(
         settings = SlotSettings(slots, runner, cluster, range, device)
         if lacking:
             if checked is None:
-                check_work(root, settings)
+                check_work(root, settings, selection)
             errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
         else:
             restore(root, settings.flow_device)

@@ -14,13 +14,14 @@ from data.root import Made, Root
 from data.splits import RealDataConfig
 from data.verify import damage, put_aside
 from flows.configs import load_config
+from flows.costs import check_space
 from flows.failures import RunFailed, few_ranges, reasons
 from flows.progress import counting
 from flows.slots import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
 from pipeline.prototypes import prepare
-from pipeline.root import config_of, create_root, open_root
+from pipeline.root import config_of, create_root, open_root, plan_of
 
 log = logging.getLogger("semix.build")
 
@@ -143,7 +144,7 @@ def restore(root: Root, device: str) -> None:
         prepare(root, device=device)
 
 
-def check_work(root: Root, slots: SlotSettings) -> None:
+def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> None:
     """Raises InputError for what would keep every slot from working."""
     check_slots(slots)
     if not root.store.shared:
@@ -154,6 +155,7 @@ def check_work(root: Root, slots: SlotSettings) -> None:
         moved = f"semix resume {root.url} --set {error.field}=PLACE"
         remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
         raise InputError(error.field, error.value, remedy) from None
+    check_space(plan_of(root), root.store, missing=len(selection.wanted(root)))
 
 
 def survey_images(config: RealDataConfig) -> Survey:

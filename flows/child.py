@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import queue
+import re
 import runpy
 import signal
 import subprocess
@@ -30,6 +31,7 @@ LAST_LINES = 20
 GRACE_S = 10.0  # between asking a process group to end (SIGTERM) and ending it (SIGKILL)
 KILL_S = 30.0  # after SIGKILL, until a process counts as stuck in the kernel
 END_POLL_S = 0.05
+ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception)\b")  # ours, and the end of a traceback
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 log = logging.getLogger("semix.child")
@@ -60,6 +62,16 @@ class Outcome:
     last_lines: tuple[str, ...]
 
     def __str__(self) -> str:
+        return f"{self.how}: {self.error}" if self.exited and self.error else self.how
+
+    @property
+    def exited(self) -> bool:
+        """Whether it ended by itself, so that its last words say why."""
+        return self.returncode >= 0 and not (self.stuck or self.hung)
+
+    @property
+    def how(self) -> str:
+        """As its text, without its last words."""
         if self.stuck:
             return f"process {self.pid} is stuck in the kernel; SIGKILL did not end it"
         if self.hung:
@@ -67,6 +79,13 @@ class Outcome:
         if self.returncode >= 0:
             return f"exit status {self.returncode}"
         return f"killed by signal {-self.returncode} ({signal.Signals(-self.returncode).name})"
+
+    @property
+    def error(self) -> str:
+        """The last line that names an error, else the last one; empty if it wrote nothing."""
+        lines = [line.strip() for line in reversed(self.last_lines) if line.strip()]
+        found = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
+        return found.removeprefix("error: ")
 
 
 @dataclass

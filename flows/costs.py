@@ -18,6 +18,7 @@ SHARE = 0.45
 # A place with less than this share of the estimate is too small whatever the images look like:
 # they differ by 10 to 30 % from those it was measured on, and the rest is exact.
 SURE = 0.5
+LARGEST_IMAGE = 3 * 2048**2  # bytes, of 2048 pixels a side without compression
 NOT_KNOWN = "not known"
 LONG_HOURS = 1.0
 # Of memory traffic between a network's operations, reckoned for an H100.
@@ -108,6 +109,24 @@ def check_rates(share: float, rate: float | None) -> None:
         raise InputError("share", share, "give a share of the device's rate, above 0 and at most 1")
     if rate is not None and not rate > 0:
         raise InputError("rate", rate, "give the device's TFLOP/s, above 0")
+
+
+def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
+    """What `costs` says of space, of so many missing shards, for a build that begins now.
+
+    Models are counted only where images of any model might not fit.
+
+    Raises:
+        InputError: too little space, a model that cannot be used.
+    """
+    free, share = free_bytes(store), missing / plan.num_shards
+    if free is None or free > plan.num_images * share * LARGEST_IMAGE:
+        return
+    from pipeline.estimate import estimate
+
+    needed = estimate(plan).bytes
+    if needed is not None:
+        refuse_small_place(store, needed * share, free)
 
 
 def free_bytes(store: "Store") -> int | None:

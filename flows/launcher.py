@@ -185,4 +185,4 @@ def how_it_ended(outcome: Outcome, words: Sequence[str]) -> str:
     word = most_telling(words)
     if not word and any(line.startswith("Traceback") for line in outcome.last_lines):
         word = outcome.last_lines[-1]
-    return f"{outcome}: {word or SILENCE}"
+    return f"{outcome.how}: {word or SILENCE}"

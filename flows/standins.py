@@ -15,12 +15,17 @@ from data.real import load_real
 from data.settings import Settings, load_settings, whole_path
 from data.splits import RealDataConfig
 from flows.build_steps import say_what_is_ignored
-from pipeline.config import GeneratorConfig
+from pipeline.config import EncoderConfig, GeneratorConfig
 from pipeline.standins import train_standins
 
 BUILD = "build.yaml"
 STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose pictures are best with them
 IMAGES, ALPHAS = 1000, 8  # to mix: as many at least
+# Goes before the last line of the section `annotation`.
+WHY_SCALE = """\
+  # Gives the labels of series of these models about 0.85 of the entropy of even labels. `auto` may
+  # make them nearly hard, for these models tell the classes of their own pictures apart with ease.
+"""
 
 log = logging.getLogger("semix.standins")
 
@@ -49,7 +54,9 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         InputError: no pictures, or some that the models cannot be trained on; a folder that
             cannot be written.
     """
-    from pipeline.standins.agreement import end_point_agreement  # costs seconds: not to refuse
+    # These cost seconds, which a refusal need not.
+    from pipeline.standins.agreement import end_point_agreement
+    from pipeline.standins.softness import soft_scale
 
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
@@ -61,21 +68,22 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
-    found = end_point_agreement(load_settings(GeneratorConfig, generator), real)
+    small = load_settings(GeneratorConfig, generator)
+    found = end_point_agreement(small, real)
     config = out / BUILD
     if config.exists():
         log.info("%s is there and stays; the models are in %s", config, models.diffusion.parent)
     else:
+        scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
         pairs = math.comb(len(real.class_names), 2)
-        series = math.ceil(IMAGES / (ALPHAS * pairs))
         values = {
             "real": settings.model_dump(mode="json", exclude_defaults=True),
             "generator": generator,
-            "mixing": {"alphas": ALPHAS, "groups_per_pair": series},
+            "mixing": {"alphas": ALPHAS, "groups_per_pair": math.ceil(IMAGES / (ALPHAS * pairs))},
             "annotation": annotation,
         }
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        write_atomically(config, text.encode())
+        write_atomically(config, f"{text}{WHY_SCALE}  scale: {scale}\n".encode())
     return {
         "diffusion": generator["model"],
         "clip": annotation["model"],

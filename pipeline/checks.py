@@ -14,6 +14,7 @@ from pipeline.config import (
     BuildConfig,
     EncoderConfig,
     GeneratorConfig,
+    hard_labels,
 )
 from pipeline.generators.schedulers import (
     own_scheduler,
@@ -56,7 +57,14 @@ def check_models(config: BuildConfig) -> None:
 
 
 def notes(config: BuildConfig) -> list[str]:
-    """What a user may not expect of models that can be used, a sentence each."""
+    """What a user may not expect of settings that can be used, a sentence each."""
+    annotation = config.annotation
+    sharpened = annotation.rule == "projection" and annotation.scale != "auto"
+    hard = hard_labels(float(annotation.scale)) if sharpened else []
+    return [*_left_out(config), *hard]
+
+
+def _left_out(config: BuildConfig) -> list[str]:
     folder = local_path(config.generator.model)
     index = folder / "model_index.json" if folder else None
     if index is None or not index.is_file():

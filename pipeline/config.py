@@ -1,5 +1,6 @@
 """All settings of a mixed dataset: everything that decides what it contains."""
 
+import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -322,6 +323,9 @@ class EncoderConfig(Settings):
     )
 
 
+NEARLY_HARD = 0.99  # of an average real image's label
+
+
 class AnnotationConfig(EncoderConfig):
     """How an image gets its soft label."""
 
@@ -382,6 +386,23 @@ class AnnotationConfig(EncoderConfig):
         """One or two CLIP models, each with the path of its settings."""
         second = [] if self.second is None else [("annotation.second", self.second)]
         return [("annotation", self.first), *second]
+
+
+def implied_label(scale: float) -> float:
+    """The probability of the own class that a sharpening gives to an average real image, whose
+    weight is 1."""
+    return 1 / (1 + math.exp(-scale / 2))
+
+
+def hard_labels(scale: float) -> list[str]:
+    """A sentence on a sharpening under which labels are nearly hard; none on a softer one."""
+    label = implied_label(scale)
+    if label <= NEARLY_HARD:
+        return []
+    return [
+        f"annotation.scale {scale:.3g} gives an average real image the label {label:.5f}: such "
+        "labels are nearly hard, which cost accuracy in docs/studies; CSM takes 2.3 or 4"
+    ]
 
 
 class ShardConfig(Settings):

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from data.errors import InputError
 from data.tensors import Facts, open_sealed, seal
-from pipeline.config import AnnotationConfig
+from pipeline.config import AnnotationConfig, hard_labels, implied_label
 from pipeline.provenance import EncoderIdentity
 
 FEATURES, SECOND = "features", "second"  # what the features of each encoder are called in files
@@ -146,17 +146,13 @@ class PrototypeFile:
                 text = "sharpening of %s: scale %.3g (%s); an average real image would be labelled"
                 how = "from the spread of real images" if measured else "as set"
                 log.info(f"{text} %.3f", name, scale, how, implied_label(scale))
+            for note in hard_labels(scale) if measured else ():
+                log.warning("%s", note)
 
 
 def scale_of(measurement: Measurement, config: AnnotationConfig) -> float:
     """The sharpening that these settings mean."""
     return measurement.scale(config.scale, normalize=config.normalize)
-
-
-def implied_label(scale: float) -> float:
-    """The probability of the own class that a sharpening gives to an average real image, whose
-    weight is 1."""
-    return 1 / (1 + math.exp(-scale / 2))
 
 
 def measured(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:

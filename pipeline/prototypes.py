@@ -179,3 +179,11 @@ def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
     """
     tensors, facts = unpack(root.store.get(PROTOTYPES))
     return tensors["prototypes"], facts
+
+
+def stored_scale(root: Root) -> float:
+    """The sharpening that prototypes of a root gave; 0 where none are there that can be read."""
+    try:
+        return float(read_prototypes(root)[1]["scale"])
+    except (FileNotFoundError, ValueError):
+        return 0.0

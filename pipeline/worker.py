@@ -10,6 +10,7 @@ answer, or shard after shard fails), 78 the settings are wrong, 143 asked to sto
 """
 
 import argparse
+import errno
 import logging
 import signal
 import sys
@@ -222,6 +223,7 @@ class Worker:
     part: Part = WHOLE
     beat: Beat = lambda: None
     _failed_in_a_row: int = 0
+    _cause: str = ""  # of the last failure
 
     @cached_property
     def _renewing(self) -> Renewing:
@@ -289,6 +291,7 @@ class Worker:
         except InputError:
             raise
         except Exception as error:
+            self._cause = cause_of(error, self.work.store.url)
             self._record(shard, error)
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
@@ -313,7 +316,8 @@ class Worker:
         walk.give_up(shard)
         self._failed_in_a_row += shard not in (walk.before or ())
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
-            raise FailsAlways(f"{self._failed_in_a_row} shards in a row failed")
+            text = f"{self._failed_in_a_row} shards in a row failed, the last one by {self._cause}"
+            raise FailsAlways(text)
 
     def _record(self, shard: int, error: Exception) -> None:
         print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
@@ -349,15 +353,17 @@ def main(arguments: list[str] | None = None) -> int:
         print_line(f"error: {error}", file=sys.stderr)
         return CONFIGURATION
     except DeviceError as error:
-        print_line(f"device error, asking for a new process: {error}", file=sys.stderr)
+        text = f"error: the device fails, asking for a new process: {error}"
+        print_line(text, file=sys.stderr)
         return RESTART
     except FailsAlways as error:
-        print_line(f"{error}, asking for a new process", file=sys.stderr)
+        print_line(f"error: {error}; asking for a new process", file=sys.stderr)
         return RESTART
     except Exception as error:
         print_traceback()
         if _is_passing(error):
-            text = f"the store or a file fails, asking for a new process: {error}"
+            cause = cause_of(error, options.url)
+            text = f"error: the store or a file fails, asking for a new process: {cause}"
             print_line(text, file=sys.stderr)
             return RESTART
         return RESTART if _is_device_error(error) else BROKEN
@@ -371,6 +377,19 @@ def work_of(root: Root, *, labels: str | None) -> Work:
 def _chosen(options: argparse.Namespace) -> Container[int] | None:
     text = options.shards_file.read_text() if options.shards_file else options.shards
     return parse_ranges(text) if text else None
+
+
+def cause_of(error: Exception, url: str) -> str:
+    """What failed in a few words; of a full disk, its place.
+
+    Args:
+        url: of the root, which is meant where the error names no file.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        file = str(error.filename or url)
+        inside = file.startswith(url.removesuffix("/"))
+        return f"disk full at {url if inside else Path(file).parent}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_passing(error: Exception) -> bool:

@@ -152,7 +152,8 @@ def generate(
             if stop.is_set():
                 return _stopped(slot)
             reason = f"slot {slot}: its worker ended: {outcome}"
-            text = "\n".join([reason, *outcome.last_lines[-8:]])
+            more = (line for line in outcome.last_lines[-8:] if outcome.error not in line)
+            text = "\n".join([reason, *(more if outcome.exited else outcome.last_lines[-8:])])
             if not _is_lost(outcome):
                 raise WorkerFailed(text)
             if url:
@@ -160,10 +161,11 @@ def generate(
             losses = 1 if lines.made > made else losses + 1
             if losses > RETRIES:
                 raise WorkerLost(text)
-            then = f"restart {losses} of {RETRIES}"
+            pause = pause_after(losses, pause_s)
+            then = f"restart {losses} of {RETRIES} in {pause:.0f} s"
             get_run_logger().warning(printable(f"{text}\n{then}"))
             log.warning("%s; %s", reason, then, extra={"told_prefect": True})
-            _sleep(pause_after(losses, pause_s), stop)
+            _sleep(pause, stop)
             if stop.is_set():
                 return _stopped(slot)
 

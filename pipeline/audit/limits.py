@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from data.formats import LeftOut
+from data.series import HARD
 from pipeline.audit.findings import (
     ClassFigures,
     Correlation,
@@ -20,7 +21,7 @@ END_POINTS = 0.9
 END_POINTS_OF_SERIES = 0.95  # between two classes only, so it should be rarer to miss
 STILL = 0.01
 IMBALANCE = 1.5  # largest label mass of a class over the smallest
-HARD, UNDECIDED = 0.05, 0.95  # mean label entropy, as shares of that of equal labels
+UNDECIDED = 0.95  # mean label entropy, as a share of that of equal labels; HARD is the least
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
 STABILITY = 0.0  # median cosine; a noise that inversion does not find again has about 0
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,12 +115,19 @@ def clip_training(
         return
     command = [sys.executable, "-P", "-m", "pipeline.standins.small_clip", str(folder)]
     told = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as said,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as process,
+    ):
         assert process.stdin is not None
 
         def wait() -> None:
             if status := process.wait():
-                raise RuntimeError(f"training CLIP ended with exit status {status}")
+                said.seek(0)
+                text = said.read().strip()
+                print(text, file=sys.stderr)
+                last = (text.splitlines() or ["it gave no reason"])[-1]
+                raise RuntimeError(f"training CLIP ended with exit status {status}: {last}")
 
         try:
             with process.stdin as pipe:

@@ -91,6 +91,17 @@ def test_progress_of_a_training_counts_the_epochs_of_all_its_seeds(tmp_path):
     assert (share, words) == (0.5, "1 of 3 seeds measured, seed 1: epoch 2 of 4")
 
 
+@pytest.mark.parametrize(("images", "warned"), [(2, True), (5, False)])
+def test_labels_that_came_out_nearly_hard_are_said_at_the_end_of_a_build(
+    tmp_path, caplog, monkeypatch, prefect_api, images, warned
+):
+    """Of end points alone all are hard; of five images three are not."""
+    monkeypatch.setattr(logging.getLogger("semix"), "propagate", True)
+    root = make_root(tmp_path / "mixed", shards=2, count=images)
+    build_summary(root, key="end", began=root.progress(), before=[], seconds=2.0)
+    assert ("labels are nearly hard (0.00 of the entropy of equal labels)" in caplog.text) == warned
+
+
 def test_a_picture_shrinks_until_it_fits():
     noise = np.random.default_rng(0).integers(0, 256, (500, 600, 3), dtype=np.uint8)
     assert MOST_TEXT / 4 < len(as_text(Image.fromarray(noise))) <= MOST_TEXT
@@ -153,6 +164,7 @@ def test_the_end_of_a_build_names_failures(shown):
     rows = {row["what"]: row["value"] for row in json.loads(shown[0]["end-summary"]["data"])}
     assert rows["shards"] == "5 of 6, 0 in this run"
     assert rows["shard 4 failed"] == "OSError: disk full"
+    assert rows["entropy of labels"].endswith(" of equal labels'")
 
 
 def test_series_are_shown_of_several_shards(shown):

@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,27 @@ def test_every_line_arrives_in_order_and_the_last_are_kept():
     assert lines == [str(i) for i in range(100)]
     assert outcome.last_lines == tuple(lines[-LAST_LINES:])
     assert outcome.returncode == 3
-    assert str(outcome) == "exit status 3"
+    assert str(outcome) == "exit status 3: 99"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import sys; print('error: disk full at /data'); print('more'); sys.exit(75)",
+            "disk full",
+        ),
+        ("print('begun'); raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("import sys; print('only this '); print(); sys.exit(4)", "only this"),
+    ],
+)
+def test_the_status_of_a_child_that_failed_carries_its_last_words(code, said):
+    outcome = supervise(python(code), on_line=lambda _: None)
+    assert re.fullmatch(rf"exit status (1|4|75): {said}( at /data)?", str(outcome))
+
+
+def test_a_child_without_a_word_has_its_status_alone():
+    assert str(supervise(python("exit(3)"), on_line=print)) == "exit status 3"
 
 
 def test_death_by_a_signal_is_named():

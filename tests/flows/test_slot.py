@@ -148,7 +148,7 @@ def test_an_error_that_would_come_again_is_not_retried(lives, end, status):
     error, starts = lives[end]
     assert starts == 1
     assert isinstance(error, WorkerFailed)
-    assert str(error) == f"slot {end}: its worker ended: exit status {status}\nlast words"
+    assert str(error) == f"slot {end}: its worker ended: exit status {status}: last words"
 
 
 def test_failed_shards_are_a_result_not_an_error(lives):

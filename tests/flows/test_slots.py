@@ -115,7 +115,7 @@ def test_a_slot_whose_gpu_is_gone_does_not_go_on_without(prefect_api, root, monk
 
     [result] = one()
     assert isinstance(result, WorkerFailed)
-    assert "exit status 78\nerror: device = cuda: torch sees no GPU here" in str(result)
+    assert "exit status 78: device = cuda: torch sees no GPU here" in str(result)
     assert root.missing() == [3]
 
 

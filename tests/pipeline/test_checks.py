@@ -334,3 +334,13 @@ def test_tokenizers_of_no_kind_read_as_those_of_their_kind(fixture, family, part
     long = other.model_copy(update={"prompt": "a {class}" + " and a dog" * 300})
     with pytest.raises(InputError, match=r"^generator\.prompt = .* tokens, the model reads"):
         check_prompts(long, ["dog"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [("scale=20", 1), ("scale=4", 0), ("scale=auto", 0), ("rule=mixing_ratio", 0)],
+)
+def test_a_scale_that_makes_labels_nearly_hard_is_said(hasty_config, setting, count):
+    found = notes(load_settings(BuildConfig, hasty_config.model_dump(), [f"annotation.{setting}"]))
+    assert len(found) == count
+    assert all("gives an average real image the label 0.99995" in note for note in found)

@@ -1,0 +1,112 @@
+"""A real file system that is too small for a build, or fills up in the middle of it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from prefect import flow
+
+from data.root import Root
+from data.verify import damage
+from flows.child import supervise
+from flows.slots import SlotSettings
+from flows.slots.slot import RETRIES, WorkerLost, generate, worker_arguments
+from pipeline.root import create_root
+from tests.command import semix
+from tests.integration.conftest import contents
+from tests.pipeline.roots import altered
+
+PAGE = 4096
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own; needs the right to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
+    found = subprocess.run(mount, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip(f"no file system can be mounted here: {found.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def resize(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
+def used(disk: Path) -> int:
+    fields = subprocess.check_output(["df", "-B1", "--output=used", str(disk)], text=True)
+    return int(fields.split()[-1])
+
+
+@pytest.mark.parametrize("pages_left", [1, 2, 4, 6, 8])
+def test_a_build_on_a_full_disk_fails_by_name_and_goes_on_later(tiny, unbroken, disk, pages_left):
+    root = tiny.start(str(disk / "mixed"))
+    tiny.make(root, 0)
+    before = contents(root)
+    resize(disk, str(used(disk) + pages_left * PAGE))
+    with pytest.raises(OSError, match="No space left on device"):
+        for shard in root.missing():
+            tiny.make(root, shard)
+    seen = Root(root.url)
+    assert damage(seen, full=True) == []
+    assert contents(seen).items() >= before.items()
+    assert not list(disk.rglob("*.partial"))
+    resize(disk, "16m")
+    assert contents(tiny.finish(seen)) == unbroken
+
+
+def test_a_build_that_cannot_fit_is_refused_before_it_starts(hasty_config, disk, tmp_path):
+    """By the very words of its check."""
+    large = altered(hasty_config, "mixing.groups_per_pair=400")
+    path, out = tmp_path / "build.yaml", disk / "mixed"
+    path.write_text(large.model_dump_json(exclude_defaults=True))
+    ends = [semix("build", str(path), "--out", str(out), *more) for more in (["--check"], [])]
+    assert [status for status, _, _ in ends] == [2, 2]
+    refusals = [err.splitlines()[-1] for _, _, err in ends]
+    assert f"error: out = {out}: has " in refusals[1] and "choose another place" in refusals[1]
+    assert refusals[0].split(": has")[0] == refusals[1].split(": has")[0]
+    assert not list(out.rglob("*.tar"))
+
+
+@pytest.fixture
+def full(hasty_config, disk) -> Root:
+    """A root whose disk takes no further shard."""
+    root = create_root(hasty_config, str(disk / "mixed"))
+    command = [sys.executable, "-m", "pipeline.worker", root.url, "--device=cpu", "--shards=0"]
+    subprocess.run(command, check=True)
+    resize(disk, str(used(disk) + PAGE))
+    return root
+
+
+@pytest.mark.process
+def test_a_worker_on_a_full_disk_ends_with_its_cause(full):
+    command = [sys.executable, "-m", "pipeline.worker", full.url, "--device=cpu"]
+    outcome = supervise(command, on_line=print)
+    assert outcome.returncode == 75
+    assert f"disk full at {full.url}" in str(outcome)
+
+
+@pytest.mark.process
+def test_every_restart_on_a_full_disk_has_a_line_with_its_cause(full, prefect_api, caplog):
+    @flow
+    def one() -> list[object]:
+        arguments = worker_arguments(full.url, 0, 1, settings=SlotSettings())
+        options = {"environment": {}, "stop": Event(), "device": "cpu", "pause_s": 0.0}
+        future = generate.submit(0, arguments, **options, url=full.url)
+        return [future.result(raise_on_failure=False)]
+
+    with caplog.at_level("WARNING", "semix.build"):
+        [error] = one()
+    assert isinstance(error, WorkerLost)
+    cause = f"slot 0: its worker ended: exit status 75: [^\n]*disk full at {full.url}"
+    lines = [r.getMessage() for r in caplog.records if "its worker ended" in r.getMessage()]
+    for number, line in enumerate(lines[:RETRIES], start=1):
+        assert re.match(rf"{cause}[^\n]*; restart {number} of {RETRIES} in 0 s$", line)
+    assert len(lines) >= RETRIES and re.match(cause, str(error))
