@@ -1,5 +1,6 @@
 """Local files and folders that appear whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def full_disk_named(place: Path) -> Iterator[None]:
+    """A disk that is full says for which place, which the writing of an open file does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(place)
+        raise
 
 
 @contextmanager
@@ -20,10 +34,11 @@ def published(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        yield partial
-        # The bytes of all files reach the disk before their names do.
-        for path in (partial, *partial.rglob("*")):
-            sync_folder(path)
+        with full_disk_named(target):
+            yield partial
+            # The bytes of all files reach the disk before their names do.
+            for path in (partial, *partial.rglob("*")):
+                sync_folder(path)
         try:
             partial.replace(target)
         except OSError:  # a rename replaces no folder with files in it
