@@ -28,7 +28,7 @@ from calib.run_folder import HISTORY
 from calib.stopping import Interrupted, Stop, Stopped
 from calib.trackers import Tracking
 from data.errors import InputError
-from data.files import MOST_JSON, read_bytes, write_atomically
+from data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
 from data.machine import keep_compiled_to_ourselves
 
 CHECKPOINT = "checkpoint"
@@ -162,7 +162,8 @@ class Walk:
         self.begun_s = 0.0
         if self.accelerator.is_main_process:
             line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
-            with (self.folder / HISTORY).open("a") as file:
+            path = self.folder / HISTORY
+            with full_disk_named(path), path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             self.tracking.note(self.position, line)
         return figures

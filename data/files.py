@@ -1,5 +1,6 @@
 """Local files and folders that appear whole or not at all, and lead nowhere else."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,18 @@ MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, 
 MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
 # Folders in which a tracker of trainings keeps links of its own; nothing of ours is written there.
 TRACKERS = ("wandb",)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def full_disk_named(place: Path) -> Iterator[None]:
+    """A disk that is full says for which place, which the writing of an open file does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(place)
+        raise
 
 
 @contextmanager
@@ -29,10 +42,11 @@ def published(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        yield partial
-        # The bytes of all files reach the disk before their names do.
-        for path in (partial, *partial.rglob("*")):
-            sync_folder(path)
+        with full_disk_named(target):
+            yield partial
+            # The bytes of all files reach the disk before their names do.
+            for path in (partial, *partial.rglob("*")):
+                sync_folder(path)
         try:
             partial.replace(target)
         except OSError:  # a rename replaces no folder with files in it

@@ -149,21 +149,30 @@ def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str])
 
 def _of_that_name(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
     """Dotted paths of settings that are called so in other sections, the shortest first."""
-    paths = [path for path in dict.fromkeys(_paths(kind)) if path.rpartition(".")[2] == keys[-1]]
+    known = sorted(_paths(kind, parts=False), key=_depth)
+    known += sorted(_paths(kind, parts=True), key=_depth)
+    paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
     if ".".join(keys) in paths:  # this section has it, but not with its other settings
         return []
-    return sorted(paths, key=lambda path: path.count("."))[:MOST_MEANT]
+    return paths[:MOST_MEANT]
 
 
-def _paths(kind: type[BaseModel]) -> Iterator[str]:
-    """Dotted paths of all settings, but of those in lists and under names of the user's own."""
+def _depth(path: str) -> int:
+    return path.count(".")
+
+
+def _paths(kind: type[BaseModel], *, parts: bool) -> Iterator[str]:
+    """Dotted paths of all settings, but of those in lists and under names of the user's own.
+
+    Args:
+        parts: only the parameters of losses, models and the like, instead of the others.
+    """
     for name, field in kind.model_fields.items():
-        yield name
         extra: Any = field.json_schema_extra or {}
-        for params in extra.get("parts", {}).values():
-            yield from (f"{name}.{param}" for param in params)
+        params = [param for each in extra.get("parts", {}).values() for param in each]
+        yield from (f"{name}.{param}" for param in params) if parts else (name,)
         for inner in _models(field.annotation, alone=True).values():
-            yield from (f"{name}.{path}" for path in _paths(inner))
+            yield from (f"{name}.{path}" for path in _paths(inner, parts=parts))
 
 
 def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:

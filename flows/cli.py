@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from data.errors import InputError
+from data.files import FULL
 from data.printable import print_traceback
 from flows.commands import looking, making, operating, training
 from flows.commands.help_pages import CommandPage, CommandsPage
@@ -101,13 +102,21 @@ def explain(error: Exception, *, goes_on: bool) -> int:
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
     request = in_words(error)
-    say_error(request or f"{type(error).__name__}: {error}")
+    say_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
     if request or isinstance(error, OSError):  # a disk, a store or a network
         if goes_on:
             say("what was committed stays; when the cause is gone, the same command goes on")
     else:
         say("this is not your input; --debug shows where")
     return 1
+
+
+def _full_disk(error: Exception) -> str:
+    """In words, with its place; empty for another error."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return ""
+    where = f" at {error.filename}" if error.filename else ""
+    return f"the disk is full{where}; free some space, or choose another place"
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Places in the parameters of a deployment's run: whole ones only."""
+"""Places that a command or a run of a deployment is given; of the latter whole ones only."""
 
 import errno
 import os
@@ -9,8 +9,15 @@ from typing import Any
 
 from data.errors import InputError
 from data.files import require_own_files
+from data.settings import flat, read_config_file
 
 PLACES = ("config", "out", "url", "run", "to")
+# Settings that hold a place; other ones may name a model of the hub as well.
+OF_PLACES = re.compile(r"(.*\.)?(real\.path|ood\.[^.]+\.path|url|weights)")
+LOCAL = "local-dir:"  # before the folder of a CLIP model
+WHOLE = (
+    "a worker runs each flow in a new folder and deletes it afterwards; give a whole path, or a URL"
+)
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
 
 
@@ -61,16 +68,29 @@ def own_file(name: str, place: str | Path) -> Path:
 
 
 def check_places(parameters: Mapping[str, Any]) -> None:
-    """Refuse relative paths, which would end in a folder that the worker deletes.
+    """Refuse relative paths, which would begin at a folder that the worker deletes.
 
     Raises:
-        InputError: names the parameter.
+        InputError: names the parameter, or the setting of the config or of an override; or the
+            config cannot be read.
     """
     for name in PLACES:
-        value = parameters.get(name) or ""
-        if value and "://" not in value and not Path(value).is_absolute():
-            remedy = (
-                "a worker runs each flow in a new folder and deletes it afterwards; give a whole "
-                "path, or a URL"
-            )
-            raise InputError(name, value, remedy)
+        if _is_relative(value := parameters.get(name) or ""):
+            raise InputError(name, value, WHOLE)
+    config = parameters.get("config")
+    settings = flat(read_config_file(config)) if config else {}
+    settings |= dict(text.split("=", 1) for text in parameters.get("overrides") or ())
+    for name, value in settings.items():
+        if isinstance(value, str) and _begins_here(name, value):
+            raise InputError(name, value, WHOLE)
+
+
+def _is_relative(place: str) -> bool:
+    return bool(place) and "://" not in place and not Path(place).is_absolute()
+
+
+def _begins_here(name: str, value: str) -> bool:
+    """Whether a setting is a path from the folder where it is read."""
+    if value.startswith(LOCAL):
+        return _is_relative(str(Path(value.removeprefix(LOCAL)).expanduser()))
+    return _is_relative(value) if OF_PLACES.fullmatch(name) else value.startswith(("./", "../"))

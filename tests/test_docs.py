@@ -3,12 +3,23 @@
 import inspect
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas
 import pytest
+import yaml
 
-from calib.losses import REAL_LOSSES
+from calib.config import LOSSES, METHODS
+from calib.losses import REAL_LOSSES, build_loss
+from calib.methods import METHODS as METHOD_CLASSES
+from calib.methods import build_method
+from calib.results import EVERY_MEASURE
+from calib.study import StudyConfig, cells_of, check_cells
+from calib.tables import OVERVIEW
+from data.errors import InputError
+from data.settings import load_settings
 from pipeline.annotate import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+VERBS = ("ls", "logs", "cancel", "inspect", "watch", "retry")
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
@@ -36,7 +48,49 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 
 
+SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
+
+
+def test_what_a_page_is_said_to_have_under_a_heading_it_has():
+    sources = [*PAGES, *(ROOT / "pipeline").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
+    told = [(file, *found) for file in sources for found in SAYS_UNDER.findall(file.read_text())]
+    assert len(told) > 2
+    for file, name, title in told:
+        beside = file.parent / name if file.suffix == ".md" else ROOT / name
+        assert title.lower() in headings(beside), f"{file.name}: {name} has no {title}"
+
+
+PREFECT = re.compile(r"\bprefect (?:--no-prompt )?([a-z-]+ [a-z]+)\b")
+COMMANDS = {words for page in PAGES for words in PREFECT.findall(page.read_text())}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", sorted(COMMANDS & {f"flow-run {verb}" for verb in VERBS}))
+def test_prefect_has_the_commands_of_runs_that_pages_name(words):
+    command = [sys.executable, "-m", "prefect", *words.split(), "--help"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_tables_of_the_pages_name_columns_as_the_program_does():
+    wanted = f"| | {' | '.join(column.title for column in OVERVIEW)} |"
+    text = "".join(page.read_text() for page in (ROOT / "README.md", STUDIES / "README.md"))
+    assert [line for line in text.splitlines() if line.endswith("NLL + TS |")] == 3 * [wanted]
+    (measures,) = sections(ROOT / "docs" / "training.md", "Measures").values()
+    words = " ".join(measures.split())
+    assert [m.short for m in EVERY_MEASURE if m.short not in words and m.title not in words] == []
+
+
+def test_the_worked_grid_is_a_study_with_the_rows_that_are_told():
+    (text,) = re.findall(r"```yaml\n(name: Which rate.*?)```", TRAINING.read_text(), re.DOTALL)
+    study = load_settings(StudyConfig, yaml.safe_load(text))
+    cells = cells_of(study)
+    check_cells(cells)
+    rows = {cell.config.name for cell in cells}
+    assert len(rows) == 1 + 3 * 2 and "MaC-Cal (lr 0.1, half)" in rows
+
+
 STUDIES = ROOT / "docs" / "studies"
+TRAINING = ROOT / "docs" / "training.md"
 STUDY_PAGE = (STUDIES / "README.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
 RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
@@ -101,6 +155,81 @@ def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
         [row["ece_low"], row["ece_high"]], abs=1e-6
     )
     assert names["changes"].mean() == pytest.approx(row["ece_change"], abs=1e-6)
+
+
+BUILDERS = {
+    "loss": (LOSSES, REAL_LOSSES, build_loss),
+    "method": (METHODS, METHOD_CLASSES, build_method),
+}
+RANGE = re.compile(r"(whole, )?(above )?(`?[\w.]+`?)(?: to (below )?(`?[\w.]+`?)| or (more|less))?")
+
+
+def parameter_rows(what: str) -> list[list[str]]:
+    """Cells of each row of a table of parameters: part, parameter, default, range, ..., source."""
+    (text,) = sections(ROOT / "docs" / "training.md", "Parameters").values()
+    (table,) = re.findall(rf"^\| {what} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    lines = [line.strip("|\n ").replace("`", "") for line in table.splitlines()]
+    return [[cell.strip() for cell in f"{line} ".split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize("what", BUILDERS)
+def test_every_parameter_of_a_part_is_told_with_its_default_and_its_source(what):
+    known, classes, _ = BUILDERS[what]
+    told: dict[str, dict[str, str]] = {}
+    for part, name, default, *_, source in parameter_rows(what):
+        first = part not in told
+        assert not first or source or part in ("ce", "plain"), part
+        told.setdefault(part, {}).update({name: default} if name != "none" else {})
+    assert {part: list(names) for part, names in told.items()} == {
+        part: list(names) for part, names in known.items()
+    }
+    for part, names in told.items():
+        signature = inspect.signature(classes[part]).parameters
+        for name, default in names.items():
+            if name != "num_samples":
+                assert yaml.safe_load(default.replace("none", "null")) == signature[name].default
+
+
+def inside_and_outside(text: str) -> tuple[list[object], list[object]]:
+    """Values that a range takes, among them its ends, and some that it does not."""
+    if "," in text and not text.startswith("whole"):
+        choices = [yaml.safe_load(word) for word in text.split(", ")]
+        return choices, ["other"]
+    whole, above, low, below, high, way = RANGE.fullmatch(text).groups()
+    step = 1 if whole else 0.25
+    if way == "less":
+        return [float(low), float(low) - 1], [float(low) + step]
+    low_end = {"gamma_min": -2.0}.get(low) if low == "gamma_min" else yaml.safe_load(low)
+    inside, outside = [low_end + step], [low_end - step]
+    (outside if above else inside).append(low_end)
+    if high:
+        high_end = {"gamma_max": 20.0}.get(high) if high == "gamma_max" else float(high)
+        (outside if below else inside).append(high_end)
+        outside.append(high_end + step)
+    return inside, outside + ([1.5] if whole else [])
+
+
+RANGES = [
+    pytest.param(what, part, name, told, id=f"{part}.{name}")
+    for what in BUILDERS
+    for part, name, _, told, *_ in parameter_rows(what)
+    if name != "none"
+]
+
+
+@pytest.mark.parametrize(("what", "part", "name", "told"), RANGES)
+def test_a_parameter_takes_the_range_that_is_told_and_no_more(what, part, name, told):
+    build = BUILDERS[what][2]
+    beside: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
+    beside = beside if part == "crl" else {}
+    if name == "gamma_max":  # which the other two stay below
+        beside = {"gamma": 0.0, "switch": 0.0}
+    inside, outside = inside_and_outside(told)
+    for value in inside:
+        build(part, 3, **beside, **{name: value})
+    for value in outside:
+        with pytest.raises(InputError, match=rf"^{what}\.{name} = "):
+            build(part, 3, **beside, **{name: value})
 
 
 EXAMPLES = re.findall(

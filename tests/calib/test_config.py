@@ -80,6 +80,8 @@ def test_a_root_without_index_is_not_finished(make_config, tmp_path):
     [
         ("seeds=[1,1]", r"^seeds = \[1, 1\]: give each seed once"),
         ("seeds=[-1]", r"^seeds = \[-1\]: seeds are 0 or more"),
+        ("bins=20", r"^bins: unknown setting; did you mean evaluation\.bins or evaluation\.shift"),
+        ("smoothing=0.1", r"^smoothing: unknown setting; did you mean loss\.smoothing or head"),
         ("optimiser.lr=1", r"^optimiser\.lr: unknown setting"),
         ("epochs=0", r"^epochs = 0: "),
         ("head.hiden=3", r"^head\.hiden: unknown setting; did you mean head\.hidden\?$"),

@@ -92,6 +92,35 @@ def test_automations_are_of_flows_that_are_there():
 
 
 def test_relative_places_are_refused_in_a_run_of_a_deployment():
-    check_places({"out": "/data/mixed", "config": "s3://bucket/build.yaml", "slots": 2, "url": ""})
+    check_places({"out": "/data/mixed", "config": "", "slots": 2, "url": "s3://bucket/mixed"})
     with pytest.raises(InputError, match=r"^out = mixed: .*new folder.*; give a whole path"):
         check_places({"out": "mixed"})
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "field", "value"),
+    [
+        ("real: {name: imagefolder, path: birds}", [], "real.path", "birds"),
+        ("mixed: {url: mixed}", [], "mixed.url", "mixed"),
+        ("generator: {model: ../models/sd}", [], "generator.model", "../models/sd"),
+        ("annotation: {model: 'local-dir:clip'}", [], "annotation.model", "local-dir:clip"),
+        ("evaluation: {ood: {cats: {path: cats}}}", [], "evaluation.ood.cats.path", "cats"),
+        ("base: {real: {path: a}}", [], "base.real.path", "a"),
+        ("real: {path: /birds}", ["real.path=./b"], "real.path", "./b"),
+    ],
+)
+def test_so_are_those_of_its_config_and_its_overrides(text, overrides, field, value, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    with pytest.raises(InputError, match=r"new folder.*; give a whole path") as caught:
+        check_places({"config": str(config), "overrides": overrides})
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+def test_whole_places_and_models_of_the_hub_pass_in_a_config(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "real: {name: imagefolder, path: /birds}\nmixed: {url: 's3://bucket/mixed'}\n"
+        "generator: {model: owner/model}\nannotation: {model: 'local-dir:/clip'}\n"
+    )
+    check_places({"config": str(config), "overrides": ["generator.unet=owner/unet", "a.b=1"]})

@@ -1,7 +1,14 @@
 """What the command line answers to places and values that it cannot use, and what to do then."""
 
-import pytest
+import errno
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+import torch
+
+from calib.checkpoint import save_checkpoint
 from tests.command import semix
 from tests.handmade import make_root
 
@@ -48,3 +55,35 @@ def test_an_option_that_is_no_choice_is_answered_with_the_nearest(arguments, sai
     status, out, err = semix(*arguments.split(), NO_COLOR="1")
     assert (status, out) == (2, "")
     assert said in " ".join(err.replace("│", " ").split())
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A disk of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system of limited size")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("format", ["folder", "parquet", "huggingface"])
+def test_an_export_names_the_place_whose_disk_is_full(format, small_disk, tmp_path):
+    root = make_root(tmp_path / "root", 8, 8, count=8, side=32)
+    place = small_disk / "export"
+    status, out, err = semix("export", root.url, "--to", str(place), "--format", format)
+    assert (status, out) == (1, "")
+    assert err == f"error: the disk is full at {place}; free some space, or choose another place\n"
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.process
+def test_a_training_names_the_file_whose_disk_is_full(small_disk):
+    weights = {"model": {"weight": torch.zeros(99_999)}}
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_checkpoint(small_disk / "checkpoint", 1, tensors=weights, objects={}, state={})
+    assert caught.value.errno == errno.ENOSPC
+    assert Path(caught.value.filename).name == "model.safetensors"

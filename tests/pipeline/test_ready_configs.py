@@ -43,6 +43,23 @@ def test_it_can_be_read(name):
     load_settings(kind_of(name), CONFIGS / name)
 
 
+OWN = [name for name in FILES if name.startswith("train-imagefolder-")]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_training_of_own_pictures_passes_every_check(name, tmp_path):
+    for label in ("jay", "owl"):
+        (tmp_path / label).mkdir()
+    config = load_settings(TrainConfig, CONFIGS / name, [f"real.path={tmp_path}"])
+    check(config)
+    assert name == f"train-imagefolder-{config.real.image_size}.yaml"
+    assert config.augment.shift * 8 == config.real.image_size  # as its comment says
+
+
+def test_there_is_a_training_config_for_each_size():
+    assert [f"train-imagefolder-{size}.yaml" for size in (224, 32, 64)] == OWN
+
+
 @pytest.fixture
 def cifar(tmp_path):
     """Its folders, which is all that settings are checked against."""
