@@ -401,6 +401,7 @@ def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 QUIET_S = 5.0  # between lines, so that short epochs do not print one each
+BRIEF = 64  # letters of figures; with a name and times a line is two rows of a narrow terminal
 
 
 class Progress:
@@ -424,7 +425,7 @@ class Progress:
             return
         self.shown = now
         epoch_s = (now - self.started) / (done - self.first)
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
+        shown = brief(figures)
         rate = f"{self.images / epoch_s:,.0f} images/s"
         times = f"{rate}  {self._left(done, epoch_s, last)}"
         print(f"{self.label} {done}/{self.epochs}  {shown}  {times}", flush=True)
@@ -434,6 +435,23 @@ class Progress:
             return "stopped early"
         left = round(epoch_s * (self.epochs - done))
         return f"{left // 60}:{left % 60:02d} left"
+
+
+def brief(figures: Mapping[str, float | None]) -> str:
+    """The figures of a line that a terminal shows: HISTORY has all of them."""
+
+    def place(name: str) -> int:
+        first = ("loss", "accuracy")
+        return first.index(name) if name in first else 3 - name.startswith("validation_")
+
+    known = {name: value for name, value in figures.items() if value is not None}
+    line = ""
+    for name in sorted(known, key=place):
+        longer = f"{line}  {name} {known[name]:.4g}".strip()
+        if len(longer) > BRIEF:
+            break
+        line = longer
+    return line
 
 
 def build_optimiser(

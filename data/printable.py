@@ -1,5 +1,6 @@
 """Text from anywhere as what may go to a terminal, or into Markdown."""
 
+import logging
 import unicodedata
 
 KEPT = "\n\t"
@@ -17,6 +18,25 @@ def markdown_text(text: str) -> str:
     """The text in one line of Markdown that shows it as it is, in a cell of a table too."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
+
+
+class OncePerRun(logging.Filter):
+    """Lets a warning pass once: each seed, stage and process of a run has the same to say.
+
+    Warnings of one kind are one, whatever numbers they give.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[tuple[str, object]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        kind = record.name, record.getMessage() if record.msg == "%s" else record.msg
+        first = kind not in self._said
+        self._said.add(kind)
+        return first
 
 
 def _spelled(character: str) -> str:
