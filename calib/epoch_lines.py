@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from data.printable import print_line
 
 QUIET_S = 5.0  # between lines, so that short epochs do not print one each
+BRIEF = 64  # letters of figures; with a name and times a line is two rows of a narrow terminal
 LONG_S = 20.0  # without a line, until one says how far an epoch is
 
 
@@ -57,7 +58,7 @@ class EpochLines:
         if not (self._is_due(QUIET_S) or last):
             return
         epoch_s = (time.monotonic() - self.started) / (done - self.first)
-        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
+        shown = brief(figures)
         rate = f"{self.images / epoch_s:,.0f} images/s  {epoch_s:.3g} s per epoch"
         self._print(f"{done}/{self.epochs}  {shown}  {rate}  {self._left(done, epoch_s, last)}")
 
@@ -76,6 +77,23 @@ class EpochLines:
 
 
 SILENT = EpochLines("", epochs=1, images=1, steps=1, first=0, printing=False)
+
+
+def brief(figures: Mapping[str, float | None]) -> str:
+    """The figures of a line that a terminal shows: HISTORY has all of them."""
+
+    def place(name: str) -> int:
+        first = ("loss", "accuracy")
+        return first.index(name) if name in first else 3 - name.startswith("validation_")
+
+    known = {name: value for name, value in figures.items() if value is not None}
+    line = ""
+    for name in sorted(known, key=place):
+        longer = f"{line}  {name} {known[name]:.4g}".strip()
+        if len(longer) > BRIEF:
+            break
+        line = longer
+    return line
 
 
 def clock(seconds: float) -> str:

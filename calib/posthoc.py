@@ -23,7 +23,9 @@ LOWEST, HIGHEST = 0.01, 100.0
 # What the official repositories of focal loss, MbLS, ACLS and FeDLaS search by ECE.
 GRID, BINS = [step / 10 for step in range(1, 101)], 15
 
-log = logging.getLogger(__name__)
+FEW = 5  # classes that a warning names
+
+log = logging.getLogger("semix.calib")
 
 
 def fit_temperature(
@@ -116,8 +118,6 @@ def _best_inverse(logits: Tensor, targets: Tensor) -> float:
 # Of the squared distance from temperature scaling, in units of each class's spread. It decides
 # only where the data do not, as for a class without an image or one that is always right.
 PENALTY = 1e-8
-
-log = logging.getLogger(__name__)
 
 
 def refuse_other_classes(logits: Tensor, classes: int) -> None:
@@ -218,7 +218,8 @@ def _report_undetermined(logits: Tensor) -> None:
     held = (curvature < 100 * PENALTY).nonzero()[:, 0].tolist()
     if held:
         text = "the data do not determine the vector scaling of class %s: kept near temperature"
-        log.warning(text, ", ".join(map(str, held)))
+        more = f" and {len(held) - FEW} more" if len(held) > FEW else ""
+        log.warning(text, ", ".join(map(str, held[:FEW])) + more)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """What processes that train one model together must agree on."""
 
 import itertools
+import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -12,11 +14,21 @@ from torch import distributed, nn
 
 from calib.stopping import Stop
 from data.errors import InputError
+from data.printable import OncePerRun
 
 T = TypeVar("T")
 LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less
 LONGEST_PAUSE_S = 0.5  # between two looks of who waits
 _waits = itertools.count()  # alike in all processes, which wait equally often
+
+
+def warn_once() -> None:
+    """Send our warnings to standard error: of the main process alone, and each kind once."""
+    main = os.environ.get("RANK", "0") == "0"  # as torchrun numbers processes, before they meet
+    handler = logging.StreamHandler() if main else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    handler.addFilter(OncePerRun())
+    logging.getLogger("semix").handlers = [handler]
 
 
 def leave_group() -> None:

@@ -15,7 +15,7 @@ __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
 ENOUGH = {"gradient": 1e-6, "change": 1e-10}  # of an NLL that is told to four digits
 STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300  # of expectation maximisation
-log = logging.getLogger(__name__)
+log = logging.getLogger("semix.calib")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import argparse
 import signal
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from calib.loop import CHECKPOINT, Diverged, Stage, Walk
 from calib.models.complexity import complexity
 from calib.network import load_classifier
 from calib.parameters import one_of
-from calib.processes import decided, leave_group, wait_for_all
+from calib.processes import decided, leave_group, wait_for_all, warn_once
 from calib.real_data import TrainingData, open_data, prepare
 from calib.run_folder import (
     CONFIG,
@@ -245,6 +246,8 @@ def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") ->
     # Stage one averages the batch norms' statistics after each epoch. Sending the first
     # process's before each forward pass, the default, would throw the others' away.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
+    # torch has a new name for it, which accelerate has no field for.
+    warnings.filterwarnings("ignore", r"`broadcast_buffers` is deprecated", FutureWarning)
     try:
         found = Accelerator(
             mixed_precision=config.mixed_precision,
@@ -332,4 +335,5 @@ def config_path(text: str) -> Path:
 
 
 if __name__ == "__main__":
+    warn_once()
     sys.exit(main())

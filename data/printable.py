@@ -3,6 +3,7 @@
 All that semix prints passes here: names and reasons come from files that others wrote.
 """
 
+import logging
 import sys
 import traceback
 import unicodedata
@@ -47,6 +48,25 @@ def spreadsheet_text(text: str) -> str:
     """A cell of a CSV file that a spreadsheet shows and does not calculate."""
     line = printable_line(text)  # a line break would begin another row
     return f"'{line}" if line.startswith(FORMULA) else line
+
+
+class OncePerRun(logging.Filter):
+    """Lets a warning pass once: each seed, stage and process of a run has the same to say.
+
+    Warnings of one kind are one, whatever numbers they give.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[tuple[str, object]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        kind = record.name, record.getMessage() if record.msg == "%s" else record.msg
+        first = kind not in self._said
+        self._said.add(kind)
+        return first
 
 
 def _spelled(character: str) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.printable import printable, printable_line
+from data.printable import OncePerRun, printable, printable_line
+
+ABOUT_A_RUN = ("semix.calib", "semix.data")  # who warns of settings and data, not of events
 
 console = Console(stderr=True)
 
@@ -34,6 +36,8 @@ def set_up_logging(*, debug: bool = False) -> None:
     logger.handlers = [_ConsoleHandler()]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
+    for part in ABOUT_A_RUN:
+        logging.getLogger(part).filters = [OncePerRun()]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from PIL.Image import Image
 
 from data.errors import InputError
 from data.formats import Failure
@@ -122,7 +121,7 @@ def browse(
     wanted = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
     with damage_named(root.url):
         sheet = contact_sheet(read_series(root, wanted))
-    _save(sheet, out)
+    sheet.save(out)
     emit(str(out))
 
 
@@ -153,7 +152,7 @@ def show(
         if out:
             with damage_named(root.url):
                 sheet = contact_sheet([sample])
-            _save(sheet, out)
+            sheet.save(out)
             facts["picture"] = str(out)
     if json:
         emit_json(facts)
@@ -171,11 +170,9 @@ def _check_picture(out: Path) -> None:
     own_file("--out", out)
     if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
         raise InputError("--out", out, "name a file that ends in .png or .webp")
-
-
-def _save(sheet: Image, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(out)
+    if not out.parent.is_dir():
+        remedy = f"there is no folder {out.parent}; make it first, or name a file in another"
+        raise InputError("--out", out, remedy)
 
 
 def _made_anew(
@@ -197,11 +194,8 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
             f"{printable_line(n)} ({k})"
             for n, k in zip(facts["names"], facts["classes"], strict=True)
         )
-        lines += [
-            f"classes  {names}",
-            f"seed     {facts['seed']}",
-            f"noise    {printable_line(str(facts['noise']))}",
-        ]
+        lines += [f"classes  {names}", f"seed     {facts['seed']}"]
+        lines.append(f"noise    {printable_line(noise_in_words(facts['noise']))}")
         lines.append("alpha  weight  label")
         rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
         for alpha, weight, label in rows:
@@ -213,6 +207,25 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
     if "picture" in facts:
         lines.append(f"picture  {facts['picture']}")
     return lines
+
+
+def noise_in_words(facts: dict[str, Any]) -> str:
+    """`select, stability 0.812, scores (0.812, 0.64)`: how it was chosen, then what is known."""
+    others = (item for item in facts.items() if item[0] != "strategy")
+    known = {key: value for key, value in others if value is not None}
+    parts = [f"{key.replace('_', ' ')} {_in_words(value)}" for key, value in known.items()]
+    return ", ".join([str(facts.get("strategy", "unknown")), *parts])
+
+
+def _in_words(value: Any) -> str:
+    """Numbers to three digits, lists in brackets, and nothing that is not known."""
+    if isinstance(value, list):
+        return f"({', '.join(map(_in_words, value))})"
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_in_words(each)}' for key, each in value.items())})"
+    return (
+        f"{value:.3g}" if isinstance(value, float) else "unknown" if value is None else str(value)
+    )
 
 
 def audit(

@@ -43,11 +43,17 @@ def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Js
     times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
     emit(textwrap.fill(f"time went to: {times}", shutil.get_terminal_size().columns))
     emit(f"report: {result['report']}")
-    mixed, trained = Path(out, "mixed"), Path(out, "runs", "csm")
-    emit("next, for example:")
-    emit(f"  semix audit {mixed}    do the labels fit the images?")
-    emit(f"  semix show {mixed} 40 --out series-40.png    one series")
-    emit(f"  semix evaluate {trained} --set evaluation.bins=20    other bins, no training")
+    emit("\n  ".join(["next, for example:", *next_commands(Path(out))]))
+
+
+def next_commands(out: Path) -> list[str]:
+    """What to try on a quickstart's folder: nothing is written beside it into a clone."""
+    mixed, trained = out / "mixed", out / "runs" / "csm"
+    return [
+        f"semix audit {mixed}    do the labels fit the images?",
+        f"semix show {mixed} 40 --out {out / 'series-40.png'}    one series",
+        f"semix evaluate {trained} --set evaluation.bins=20    other bins, no training",
+    ]
 
 
 def build(

@@ -245,6 +245,13 @@ def test_vector_scaling_of_separable_data_is_finite_and_right(
     assert functional.cross_entropy(scaled, targets) < 1e-5
 
 
+def test_of_many_undetermined_classes_a_few_are_named(caplog: pytest.LogCaptureFixture):
+    targets = torch.arange(120) % 12
+    with caplog.at_level(logging.WARNING):
+        fit_vector(50.0 * functional.one_hot(targets, 12), targets)
+    assert "scaling of class 0, 1, 2, 3, 4 and 7 more: kept near" in caplog.text
+
+
 def test_nothing_is_logged_where_the_data_decide(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         fit_vector(*skewed_case(4))

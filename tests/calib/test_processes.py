@@ -271,3 +271,30 @@ def test_the_main_process_alone_decides_what_is_left_to_do(make_run, tmp_path, f
     assert ("seed 0: done already" in output) == (first == "measured")
     assert (runs["begun"] / "evaluation.json").is_file() == (first == "begun")
     assert (runs["measured"] / "seed-0" / "evaluation.json").read_bytes() == before
+
+
+WARNINGS = """
+import logging
+import sys
+from pathlib import Path
+from torch import nn
+from calib.config import TrainConfig
+from calib.processes import warn_once
+from calib.train import make_accelerator
+from data.settings import load_settings
+
+sys.stderr = sys.stdout
+run = Path(sys.argv[1])
+warn_once()
+accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"), run, device="cpu")
+accelerator.prepare(nn.Linear(2, 2))
+for seed in range(3):
+    logging.getLogger("semix.calib").warning("%d classes are undetermined", 7 + seed)
+accelerator.wait_for_everyone()
+"""
+
+
+@pytest.mark.process
+def test_what_every_process_and_seed_has_to_warn_of_is_said_once(make_run, tmp_path):
+    output = run_two(WARNINGS, tmp_path, make_run("warned"))
+    assert output == "warning: 7 classes are undetermined\n"

@@ -322,6 +322,8 @@ def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, 
     ("command", "remedy"),
     [
         ("browse {root} --out {file}/a.png", "--out = {file}/a.png: cannot be written (Not a dir"),
+        ("browse {root} --out {folder}/no/a.png", "no folder {folder}/no; make it first, or name"),
+        ("show {root} 0 --out {folder}/no/a.png", "no folder {folder}/no; make it first, or name"),
         ("browse {root} --out {folder}", "--out = {folder}: name a file that ends in .png or"),
         ("show {root} 0 --out {folder}/a.txt", "name a file that ends in .png or .webp"),
         ("export {root} --to {file}/a", "--to = {file}/a: cannot be written (Not a directory)"),
@@ -333,6 +335,7 @@ def test_a_place_that_cannot_be_written_is_named_first(root, tmp_path, command, 
     status, _, err = semix(*command.format(**places).split(" "))
     assert (status, err.count("\n")) == (2, 1)
     assert remedy.format(**places) in err
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(("command", "told"), [("status", False), ("resume", True)])

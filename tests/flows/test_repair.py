@@ -16,6 +16,7 @@ from data.settings import load_settings
 from data.verify import damage
 from flows.build import BuildFailed, build, extend, resume
 from flows.build_steps import Selection, most_failed
+from flows.commands.looking import noise_in_words
 from flows.relabel import relabel
 from pipeline.config import BuildConfig
 from pipeline.root import create_root
@@ -161,6 +162,12 @@ def test_limits(limit, shards):
         assert most_failed(limit, 1000) == shards
 
 
+def test_noise_is_told_in_words():
+    scored = {"strategy": "select", "stability": 0.81234, "scores": [0.5, None], "steps": 20}
+    assert noise_in_words(scored) == "select, stability 0.812, scores (0.5, unknown), steps 20"
+    assert noise_in_words({"strategy": "random", "stability": None}) == "random"
+
+
 def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
     picture = tmp_path / "series.png"
     arguments = ("--out", str(picture), "--regenerate", "--device", "cpu")
@@ -169,6 +176,7 @@ def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
     lines = out.splitlines()
     assert lines[0] == f"group 44, shard 7: {root.record(7).tar}"
     assert lines[1] == "classes  eight (8), nine (9)"
+    assert lines[3] == "noise    random"
     assert lines[-2:] == ["pixels made anew equal the stored ones", f"picture  {picture}"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     root.discard(7)

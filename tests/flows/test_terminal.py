@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from data.root import Progress
+from flows.commands.making import next_commands
 from flows.progress import Steps, describe, shown, standing
 from flows.terminal import details_in, print_findings, set_up_logging
 from tests.command import semix
@@ -83,6 +84,25 @@ def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
     assert describe(whole, 2.0) == "2 series left out, 2 images/s"
     assert standing(whole)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
+
+
+def test_what_each_seed_has_to_warn_of_is_said_once_a_command(capsys):
+    for _ in range(2):
+        set_up_logging()
+        for images in (5, 6):
+            logging.getLogger("semix.calib").warning("%d images are too few", images)
+            logging.getLogger("semix.data").warning("%s", "7 pictures are left out")
+            logging.getLogger("semix.build").warning("a worker was lost")
+        words = [line[9:] for line in capsys.readouterr().err.splitlines()]
+        lost = "warning: a worker was lost"  # an event, each time
+        few = ["warning: 5 images are too few", "warning: 7 pictures are left out"]
+        assert words == [*few, lost, lost]
+
+
+def test_what_the_quickstart_suggests_writes_into_its_folder_or_what_git_ignores():
+    commands = [line.partition("    ")[0].split() for line in next_commands(Path("quickstart"))]
+    assert [command[1] for command in commands] == ["audit", "show", "evaluate"]
+    assert commands[1][-2:] == ["--out", "quickstart/series-40.png"]
 
 
 def test_a_bar_counts_images_too(monkeypatch):
