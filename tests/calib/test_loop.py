@@ -8,12 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calib.batches import Batch, Batches
 from calib.config import AugmentConfig
+from calib.epoch_lines import EpochLines
 from calib.loop import (
     CHECK_EVERY,
     FIGURES,
     Diverged,
     EpochRecord,
-    Progress,
     TrainingStep,
     build_optimiser,
     check_compiler,
@@ -45,12 +45,13 @@ def test_means_are_over_the_steps(accelerator):
 
 def test_a_line_of_progress_is_read_at_a_glance_whatever_an_epoch_measures(capsys):
     measured = dict.fromkeys([*FIGURES, "learning_rate", "norm_mean", "validation_nll"], 0.123456)
-    progress = Progress("CSM seed 0 base", epochs=40, images=6000, first=0)
-    progress.show(40, measured, last=True)
+    counts = {"epochs": 40, "images": 6000, "steps": 60, "first": 0}
+    lines = EpochLines("CSM seed 0 base", **counts, printing=True)
+    lines.show_epoch(40, measured, last=True)
     line = capsys.readouterr().out
     assert len(line) < 140
     assert "40/40  loss 0.1235  accuracy 0.1235  validation_nll 0.1235  " in line
-    progress.show(40, {"loss": 1.0, "mixed_loss": None, "learning_rate": 0.1}, last=True)
+    lines.show_epoch(40, {"loss": 1.0, "mixed_loss": None, "learning_rate": 0.1}, last=True)
     assert "40/40  loss 1  learning_rate 0.1  " in capsys.readouterr().out
 
 
