@@ -421,6 +421,6 @@ def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
     files, pixels = as_stored(series, "jpg")
     assert len(threads) == 3 and threading.main_thread() not in threads
     assert files == [encode_series(images, "jpg") for images in series]
-    for row, made in enumerate(files):
-        held = np.stack([decode_image(file) for file in made])
+    for row, encoded in enumerate(files):
+        held = np.stack([decode_image(file) for file in encoded])
         assert np.array_equal(pixels[row].numpy(), held)
