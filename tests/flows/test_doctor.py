@@ -366,7 +366,7 @@ def test_a_locked_database_is_named(home):
 def test_a_training_run_is_recognised(home):
     status, found = doctor("configs/quickstart/ce.yaml")
     assert status == 0 and found["training"]["state"] == "ok"
-    assert "lenet: 0.000651 GMAC per image of 32 pixels" in found["network"]["found"]
+    assert "lenet: 0.000652 GMAC per image of 32 pixels" in found["network"]["found"]
 
 
 def test_a_stem_that_does_not_fit_is_a_warning(home):
