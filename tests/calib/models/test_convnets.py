@@ -14,6 +14,7 @@ from calib.models.convnets import (
     FOUR_STAGES,
     THREE_STAGES,
     DenseNet,
+    Pointwise,
     PreActivationBlock,
     ResNet,
     WideResNet,
@@ -117,6 +118,19 @@ def test_resnet_equals_torchvision_behind_a_small_stem(name: str):
     images = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(images)[0], peer.eval()(images))
+
+
+@pytest.mark.parametrize("channels", [2, 7, 8])
+def test_a_strided_pointwise_convolution_is_torchs_whatever_its_width(channels):
+    ours = Pointwise(channels, 16, stride=2)
+    theirs = nn.Conv2d(channels, 16, 1, stride=2, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(25, channels, 15, 15).to(memory_format=torch.channels_last)
+    found, expected = ours(images), theirs(images)
+    torch.testing.assert_close(found, expected)
+    found.square().sum().backward()  # without a crash
+    (wanted,) = torch.autograd.grad(theirs.double()(images.double()).square().sum(), theirs.weight)
+    torch.testing.assert_close(ours.weight.grad, wanted.float())
 
 
 def test_a_resnet_for_large_images_equals_torchvision():
