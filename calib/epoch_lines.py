@@ -40,6 +40,8 @@ class EpochLines:
 
         An epoch's first step warms up, so it is not measured.
         """
+        if not self.printing:
+            return
         if self._begun is None or self._begun[0] != epoch:
             self._begun = epoch, done, time.monotonic()
         elif self._is_due(LONG_S):

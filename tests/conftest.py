@@ -1,6 +1,7 @@
 """What several packages need: small models and a Prefect server, once for the whole run."""
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -34,6 +35,12 @@ atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
 os.environ["SEMIX_CACHE"] = tempfile.mkdtemp(prefix="semix-cache-")
 atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that ran in this process before keeps what is logged to itself."""
+    monkeypatch.setattr(logging.getLogger("semix"), "propagate", True)
 
 
 @pytest.fixture(scope="session")

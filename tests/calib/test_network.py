@@ -16,6 +16,7 @@ from calib.real_images import decode
 from calib.run_folder import DATA, claim_run, seed_folder
 from calib.stage_one import BaseStage
 from data.errors import InputError
+from data.files import write_json
 
 REAL = torch.tensor([[0.0], [2.0]])  # mean 1, unbiased variance 2
 MIXED = torch.tensor([[10.0], [14.0]])  # mean 12, unbiased variance 8
@@ -158,7 +159,7 @@ def test_a_trained_network_is_saved_and_loaded_with_both_sets(make_config, tmp_p
     run = claim_run(make_config("mixed.batch_norm=separate", "head=null"), tmp_path / "run").parent
     network = trained(make_config, "separate", lambda network: network)
     seed_folder(run, 0).mkdir()
-    (run / DATA).write_text('{"class_names": ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]}')
+    write_json(run / DATA, {"real": "1" * 64, "class_names": list("abcdefghij"), "mixed": None})
     save_tensors(seed_folder(run, 0) / "model.safetensors", network.state_dict())
     loaded = load_classifier(run, 0)
     torch.testing.assert_close(loaded.network.state_dict(), network.state_dict())

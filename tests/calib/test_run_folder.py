@@ -72,7 +72,7 @@ def test_a_run_of_the_stem_that_large_images_had_before_is_named(earlier, make_c
     new = make_config("real.image_size=96", "model={name: resnet18, width: 2}", *ALONE)
     write_json(run / EVALUATION, {"rows": []})
     assert not is_measured(new, run)
-    with pytest.raises(InputError, match=r"^run = .*model\.stem: none there, small now"):
+    with pytest.raises(InputError, match=r"^run = .*model\.stem: not set there, small now"):
         claim_run(config, run)
     write_json(run / CONFIG, config.model_dump(mode="json"))  # as the message advises
     assert load_classifier(run, 0).network.backbone.features.stem[0].kernel_size == (3, 3)

@@ -131,10 +131,10 @@ def test_what_makes_no_grid_is_named(make_study, overrides, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (['methods={"a/b": {}}'], r"^methods = .*'a/b' is a folder: letters"),
-        (['methods={"..": {}}'], r"^methods = .*'\.\.' is a folder"),
-        (["methods={CE: {}, ce: {}}"], r"^methods = .*upper and lower case alone"),
-        (["datasets={}"], r"^datasets = "),
+        (['methods={"a/b": {}}'], r"^methods: .*'a/b' is a folder: letters"),
+        (['methods={"..": {}}'], r"^methods: .*'\.\.' is a folder"),
+        (["methods={CE: {}, ce: {}}"], r"^methods: .*upper and lower case alone"),
+        (["datasets={}"], r"^datasets: "),
         (["seeds=[1, 1]"], r"^seeds = .*give each seed once"),
         (["methods.ls.post_hoc={x: platt}"], r"^methods\.ls\.post_hoc\.x = 'platt': "),
     ],
@@ -146,7 +146,7 @@ def test_settings_of_a_study_are_checked(make_study, overrides, message):
 
 def test_a_cell_that_cannot_be_trained_is_named_before_anything_runs(make_study):
     study = make_study("methods.ls.overrides.loss.name=lss")
-    with pytest.raises(InputError, match=r"^digits/ls: loss\.name = lss: choose one of ce, "):
+    with pytest.raises(InputError, match=r"^digits/ls: loss\.name = lss: did you mean ls\? "):
         check_cells(cells_of(study))
     check_cells(cells_of(make_study()))
 

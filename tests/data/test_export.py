@@ -119,7 +119,7 @@ def test_labels_that_do_not_fit_the_images_are_refused(root, label_set, change, 
 
 def test_more_than_two_classes_keep_their_labels(root):
     plan = json.loads(root.store.get("plan.json"))
-    plan["config"]["mixing"] = {"classes": 3}
+    plan["config"]["mixing"]["classes"] = 3
     root.store.put("plan.json", json.dumps(plan).encode())
     with pytest.raises(InputError, match=r"scale = 4\.0: .* mixes 3 classes, whose labels stay"):
         Pinned(Root(root.url), scale=4.0)

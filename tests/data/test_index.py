@@ -1,7 +1,5 @@
 """Indices: one line a shard, read back whole or refused, numbered and never written over."""
 
-import logging
-
 import pytest
 
 from data.formats import ShardEntry
@@ -116,7 +114,6 @@ def test_what_is_no_index_is_refused(old, new, message):
 
 
 def test_the_newest_that_can_be_read_is_taken(store, caplog):
-    logging.getLogger("semix").propagate = True
     assert newest_index(store, PLAN_DIGEST) is None
     assert write(store, rows(0, 2), plan=PLAN_DIGEST) == "index/0.json"
     store.put("index/1.json", b"{")

@@ -120,7 +120,6 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
     root.write_index()
     root.store.put("index/1.json", b'{"plan": "x", "sha')
     with caplog.at_level(logging.WARNING):
-        logging.getLogger("semix").propagate = True
         store = Counting(root.store)
         records = looking(store)
         records.look()

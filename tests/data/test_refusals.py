@@ -148,10 +148,10 @@ def test_what_a_store_refuses_is_neither_damaged_nor_missing(url, name, error, m
     without_index(url, name)
     before, get = everything(url), LocalFiles.get
 
-    def refusing(self, asked):
+    def refusing(self, asked, most):
         if asked == name:
             raise error
-        return get(self, asked)
+        return get(self, asked, most)
 
     monkeypatch.setattr(LocalFiles, "get", refusing)
     for read in READERS[name]:

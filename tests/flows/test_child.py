@@ -1,4 +1,3 @@
-import logging
 import os
 import re
 import signal
@@ -128,7 +127,6 @@ def test_a_silent_child_is_not_asked_first(tmp_path):
 def test_a_child_that_cannot_be_killed_is_left_and_named(alive, sleeper, monkeypatch, caplog):
     monkeypatch.setattr(child, "_signal_group", lambda group, number: True)  # as if in the kernel
     monkeypatch.setattr(child, "KILL_S", 0.1)
-    logging.getLogger("semix").propagate = True
     stop = threading.Event()
     outcome = supervise(
         [sys.executable, str(sleeper)], on_line=lambda _: stop.set(), stop=stop, grace_s=0.1

@@ -125,7 +125,6 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
 
 
 def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_config, caplog):
-    logging.getLogger("semix").propagate = True
     for shard in (3, 5):
         root.discard(shard)
     obstacle = Path(root.url) / f"{shard_stem(3)}.json"

@@ -168,7 +168,11 @@ def test_labels_that_would_be_broadcast_are_refused(name: str):
 @pytest.mark.parametrize(
     ("name", "params", "text"),
     [
-        ("mbsl", {}, r"loss\.name = mbsl: choose one of ce, ls, mbls, acls, focal, flsd53, dual_"),
+        (
+            "mbsl",
+            {},
+            r"loss\.name = mbsl: did you mean mbls\? choose one of ce, ls, mbls, acls, ",
+        ),
         ("ls", {"smooth": 0.1}, r"loss\.smooth = 0\.1: unknown parameter; choose from smoothing$"),
         ("ce", {"smoothing": 0.1}, r"loss\.smoothing = 0\.1: takes none"),
         ("ls", {"smoothing": 1.5}, r"loss\.smoothing = 1\.5: must lie in \[0, 1\]"),
