@@ -115,9 +115,9 @@ def train(
 def tell_complexity(config: TrainConfig, num_classes: int) -> None:
     """Print what the network costs per image, and a warning where its stem does not fit."""
     found = complexity(config, num_classes)
-    print(f"{config.name}: {found}", flush=True)
+    print_line(f"{config.name}: {found}")
     if found.remedy:
-        print(f"warning: model.name = {config.model.name}: {found.remedy}", flush=True)
+        print_line(f"warning: model.name = {config.model.name}: {found.remedy}")
 
 
 def note_lineage(data: TrainingData, run: Path) -> None:

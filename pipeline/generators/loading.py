@@ -130,8 +130,8 @@ def _read_network(
         InputError: it lacks weights, for which the libraries would put in random ones.
     """
     variant = variant if variant in weight_files(folder) else None
-    settings |= {"variant": variant, "use_safetensors": True, "output_loading_info": True}
-    network, report = kind.from_pretrained(folder, **settings)
+    settings |= {"variant": variant, "output_loading_info": True}
+    network, report = kind.from_pretrained(folder, use_safetensors=True, **settings)
     if missing := sorted(report["missing_keys"]):
         names = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
         remedy = f"lacks {len(missing)} of the weights of a {kind.__name__} ({names}); fetch or "

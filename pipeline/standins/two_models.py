@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from data.files import published, write_atomically
+from data.printable import print_line
 from data.splits import RealDataset
 from pipeline.config import PLACEHOLDER
 from pipeline.prompts import prompts
@@ -125,7 +126,7 @@ def clip_training(
             if status := process.wait():
                 said.seek(0)
                 text = said.read().strip()
-                print(text, file=sys.stderr)
+                print_line(text, file=sys.stderr)
                 last = (text.splitlines() or ["it gave no reason"])[-1]
                 raise RuntimeError(f"training CLIP ended with exit status {status}: {last}")
 

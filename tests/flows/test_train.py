@@ -64,7 +64,7 @@ def test_training_leaves_an_evaluation(latest_artifact, config, tmp_path, caplog
 
 
 def test_bad_settings_start_nothing(config, tmp_path):
-    with pytest.raises(InputError, match=r"^loss\.name = fedlass: choose one of ce, "):
+    with pytest.raises(InputError, match=r"^loss\.name = fedlass: did you mean fedlas_ls\? "):
         train(config, tmp_path / "run", overrides=["loss.name=fedlass"])
     assert not (tmp_path / "run").exists()
 

@@ -146,7 +146,7 @@ def test_out_of_range_indices_are_errors():
         ("generator.prompt=a photo", r"must contain \{class\} exactly once"),
         ("annotation.scale=-1", "must be positive, or auto"),
         ("generator.guidance=3", r"did you mean generator\.guidance_scale"),
-        ("real.name=cifar", r"real\.name = 'cifar': input should be 'digits' or 'imagefolder'"),
+        ("real.name=cifar", r"real\.name = 'cifar': choose one of digits, imagefolder"),
     ],
 )
 def test_bad_settings_are_named(override, message):

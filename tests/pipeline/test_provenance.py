@@ -105,6 +105,7 @@ def earlier(config, url: str):
     models["generator"]["files"] |= dict.fromkeys(UNREAD, "0" * 64)
     models["annotation"]["files"] |= {"tokenizer.json": "0" * 64, "old.bin": "0" * 64}
     Store(url).create(PLAN, _plan_record(BuildPlan(config, models=models)).written())
+    Store(url).create("shards/0000/0000000.json", b"{}")  # else another plan takes its place
     return create_root(config, url)
 
 
