@@ -20,8 +20,10 @@ from flows.progress import counting
 from flows.slots import SlotSettings, check_slots
 from pipeline.checks import check_models, notes
 from pipeline.config import BuildConfig
+from pipeline.plan import BuildPlan
 from pipeline.prototypes import prepare
-from pipeline.root import config_of, create_root, open_root, plan_of
+from pipeline.provenance import planned_models
+from pipeline.root import config_of, create_root, open_root
 
 log = logging.getLogger("semix.build")
 
@@ -149,13 +151,22 @@ def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> N
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
+    config = config_of(root)
     try:
-        check_models(config_of(root))
+        check_models(config)
     except InputError as error:
         moved = f"semix resume {root.url} --set {error.field}=PLACE"
         remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
         raise InputError(error.field, error.value, remedy) from None
-    check_space(plan_of(root), root.store, missing=len(selection.wanted(root)))
+    # Without pairs, which change no size: damaged ones are drawn again.
+    written = root.plan
+    plan = BuildPlan(
+        config,
+        tuple(written.class_names),
+        models=planned_models(written),
+        extensions=root.extensions,
+    )
+    check_space(plan, root.store, missing=len(selection.wanted(root)))
 
 
 def survey_images(config: RealDataConfig) -> Survey:

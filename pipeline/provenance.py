@@ -175,7 +175,7 @@ def unchanged(then: Any, now: Any) -> bool:
 
 def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
     known = {name: now[name] for name in now if name in then or Path(name).suffix not in SINCE}
-    return still_read(then, now) == known
+    return bool(then) == bool(now) and still_read(then, now) == known
 
 
 def _identity(model: str, revision: str | None, **read: Any) -> ModelIdentity:

@@ -47,14 +47,14 @@ def test_the_command_line_starts_without_heavy_imports():
 
 
 MISTAKES = {
-    "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: choose one of ce, ls,",
+    "train {ce} --out {run} --set loss.name=cee": "loss.name = cee: did you mean ce? ",
     "train {ce} --out {run} --set loss.name=focal --set loss.gama=3": "loss.gama = 3: unkn",
-    "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: choose one of lenet",
+    "train {ce} --out {run} --set model.name=resnet": "model.name = resnet: did you mean resnet8?",
     "train {ce} --out {run} --set model.widht=2": "model.widht = 2: unknown parameter; choose",
     "train {ce} --out {run} --set method.name=mixin": "method.name = mixin: choose one of plain",
-    "train {ce} --out {run} --set head.loss.name=cee": "head.loss.name = cee: choose one of ce",
-    "train {ce} --out {run} --set mixed.url={run}": "mixed.url = {run}: holds no plan.json",
-    "train {ce} --out {run} --set mixed.url={run} --set mixed.loss=l1": "mixed.loss = l1: ch",
+    "train {ce} --out {run} --set head.loss.name=cee": "head.loss.name = cee: did you mean ce? ",
+    "train {ce} --out {run} --set mixed.url={run}": "mixed.url = {run}: there is no such folder",
+    "train {ce} --out {run} --set mixed.url={run} --set mixed.loss=l1": "mixed.loss = l1: ",
     "train {ce} --out {run} --set trackers=[wandb]": "trackers = wandb: is not installed",
     "train {ce} --out {run} --processes 3": "batch_size = 128: 3 processes share it equally",
     "train {ce} --out {ce}/run": "out = {ce}/run: cannot be written (Not a directory)",
@@ -68,7 +68,7 @@ MISTAKES = {
     "report {begun} --out {ce}/page": "--out = {ce}/page: cannot be written (Not a directory)",
     "build {ce} --out {run}": "config = {ce}: is a training config: semix train {ce} --out",
     "config train evaluation.bin": "KEY = evaluation.bin: no setting of a train config; did you",
-    "relabel {run} --set annotation.scale=2": "url = {run}: holds no plan.json",
+    "relabel {run} --set annotation.scale=2": "url = {run}: there is no such folder",
 }
 
 

@@ -438,7 +438,7 @@ def children(process: subprocess.Popen[str], module: str) -> list[psutil.Process
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, number, status):
     process = start("resume", unfinished, PREFECT_API_URL=prefect_api)
-    until(lambda: living(Root(unfinished).store))  # a shard is in the making
+    until(lambda: len(living(Root(unfinished).store)) == 2)  # the plan is in use, a shard is made
     worker = children(process, "pipeline.worker")[0]
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -449,7 +449,9 @@ def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, nu
 
 def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, alive):
     process = start("resume", unfinished, "--slots", "2")
-    until(lambda: len(living(Root(unfinished).store)) == 2)
+    until(
+        lambda: len(living(Root(unfinished).store)) == 3
+    )  # the plan is in use
     ours = psutil.Process(process.pid).children(recursive=True)
     assert children(process, "flows.run_server")
     assert len(children(process, "pipeline.worker")) == 2

@@ -175,7 +175,7 @@ def test_prefect_shows_the_table_and_where_the_numbers_are(run: Path, artifacts_
 
 def test_json_is_the_evaluation(run: Path, prefect_api: str):
     result = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
-    assert json.loads(result.output) == json.loads((run / "evaluation.json").read_text())
+    assert json.loads(result.stdout) == json.loads((run / "evaluation.json").read_text())
 
 
 def test_what_training_decided_is_refused(run: Path, monkeypatch):

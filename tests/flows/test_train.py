@@ -53,7 +53,8 @@ def test_training_leaves_an_evaluation(latest_artifact, config, tmp_path, caplog
     with caplog.at_level("INFO", logger="semix.train"):
         run = train(config, tmp_path / "run", overrides=["seeds=[3]"])
     lines = [record.message for record in caplog.records if record.name == "semix.train"]
-    assert lines[0].startswith("quick seed 3 base 1/1")  # not a warning of accelerate
+    assert lines[0].startswith("quick: resnet8: ")  # not a warning of accelerate
+    assert lines[1].startswith("quick seed 3 base 1/1")
     key = artifact_key("train", str(run))
     progress = latest_artifact(key)
     assert (progress["data"], progress["description"]) == (100.0, "1 of 1 seeds measured")

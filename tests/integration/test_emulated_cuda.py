@@ -507,7 +507,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-FAMILIES = {
+SAMPLED = {
     "tiny_sdxl": {"family": "sdxl", "guidance_scale": 2.0},
     "tiny_dit": {"family": "dit", "guidance_scale": 2.0},
     "tiny_sd3": {"family": "sd3", "prompt_length": 12, "guidance_scale": 2.0},
@@ -515,13 +515,13 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("model", SAMPLED)
 def test_steps_copy_nothing_to_the_device(model, request):
     """The schedule comes there at once, however many steps it has."""
     folder = str(request.getfixturevalue(model))
 
     def copies(steps: int) -> int:
-        config = GeneratorConfig(model=folder, steps=steps, **FAMILIES[model])
+        config = GeneratorConfig(model=folder, steps=steps, **SAMPLED[model])
         generator = load_generator(config, device="cuda", names=["dog", "crane"])
         condition = generator.encode(["dog", "crane"])
         noise = initial_noise([0, 1], generator.latent_shape)
