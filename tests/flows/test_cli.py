@@ -449,9 +449,7 @@ def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, nu
 
 def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, alive):
     process = start("resume", unfinished, "--slots", "2")
-    until(
-        lambda: len(living(Root(unfinished).store)) == 3
-    )  # the plan is in use
+    until(lambda: len(living(Root(unfinished).store)) == 3)  # the plan is in use
     ours = psutil.Process(process.pid).children(recursive=True)
     assert children(process, "flows.run_server")
     assert len(children(process, "pipeline.worker")) == 2
