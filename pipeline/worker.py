@@ -10,7 +10,6 @@ answer, or shard after shard fails), 78 the settings are wrong, 143 asked to sto
 """
 
 import argparse
-import errno
 import logging
 import signal
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from data.errors import InputError
+from data.files import FULL
 from data.label_sets import LabelSet
 from data.leases import Renewing, claim, release
 from data.printable import print_line, print_traceback, printable_line
@@ -385,7 +385,7 @@ def cause_of(error: Exception, url: str) -> str:
     Args:
         url: of the root, which is meant where the error names no file.
     """
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in FULL:
         file = str(error.filename or url)
         inside = file.startswith(url.removesuffix("/"))
         return f"disk full at {url if inside else Path(file).parent}"
