@@ -54,14 +54,18 @@ class OncePerRun(logging.Filter):
     """Lets a warning pass once: each seed, stage and process of a run has the same to say.
 
     Warnings of one kind are one, whatever numbers they give.
+
+    Args:
+        loggers: whose warnings pass once; all others pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loggers: tuple[str, ...] = ("semix",)) -> None:
         super().__init__()
+        self.loggers = loggers
         self._said: set[tuple[str, object]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or not record.name.startswith(self.loggers):
             return True
         kind = record.name, record.getMessage() if record.msg == "%s" else record.msg
         first = kind not in self._said

@@ -33,11 +33,11 @@ class _ConsoleHandler(logging.Handler):
 def set_up_logging(*, debug: bool = False) -> None:
     """Lines of semix from INFO up, or all of them."""
     logger = logging.getLogger("semix")
-    logger.handlers = [_ConsoleHandler()]
+    handler = _ConsoleHandler()
+    handler.addFilter(OncePerRun(ABOUT_A_RUN))
+    logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
-    for part in ABOUT_A_RUN:
-        logging.getLogger(part).filters = [OncePerRun()]
 
 
 @contextmanager
