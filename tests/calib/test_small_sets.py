@@ -10,6 +10,7 @@ from calib.page import write_report
 from calib.run_folder import claim_run
 from calib.train import train
 from data.settings import load_settings
+from tests.command import semix
 
 SETTINGS = {
     "name": "small",
@@ -67,6 +68,17 @@ def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
     write_report(page, runs=[small, run], mixed=None, agreement=None, facts={}, title="heads")
     assert page.read_text().count("<b>Warning.</b>") == 1
     assert warning in page.read_text()
+
+
+@pytest.mark.process
+def test_its_word_is_the_last_that_a_person_reads(tmp_path: Path, prefect_api: str):
+    """A training's, and a later evaluation's."""
+    run, config = tmp_path / "run", tmp_path / "large.json"
+    config.write_text(json.dumps({**SETTINGS, "name": "large batches", "head": PAPERS}))
+    for command in (("train", str(config), "--out", str(run)), ("evaluate", str(run))):
+        status, _, said = semix(*command)
+        assert status == 0
+        assert said.splitlines()[-1] == f"warning: {evaluation(run)['warnings'][0]}"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from data.errors import InputError
+from data.formats import PROTOTYPES
 from data.settings import load_settings
 from data.store import Store
+from data.tensors import seal
 from flows.build import check
 from flows.costs import amount, free_bytes, readable
 from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes
+from pipeline.prototypes import ensure_prototypes, read_prototypes
 from pipeline.root import create_root, plan_of
 from pipeline.shard import generate_shard, load_models
 from pipeline.work import finish
@@ -58,6 +60,21 @@ def test_memory_has_no_free_space_to_speak_of(hasty_config):
     found = check(config, "memory://costs", rate=1)
     assert found["free_bytes"] is None
     assert readable(found)["bytes"].endswith(" TB")
+
+
+def test_a_scale_that_was_measured_and_makes_labels_nearly_hard_is_said(
+    hasty_config, tmp_path, caplog
+):
+    config = altered(hasty_config, "annotation.scale=auto")
+    root = create_root(config, str(tmp_path))
+    ensure_prototypes(root, device="cpu")
+    prototypes, facts = read_prototypes(root)
+    for scale, warned in (("4.0", False), ("12.0", True)):
+        caplog.clear()
+        content = seal({"prototypes": prototypes}, facts | {"scale": scale})
+        root.store.put(PROTOTYPES, content)
+        check(config, str(tmp_path), rate=1)
+        assert ("such labels are nearly hard" in caplog.text) == warned
 
 
 def test_only_what_is_missing_needs_space(hasty_config, tmp_path):

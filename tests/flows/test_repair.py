@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from data.errors import InputError
 from data.formats import shard_stem
 from data.garbage import garbage
 from data.index import open_index
+from data.label_sets import LabelSet
 from data.root import Root
 from data.settings import load_settings
 from data.verify import damage
@@ -122,6 +124,17 @@ def test_extending_adds_behind_and_touches_nothing(prefect_api, root, built):
     assert garbage(longer, older_than_s=0) == []
     with pytest.raises(InputError, match=r"groups_per_pair = 2: .* has 2 already"):
         extend(longer, 2)
+
+
+def test_extending_says_which_label_sets_lack_the_new_shards(prefect_api, root):
+    digest = relabel(root, ["annotation.scale=4.0"])["digest"]
+    status, shown, _ = semix("extend", root.url, "--groups-per-pair", "2", "--slots", "1")
+    assert status == 0
+    (line,) = [line for line in shown.splitlines() if "lacks labels of 8 shards; make" in line]
+    assert line.startswith(f"label set {digest[:12]}")
+    command = line.partition("make them: ")[2]
+    assert semix(*shlex.split(command)[1:])[0] == 0
+    assert LabelSet(root, digest).missing() == []
 
 
 def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_config, caplog):

@@ -36,7 +36,8 @@ from pipeline.annotate import Encoders
 from pipeline.conditioning import Conditioning
 from pipeline.config import BuildConfig, GeneratorConfig
 from pipeline.generators import load_generator
-from pipeline.noise import initial_noise
+from pipeline.generators.schedulers import ddim_pair
+from pipeline.noise import initial_noise, inversion_stability
 from pipeline.plan import MixGroup
 from pipeline.prototypes import ensure_prototypes
 from pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
@@ -531,6 +532,26 @@ def test_steps_copy_nothing_to_the_device(model, request):
 
     with emulated_cuda():
         assert copies(2) == copies(5) == 2  # noise and schedule
+
+
+@pytest.mark.parametrize("model", ["tiny_sdxl", "tiny_dit"])
+def test_inversion_copies_nothing_to_the_device(model, request):
+    """Both schedules come there at once, for sampling and for its inverse."""
+    config = GeneratorConfig(model=str(request.getfixturevalue(model)), steps=2, **SAMPLED[model])
+
+    def copies(steps: int) -> int:
+        generator = load_generator(config, device="cuda", names=["dog", "crane"])
+        condition = generator.encode(["dog", "crane"])
+        noise = initial_noise([0, 1], generator.latent_shape).to("cuda")
+        pair = ddim_pair(generator.scheduler)
+        with torch.no_grad(), Copies() as made:
+            inversion_stability(
+                noise, condition, predict=generator.predict, schedulers=pair, steps=steps
+            )
+        return made.count
+
+    with emulated_cuda():
+        assert copies(2) == copies(5) == 2  # of the two schedules
 
 
 @pytest.mark.parametrize("classes", [2, 3])
