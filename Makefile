@@ -45,8 +45,9 @@ bench-fidelity: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	mkdir -p .venv/tree/semix
+	ln -sfn $(addprefix $(CURDIR)/,data pipeline calib flows semix/__init__.py) .venv/tree/semix/
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 lock:
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \

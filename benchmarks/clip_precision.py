@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+from semix.data.store import Store
+from semix.pipeline.annotate import build_annotator
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan, MixGroup
+from semix.pipeline.prototypes import measure
+from semix.pipeline.provenance import annotation_identity
+from semix.pipeline.shard import Models, mix_groups
 from torch import Tensor
 
 from benchmarks.measure import Result
 from benchmarks.models import build_config, opened
-from data.store import Store
-from pipeline.annotate import build_annotator
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan, MixGroup
-from pipeline.prototypes import measure
-from pipeline.provenance import annotation_identity
-from pipeline.shard import Models, mix_groups
 
 
 def run() -> Result:

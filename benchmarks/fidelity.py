@@ -23,26 +23,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from semix.data.files import read_json
+from semix.data.fingerprint import hashed_seed
+from semix.data.settings import load_settings
+from semix.flows.build import build
+from semix.flows.run_server import prefect_server
+from semix.flows.train import train
+from semix.pipeline.annotate import FEATURES
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.generators.latent_diffusion import LatentDiffusion
+from semix.pipeline.noise.source import random_noise
+from semix.pipeline.plan import BuildPlan, MixGroup
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.shard import Models, load_models, make_batch
+from semix.pipeline.shard_writer import Stopwatch
 from torch import Tensor
 
 from benchmarks.criteria import feature_criterion, weight_criteria
 from benchmarks.measure import Result, write
 from benchmarks.models import build_config
-from data.files import read_json
-from data.fingerprint import hashed_seed
-from data.settings import load_settings
-from flows.build import build
-from flows.run_server import prefect_server
-from flows.train import train
-from pipeline.annotate import FEATURES
-from pipeline.config import BuildConfig
-from pipeline.generators.latent_diffusion import LatentDiffusion
-from pipeline.noise.source import random_noise
-from pipeline.plan import BuildPlan, MixGroup
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root, plan_of
-from pipeline.shard import Models, load_models, make_batch
-from pipeline.shard_writer import Stopwatch
 
 EXACT, OTHER, OWN = "exact", "exact, other noises", "as set"
 FAST: dict[str, tuple[str, ...]] = {

@@ -2,18 +2,23 @@
 
 import torch
 from accelerate import Accelerator
+from semix.calib.batches import Batches
+from semix.calib.config import MaCCalConfig, TrainConfig
+from semix.calib.heads import (
+    MaskedBottleneckHead,
+    SparsityController,
+    build_head,
+    controller_params,
+)
+from semix.calib.network import Network
+from semix.calib.real_data import TrainingData, open_data
+from semix.calib.stage_two import HeadStage
+from semix.data.fingerprint import derived_seed
+from semix.data.settings import load_settings
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Result, interleaved, ratio
-from calib.batches import Batches
-from calib.config import MaCCalConfig, TrainConfig
-from calib.heads import MaskedBottleneckHead, SparsityController, build_head, controller_params
-from calib.network import Network
-from calib.real_data import TrainingData, open_data
-from calib.stage_two import HeadStage
-from data.fingerprint import derived_seed
-from data.settings import load_settings
 
 EPOCHS, SEED = 20, 0
 

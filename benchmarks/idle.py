@@ -10,8 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from data.formats import PLAN, PROTOTYPES
-from data.root import Root
+from semix.data.formats import PLAN, PROTOTYPES
+from semix.data.root import Root
 
 T = TypeVar("T")
 
@@ -31,9 +31,10 @@ def idle_root(shards: int) -> Root:
 
 def planned_root(*overrides: str) -> Root:
     """A root of the stand-ins' config, without shards; its prototypes are measured."""
+    from semix.pipeline.prototypes import ensure_prototypes
+    from semix.pipeline.root import create_root
+
     from benchmarks.models import build_config  # heavy, and not for those that watch
-    from pipeline.prototypes import ensure_prototypes
-    from pipeline.root import create_root
 
     root = create_root(build_config(*overrides), tempfile.mkdtemp(prefix="semix-bench-"))
     ensure_prototypes(root, device="cpu")
@@ -55,7 +56,7 @@ def idle_workers(seconds: float = 0.0) -> Iterator[None]:
     Args:
         seconds: that each shard takes, asleep.
     """
-    from flows.slots import slot
+    from semix.flows.slots import slot
 
     kept, slot.WORKER = slot.WORKER, MODULE
     os.environ[SECONDS] = str(seconds)

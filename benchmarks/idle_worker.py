@@ -2,18 +2,19 @@
 
     python -m benchmarks.idle_worker URL --slot 0 --slots 2
 
-takes the arguments of `pipeline.worker`; each batch takes SEMIX_IDLE_SECONDS, asleep.
+takes the arguments of `semix.pipeline.worker`; each batch takes SEMIX_IDLE_SECONDS, asleep.
 """
 
 import os
 import sys
 from typing import Any
 
+from semix.data.root import Root
+from semix.pipeline import shard, worker
+from semix.pipeline.plan import BuildPlan
+
 from benchmarks.idle import SECONDS
 from benchmarks.pictures import blending_models
-from data.root import Root
-from pipeline import shard, worker
-from pipeline.plan import BuildPlan
 
 SIZE = 8  # of an image, pixels
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from semix.data.root import Root
 
 from benchmarks.idle import idle_root, idle_workers, own_prefect
 from benchmarks.measure import Result
-from data.root import Root
 
 SHARDS, SLOTS = 10_000, 2
 LOOK_EVERY_S = 1.0
@@ -87,14 +87,14 @@ def run() -> Result:
 
 def flow(url: str) -> None:
     """In a process of its own, as `semix resume` runs it."""
-    from flows.build import resume
+    from semix.flows.build import resume
 
     with idle_workers():
         resume(Root(url), slots=SLOTS)
 
 
 def role(command: list[str]) -> str:
-    if "flows.run_server" in command:
+    if "semix.flows.run_server" in command:
         return "server"
     slots = [word.removeprefix("--slot=") for word in command if word.startswith("--slot=")]
     if slots:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.provenance import library_versions
+from semix.pipeline.provenance import library_versions
 
 RESULTS = Path(__file__).parent / "results"
 Sides = dict[str, Callable[[], object]]

@@ -21,9 +21,10 @@ def run() -> Result:
 
 def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shards and after all, and the highest ever."""
+    from semix.pipeline.shard import generate_shard
+    from semix.pipeline.work import finish
+
     from benchmarks.models import build_config, opened
-    from pipeline.shard import generate_shard
-    from pipeline.work import finish
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
     root, plan, models = opened(config)

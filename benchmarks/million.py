@@ -66,8 +66,8 @@ def from_index(shards: int, index: str) -> Figures:
 
 def resuming(shards: int, index: str) -> Figures:
     """What `semix resume` looks at before it starts a flow: sizes of all files, what lacks."""
-    from data.verify import damage
-    from flows.build_steps import Selection
+    from semix.data.verify import damage
+    from semix.flows.build_steps import Selection
 
     def look(root: Any) -> None:
         assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
@@ -79,9 +79,9 @@ def resuming(shards: int, index: str) -> Figures:
 
 def lookups() -> dict[str, float]:
     """A plan's shards are arithmetic: the last of a thousand costs what that of a million does."""
-    from data.settings import load_settings
-    from pipeline.config import BuildConfig
-    from pipeline.plan import BuildPlan
+    from semix.data.settings import load_settings
+    from semix.pipeline.config import BuildConfig
+    from semix.pipeline.plan import BuildPlan
 
     found = {}
     for shards in SIZES:
@@ -104,7 +104,8 @@ def lookups() -> dict[str, float]:
 @contextmanager
 def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
     """A simulated root and its store, whose index is a file: who reads it holds its bytes."""
-    import flows.build_steps  # noqa: F401 - imports are not what is measured
+    import semix.flows.build_steps  # noqa: F401 - imports are not what is measured
+
     from tests.simulated import SimulatedShards, simulated
 
     class Shards(SimulatedShards):

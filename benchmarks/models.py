@@ -5,16 +5,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data.real import load_real
-from data.root import Root
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root, plan_of
-from pipeline.shard import Models, load_models
-from pipeline.standins import StandIns, train_standins
+from semix.data.real import load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.shard import Models, load_models
+from semix.pipeline.standins import StandIns, train_standins
 
 KEPT = Path(__file__).parents[1] / "build" / "standins"
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+from semix.data.real import class_names
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import inversion_pair
+from semix.pipeline.noise import select_noise
+from semix.pipeline.noise.cost import Rung, rungs
+from semix.pipeline.noise.search import Choice, Scorer
+from semix.pipeline.noise.source import scoring_conditions
 
 from benchmarks.measure import Result, line
 from benchmarks.models import build_config
-from data.real import class_names
-from pipeline.config import BuildConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import inversion_pair
-from pipeline.noise import select_noise
-from pipeline.noise.cost import Rung, rungs
-from pipeline.noise.search import Choice, Scorer
-from pipeline.noise.source import scoring_conditions
 
 POOL, TOGETHER = 32, 8  # candidates of a pair; choices scored together
 COUNTS = (4, 8, 16, 32)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+from semix.data.root import Root
 
 from benchmarks.idle import apart, copied, idle_root, idle_workers
 from benchmarks.measure import Result
-from data.root import Root
 
 SLOTS = 2
 # Turns of each side by how long a shard takes (seconds, asleep) and by how many there are.
@@ -31,7 +31,7 @@ def run() -> Result:
 def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
     """Seconds of a server's start, and of the sides by seconds a shard and number of shards."""
     start = time.perf_counter()
-    from flows.run_server import prefect_server
+    from semix.flows.run_server import prefect_server
 
     with prefect_server():
         server_s = time.perf_counter() - start
@@ -107,15 +107,15 @@ def timed(side: Any, root: Root) -> float:
 
 
 def by_flow(root: Root) -> None:
-    from flows.build import resume
+    from semix.flows.build import resume
 
     resume(root, slots=SLOTS)
 
 
 def by_workers(root: Root) -> None:
     """The same commands that a flow's slots run, and nobody who watches them."""
-    from flows import child
-    from flows.slots import SlotSettings, slot
+    from semix.flows import child
+    from semix.flows.slots import SlotSettings, slot
 
     settings = SlotSettings(SLOTS)
     workers = []
@@ -130,6 +130,6 @@ def by_workers(root: Root) -> None:
 
 def prefect_cpu() -> float:
     """CPU seconds so far of this process, where the flow runs, and of the server beside it."""
-    server = [c for c in psutil.Process().children() if "flows.run_server" in c.cmdline()]
+    server = [c for c in psutil.Process().children() if "semix.flows.run_server" in c.cmdline()]
     times = [process.cpu_times() for process in (psutil.Process(), *server)]
     return sum(each.user + each.system for each in times)

@@ -10,20 +10,20 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from semix.data.images import encode_image
+from semix.data.leases import claim, release
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.shard import encode_series, generate_shard, make_batch
+from semix.pipeline.shard_writer import ShardWriter, Stopwatch
+from semix.pipeline.standins import StandIns
+from semix.pipeline.work import Building, Making, finish
+from semix.pipeline.worker import Worker
 
 from benchmarks.measure import Result, interleaved, ratio
 from benchmarks.models import build_config, opened, standins
 from benchmarks.tiny import save_tiny_pipeline
-from data.images import encode_image
-from data.leases import claim, release
-from data.root import Root
-from data.store import Store
-from pipeline.config import BuildConfig
-from pipeline.shard import encode_series, generate_shard, make_batch
-from pipeline.shard_writer import ShardWriter, Stopwatch
-from pipeline.standins import StandIns
-from pipeline.work import Building, Making, finish
-from pipeline.worker import Worker
 from tests import handmade
 
 BATCHES = 6

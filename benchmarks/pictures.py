@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from semix.data.formats import PROTOTYPES
+from semix.data.root import Root
+from semix.pipeline.annotate import FEATURES, build_annotator
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.noise.source import random_noise
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.root import plan_of
+from semix.pipeline.shard import Models, generate_shard
+from semix.pipeline.work import finish
 from sklearn.datasets import load_digits
 from torch import Tensor
-
-from data.formats import PROTOTYPES
-from data.root import Root
-from pipeline.annotate import FEATURES, build_annotator
-from pipeline.conditioning import Conditioning
-from pipeline.noise.source import random_noise
-from pipeline.plan import BuildPlan
-from pipeline.root import plan_of
-from pipeline.shard import Models, generate_shard
-from pipeline.work import finish
 
 
 class Blends:

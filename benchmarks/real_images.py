@@ -9,6 +9,9 @@ from pathlib import Path
 import psutil
 import torch
 from PIL import Image
+from semix.calib.real_images import ReadImages
+from semix.data.machine import cores
+from semix.data.real import RealDataConfig, load_real
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -16,9 +19,6 @@ from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, PI
 
 from benchmarks.encoding import crops
 from benchmarks.measure import Result, interleaved, ratio
-from calib.real_images import ReadImages
-from data.machine import cores
-from data.real import RealDataConfig, load_real
 
 BATCH, REPEATS, DIFFERENT = 128, 3, 100
 SETS = {32: (32, 12_000), 224: (288, 1_500)}  # pixels of a file, and files, by those of training

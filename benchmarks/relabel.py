@@ -8,23 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
-
-from benchmarks.measure import Result, interleaved, slope
-from benchmarks.models import KEPT, standins
-from benchmarks.pictures import fill
-from data.images import decode_image
-from data.label_sets import LabelSet
-from data.real import load_real
-from data.root import Root
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from data.tar import read_shard
-from pipeline.annotate import FEATURES, Annotator
-from pipeline.config import BuildConfig
-from pipeline.measurement import PrototypeFile
-from pipeline.prototypes import ensure_prototypes
-from pipeline.relabel import (
+from semix.data.images import decode_image
+from semix.data.label_sets import LabelSet
+from semix.data.real import load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.data.tar import read_shard
+from semix.pipeline.annotate import FEATURES, Annotator
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.measurement import PrototypeFile
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.relabel import (
     Relabelling,
     ensure_set_prototypes,
     label_shard,
@@ -32,9 +27,14 @@ from pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from pipeline.root import create_root
-from pipeline.standins import Recipe, Stage, train_standins
-from pipeline.work import finish
+from semix.pipeline.root import create_root
+from semix.pipeline.standins import Recipe, Stage, train_standins
+from semix.pipeline.work import finish
+from torch import Tensor
+
+from benchmarks.measure import Result, interleaved, slope
+from benchmarks.models import KEPT, standins
+from benchmarks.pictures import fill
 
 ALPHAS, SIZE = 8, 32
 IMAGES = (1000, 2000, 4000)

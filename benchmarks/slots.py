@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
+
 from benchmarks.idle import apart, copied, planned_root
 from benchmarks.measure import Result, ratio
-from data.root import Root
-from pipeline.config import BuildConfig
 
 SHARDS, TURNS = 60, 3
 SERIES, PAIRS = 6, 45  # of a shard, in one batch; of the digits
@@ -42,8 +43,9 @@ def measured() -> tuple[dict[int, list[dict[str, float]]], list[float]]:
 
     The first command makes Prefect's database, too.
     """
+    from semix.flows.run_server import prefect_server
+
     from benchmarks.models import build_config
-    from flows.run_server import prefect_server
 
     plan = planned_root(*SETTINGS)
     found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
@@ -60,7 +62,7 @@ def to_first_shard(config: BuildConfig, home: str) -> float:
     """Seconds of `semix build` of a new root, until a shard is committed."""
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     (folder / "build.yaml").write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "flows.cli", "build", str(folder / "build.yaml")]
+    command = [sys.executable, "-m", "semix.flows.cli", "build", str(folder / "build.yaml")]
     command += ["--out", str(folder / "mixed"), "--shards", "0-1"]
     environment = {**os.environ, "PREFECT_API_URL": "", "PREFECT_HOME": home}
     start = time.time()
@@ -73,7 +75,7 @@ def built(root: Root, slots: int) -> dict[str, float]:
 
     Each worker has one thread (OMP_NUM_THREADS=1), so one slot uses one core.
     """
-    from flows.build import resume
+    from semix.flows.build import resume
 
     start = time.perf_counter()
     resume(root, slots=slots)

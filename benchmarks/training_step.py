@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from semix.calib.batches import Batch
+from semix.calib.config import TrainConfig
+from semix.calib.real_data import open_data
+from semix.calib.stage_one import BaseStage
+from semix.data.images import encode_image
+from semix.data.real import load_real
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.data.tar import GroupSample
 from torch.nn import functional
 
 from benchmarks.measure import Result, Sides, interleaved, ratio
-from calib.batches import Batch
-from calib.config import TrainConfig
-from calib.real_data import open_data
-from calib.stage_one import BaseStage
-from data.images import encode_image
-from data.real import load_real
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from data.tar import GroupSample
 from tests import handmade
 
 SIZE, BATCH, STEPS, REPEATS = 32, 32, 8, 9

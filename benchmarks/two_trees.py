@@ -175,12 +175,11 @@ def semix(tree: Path, place: Path, *arguments: str) -> str:
 
 def _run(tree: Path, place: Path, arguments: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {
-        "PYTHONPATH": str(tree),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "1000",
         "SEMIX_CACHE": str(place / "cache"),
     }
-    command = [sys.executable, "-P", "-m", "flows.cli", *arguments]
+    command = [tree / ".venv" / "bin" / "semix", *arguments]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
 
 

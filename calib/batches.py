@@ -8,15 +8,14 @@ from itertools import repeat
 
 import torch
 from accelerate import Accelerator
+from semix.calib.config import LEAST, AugmentConfig, TrainConfig, check_accumulation
+from semix.calib.real_data import TrainingData
+from semix.calib.real_images import HeldImages, Images
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.threads import one_ahead
 from torch import Tensor, nn
 from torch.nn import functional
-
-from calib.config import LEAST, AugmentConfig, TrainConfig, check_accumulation
-from calib.real_data import TrainingData
-from calib.real_images import HeldImages, Images
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.threads import one_ahead
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-
-from calib.results import Method, Split, load_methods
-from data.errors import InputError
+from semix.calib.results import Method, Split, load_methods
+from semix.data.errors import InputError
 
 NAME = "semix"  # of the benchmark; its ending says how many classes there are
 COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")

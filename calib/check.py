@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from calib.config import (
+from semix.calib.config import (
     LEAST,
     LOSSES,
     METHODS,
@@ -16,11 +16,11 @@ from calib.config import (
     TrainConfig,
     check_accumulation,
 )
-from calib.parameters import choose
-from data.errors import InputError
-from data.label_sets import LabelSet
-from data.real import class_names
-from data.root import Root
+from semix.calib.parameters import choose
+from semix.data.errors import InputError
+from semix.data.label_sets import LabelSet
+from semix.data.real import class_names
+from semix.data.root import Root
 
 # Methods that change the classifier themselves; the papers exclude a second head on them.
 WITHOUT_HEAD = ("plp", "balcal")
@@ -71,11 +71,10 @@ def check_parts(config: TrainConfig) -> None:
         InputError: a value that a loss, method, model or head refuses, or two that do not fit.
     """
     import torch
-
-    from calib.heads import build_head
-    from calib.methods import build_method
-    from calib.models import build_model
-    from calib.network import adopt_policy
+    from semix.calib.heads import build_head
+    from semix.calib.methods import build_method
+    from semix.calib.models import build_model
+    from semix.calib.network import adopt_policy
 
     num_classes = len(class_names(config.real))
     with torch.device("meta"):  # shapes only: even a large model costs nothing
@@ -146,7 +145,7 @@ def _check_image_size(config: TrainConfig, wanted: int | None) -> None:
 
 
 def _check_losses(config: TrainConfig, num_classes: int) -> None:
-    from calib.losses import build_training_loss
+    from semix.calib.losses import build_training_loss
 
     parts = {"": config.loss}
     if isinstance(config.head, MaCCalConfig):
@@ -209,7 +208,7 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
 
 def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
     """Raises InputError for a name that is no corruption."""
-    from calib.corruptions import EXTRA, STANDARD
+    from semix.calib.corruptions import EXTRA, STANDARD
 
     if config.corruptions == "standard":
         return STANDARD
@@ -223,7 +222,7 @@ def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
 
 
 def _check_shift(config: ShiftConfig, image_size: int) -> None:
-    from calib.corruptions import SEVERITIES, SMALLEST
+    from semix.calib.corruptions import SEVERITIES, SMALLEST
 
     for severity in config.severities:
         if severity not in SEVERITIES:

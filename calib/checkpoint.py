@@ -13,10 +13,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
-
-from data.errors import InputError
-from data.files import (
+from semix.data.errors import InputError
+from semix.data.files import (
     MOST_TENSORS,
     read_json,
     refuse_larger,
@@ -25,6 +23,7 @@ from data.files import (
     sync_folder,
     write_atomically,
 )
+from torch import Tensor, nn
 
 PARTIAL = ".partial"
 COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")

@@ -15,12 +15,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-
-from calib.parameters import choose, refuse_unknown
-from data.errors import InputError
-from data.exclusion import Exclusion
-from data.settings import Settings
-from data.splits import RealDataConfig
+from semix.calib.parameters import choose, refuse_unknown
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion
+from semix.data.settings import Settings
+from semix.data.splits import RealDataConfig
 
 LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
 Parameters = Mapping[str, Sequence[str]]  # of each part, by its name

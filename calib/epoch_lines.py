@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from data.printable import print_line
+from semix.data.printable import print_line
 
 QUIET_S = 5.0  # between lines, so that short epochs do not print one each
 BRIEF = 64  # letters of figures; with a name and times a line is two rows of a narrow terminal

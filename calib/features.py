@@ -7,17 +7,16 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
+from semix.calib.batches import Batch, apply_changes, draw_changes, head_batches
+from semix.calib.config import AugmentConfig, TrainConfig
+from semix.calib.epoch_lines import EpochLines
+from semix.calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
+from semix.calib.real_data import TrainingData
+from semix.calib.real_images import ranges
+from semix.calib.stopping import Stop, Stopped, never
+from semix.data.errors import InputError
+from semix.data.fingerprint import derived_seed
 from torch import Tensor, nn
-
-from calib.batches import Batch, apply_changes, draw_changes, head_batches
-from calib.config import AugmentConfig, TrainConfig
-from calib.epoch_lines import EpochLines
-from calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
-from calib.real_data import TrainingData
-from calib.real_images import ranges
-from calib.stopping import Stop, Stopped, never
-from data.errors import InputError
-from data.fingerprint import derived_seed
 
 LIMIT = 16 * 2**30  # bytes
 

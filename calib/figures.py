@@ -14,11 +14,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
-
-from calib.metrics import ReliabilityBins, reliability_bins
-from calib.results import ACCURACY, ECE, Method, Summary
-from data.pages import DARK, LIGHT, Theme
-from data.quality import WeightCurve
+from semix.calib.metrics import ReliabilityBins, reliability_bins
+from semix.calib.results import ACCURACY, ECE, Method, Summary
+from semix.data.pages import DARK, LIGHT, Theme
+from semix.data.quality import WeightCurve
 
 FEW = 20  # predictions; a bin with fewer is drawn pale, as its accuracy is mostly chance
 STYLE: Any = {  # matplotlib types its keys one by one

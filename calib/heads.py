@@ -5,12 +5,11 @@ from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
 import torch
+from semix.calib.config import HeadConfig, MaCCalConfig
+from semix.calib.parameters import in_range, one_of
+from semix.data.errors import InputError
 from torch import Tensor, nn
 from torch.nn import functional
-
-from calib.config import HeadConfig, MaCCalConfig
-from calib.parameters import in_range, one_of
-from data.errors import InputError
 
 MASK_MODES = ("reset", "preserve")
 INFERENCE = ("last", "expected", "dense")

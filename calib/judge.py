@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from semix.calib.network import load_classifier, predict
+from semix.calib.run_folder import EVALUATION, read_data, stored_settings
+from semix.data.device import resolve_device
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.data.images import scaled
 from torch import Tensor
-
-from calib.network import load_classifier, predict
-from calib.run_folder import EVALUATION, read_data, stored_settings
-from data.device import resolve_device
-from data.errors import InputError
-from data.files import read_json
-from data.images import scaled
 
 
 class Judge:

@@ -13,23 +13,22 @@ from typing import Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from semix.calib.batches import Batch, Part, micro_batches
+from semix.calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
+from semix.calib.config import OptimiserConfig, TrainConfig
+from semix.calib.epoch_lines import EpochLines
+from semix.calib.losses import MixedLoss, build_mixed_loss
+from semix.calib.losses.base import RealLoss
+from semix.calib.methods import Method
+from semix.calib.network import Network, mixed_pass
+from semix.calib.processes import Vote, share_gradients, wait_for_all
+from semix.calib.run_folder import HISTORY
+from semix.calib.stopping import Interrupted, Stop, Stopped
+from semix.calib.trackers import Tracking
+from semix.data.errors import InputError
+from semix.data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
+from semix.data.machine import keep_compiled_to_ourselves
 from torch import Tensor, nn
-
-from calib.batches import Batch, Part, micro_batches
-from calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
-from calib.config import OptimiserConfig, TrainConfig
-from calib.epoch_lines import EpochLines
-from calib.losses import MixedLoss, build_mixed_loss
-from calib.losses.base import RealLoss
-from calib.methods import Method
-from calib.network import Network, mixed_pass
-from calib.processes import Vote, share_gradients, wait_for_all
-from calib.run_folder import HISTORY
-from calib.stopping import Interrupted, Stop, Stopped
-from calib.trackers import Tracking
-from data.errors import InputError
-from data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
-from data.machine import keep_compiled_to_ourselves
 
 CHECKPOINT = "checkpoint"
 

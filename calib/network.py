@@ -10,19 +10,15 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-from calib.batches import Normalise
-from calib.checkpoint import load_exactly
-from calib.config import PartConfig, TrainConfig
-from calib.heads import build_head
-from calib.losses.base import Outputs
-from calib.methods import Method, build_method
-from calib.models import build_model
-from calib.real_data import Split, TrainingData
-from calib.run_folder import (
+from semix.calib.batches import Normalise
+from semix.calib.checkpoint import load_exactly
+from semix.calib.config import PartConfig, TrainConfig
+from semix.calib.heads import build_head
+from semix.calib.losses.base import Outputs
+from semix.calib.methods import Method, build_method
+from semix.calib.models import build_model
+from semix.calib.real_data import Split, TrainingData
+from semix.calib.run_folder import (
     CONFIG,
     DATA,
     HEAD,
@@ -32,8 +28,11 @@ from calib.run_folder import (
     seed_folder,
     stored_settings,
 )
-from data.device import float32_precision
-from data.errors import InputError
+from semix.data.device import float32_precision
+from semix.data.errors import InputError
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 CHUNK = 500  # images in one forward pass
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
-from calib.replicates import Comparison, compare
-from calib.results import (
+from semix.calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
+from semix.calib.replicates import Comparison, compare
+from semix.calib.results import (
     ACCURACY,
     ECE,
     NLL,
@@ -25,8 +24,8 @@ from calib.results import (
     shown_in,
     told_apart,
 )
-from calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
-from calib.tables import (
+from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
+from semix.calib.tables import (
     DASH,
     MAIN_KINDS,
     Line,
@@ -35,12 +34,12 @@ from calib.tables import (
     differences,
     interval_text,
 )
-from data.dataset import MixedDataset
-from data.files import read_json, write_atomically
-from data.lineage import Lineage, in_words
-from data.pages import Series, fixed, page_environment, series_figure
-from data.quality import SeriesQuality, series_quality, spearman, weight_curve
-from data.series import spread_over_sets
+from semix.data.dataset import MixedDataset
+from semix.data.files import read_json, write_atomically
+from semix.data.lineage import Lineage, in_words
+from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
+from semix.data.series import spread_over_sets
 
 JUDGED = (ECE, NLL, ACCURACY)
 OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself

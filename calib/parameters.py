@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data.errors import InputError, choices
+from semix.data.errors import InputError, choices
 
 T = TypeVar("T")
 

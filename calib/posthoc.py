@@ -7,12 +7,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from semix.calib.metrics.measures import expected_error
+from semix.calib.metrics.one_pass import checked, equal_width
+from semix.calib.parameters import one_of
 from torch import Tensor
 from torch.nn import functional
-
-from calib.metrics.measures import expected_error
-from calib.metrics.one_pass import checked, equal_width
-from calib.parameters import one_of
 
 __all__ = ["Isotonic", "VectorScaling", "fit_isotonic", "fit_temperature", "fit_vector"]
 
@@ -47,7 +46,7 @@ def fit_temperature(
         logits are worth nothing. It is 1 if every row of logits is constant, as T changes
         nothing then. By the ECE, a T of the grid.
     Raises:
-        ValueError: see `calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.checked`.
         InputError: another criterion.
 
     Source: Guo et al. 2017, section 4.2.
@@ -156,7 +155,7 @@ def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.checked`.
 
     Source: Guo et al. 2017, section 4.2.
     """
@@ -260,7 +259,7 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.checked`.
 
     Source: Zadrozny and Elkan 2002, one against the rest, normalised.
     """

@@ -10,11 +10,10 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from semix.calib.stopping import Stop
+from semix.data.errors import InputError
+from semix.data.printable import OncePerRun
 from torch import distributed, nn
-
-from calib.stopping import Stop
-from data.errors import InputError
-from data.printable import OncePerRun
 
 T = TypeVar("T")
 LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less

@@ -10,17 +10,16 @@ from typing import Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
+from semix.calib.config import MixedConfig, TrainConfig
+from semix.calib.processes import decided
+from semix.calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
+from semix.calib.run_folder import DataRecord
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.fingerprint import file_digest, fingerprint
+from semix.data.real import load_real
+from semix.data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 from torch import Tensor
-
-from calib.config import MixedConfig, TrainConfig
-from calib.processes import decided
-from calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
-from calib.run_folder import DataRecord
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.fingerprint import file_digest, fingerprint
-from data.real import load_real
-from data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 
 GIB = 2**30
 Split = Literal["train", "validation"]

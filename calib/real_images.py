@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from semix.calib.processes import wait_for_all
+from semix.data.errors import InputError
+from semix.data.machine import cores, machine
+from semix.data.splits import ImageSplit
+from semix.data.threads import mapped
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-
-from calib.processes import wait_for_all
-from data.errors import InputError
-from data.machine import cores, machine
-from data.splits import ImageSplit
-from data.threads import mapped
 
 AT_ONCE = 512  # images that are decoded together where all are
 FEW = 2048  # images that are read sooner than a worker begins

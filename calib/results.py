@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import TypeAdapter
-
-from calib.config import TrainConfig
-from calib.replicates import Comparison, Unit, centred
-from calib.run_folder import (
+from semix.calib.config import TrainConfig
+from semix.calib.replicates import Comparison, Unit, centred
+from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
     KINDS,
@@ -28,8 +27,8 @@ from calib.run_folder import (
     refuse_differing,
     trained_run,
 )
-from data.errors import InputError
-from data.files import read_json
+from semix.data.errors import InputError
+from semix.data.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +220,7 @@ class Measured:
 
     def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""
-        from calib.checkpoint import load_tensors
+        from semix.calib.checkpoint import load_tensors
 
         if not self.logits.is_file():
             run = self.logits.parents[1]
@@ -241,7 +240,7 @@ class Measured:
     @cached_property
     def on_validation(self) -> Values:
         """As trained, on validation images; their mean confidence besides."""
-        from calib.metrics import calibration_metrics
+        from semix.calib.metrics import calibration_metrics
 
         logits, targets = self.predictions("validation")
         confidence = logits.softmax(1).amax(1).mean().item()

@@ -7,22 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NotRequired, get_args
 
+from semix.calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
+from semix.calib.stopping import Interrupted, Stop, never
+from semix.data.errors import InputError
+from semix.data.files import read_json, write_json
+from semix.data.fingerprint import fingerprint
+from semix.data.printable import print_line
+from semix.data.settings import flat, in_words, load_settings, whole_section
+from semix.data.store import Store
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
-
-from calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
-from calib.stopping import Interrupted, Stop, never
-from data.errors import InputError
-from data.files import read_json, write_json
-from data.fingerprint import fingerprint
-from data.printable import print_line
-from data.settings import flat, in_words, load_settings, whole_section
-from data.store import Store
 
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
 MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
-LINEAGE = "lineage.json"  # of a run with mixed images: `data.lineage.Lineage`
+LINEAGE = "lineage.json"  # of a run with mixed images: `semix.data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 3  # of evaluation.json
 Stage = Literal["base", "head"]  # as files and rows are named after it
@@ -85,7 +84,9 @@ class Measures(TypedDict):
     conformal: dict[str, dict[str, float]]  # by score, of the scaled logits
     intervals: NotRequired[Intervals]  # of the plain ones
     posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
-    drawn: NotRequired[dict[str, dict[str, list[float]]]]  # by kind and measure: `calib.replicates`
+    drawn: NotRequired[
+        dict[str, dict[str, list[float]]]
+    ]  # by kind and measure: `semix.calib.replicates`
 
 
 class Row(Measures):
@@ -169,7 +170,7 @@ def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
 
 
 def claim_run(config: TrainConfig, run: Path) -> Path:
-    """Write the resolved settings to `config.json`, the file that `calib.train` reads.
+    """Write the resolved settings to `config.json`, the file that `semix.calib.train` reads.
 
     A run's folder in which no seed was begun takes any settings.
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-
-from calib.batches import Batch, base_batches
-from calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
-from calib.config import TrainConfig, check_accumulation
-from calib.epoch_lines import SILENT, EpochLines
-from calib.loop import (
+from semix.calib.batches import Batch, base_batches
+from semix.calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
+from semix.calib.config import TrainConfig, check_accumulation
+from semix.calib.epoch_lines import SILENT, EpochLines
+from semix.calib.loop import (
     Diverged,
     EpochRecord,
     Figures,
@@ -23,14 +21,15 @@ from calib.loop import (
     remedy,
     set_learning_rate,
 )
-from calib.losses import build_training_loss
-from calib.methods import build_method
-from calib.network import Network, SplitOutputs, WeightAverage
-from calib.processes import share_buffers
-from calib.real_data import TrainingData
-from calib.selection import Selection, validation_measures
-from calib.stopping import Stop, Stopped, never
-from data.fingerprint import derived_seed
+from semix.calib.losses import build_training_loss
+from semix.calib.methods import build_method
+from semix.calib.network import Network, SplitOutputs, WeightAverage
+from semix.calib.processes import share_buffers
+from semix.calib.real_data import TrainingData
+from semix.calib.selection import Selection, validation_measures
+from semix.calib.stopping import Stop, Stopped, never
+from semix.data.fingerprint import derived_seed
+from torch import Tensor
 
 
 class BaseStage:

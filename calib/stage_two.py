@@ -6,13 +6,10 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-
-from calib.checkpoint import Checkpoint, Middle, StateDict, added, save_tensors
-from calib.config import HeadConfig, TrainConfig
-from calib.epoch_lines import SILENT, EpochLines
-from calib.features import (
+from semix.calib.checkpoint import Checkpoint, Middle, StateDict, added, save_tensors
+from semix.calib.config import HeadConfig, TrainConfig
+from semix.calib.epoch_lines import SILENT, EpochLines
+from semix.calib.features import (
     FeatureViews,
     HeadFeedback,
     PlainFeatures,
@@ -21,7 +18,7 @@ from calib.features import (
     means,
     measure,
 )
-from calib.heads import (
+from semix.calib.heads import (
     MaskedBottleneckHead,
     SparsityController,
     VTSTHead,
@@ -29,7 +26,7 @@ from calib.heads import (
     controller_params,
     divergence,
 )
-from calib.loop import (
+from semix.calib.loop import (
     Diverged,
     Figures,
     build_optimiser,
@@ -37,15 +34,17 @@ from calib.loop import (
     refuse_not_finite,
     set_learning_rate,
 )
-from calib.losses import build_training_loss
-from calib.losses.base import CrossEntropy, RealLoss
-from calib.network import Network
-from calib.processes import share_gradients
-from calib.real_data import TrainingData
-from calib.selection import Selection, validation_measures
-from calib.stopping import Stop, Stopped, never
-from data.files import write_json
-from data.fingerprint import derived_seed
+from semix.calib.losses import build_training_loss
+from semix.calib.losses.base import CrossEntropy, RealLoss
+from semix.calib.network import Network
+from semix.calib.processes import share_gradients
+from semix.calib.real_data import TrainingData
+from semix.calib.selection import Selection, validation_measures
+from semix.calib.stopping import Stop, Stopped, never
+from semix.data.files import write_json
+from semix.data.fingerprint import derived_seed
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 
 class Objective(nn.Module):

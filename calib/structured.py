@@ -5,11 +5,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from semix.calib.metrics.one_pass import checked
+from semix.calib.posthoc import minimise, nll_temperature, refuse_other_classes
 from torch import Tensor
 from torch.nn import functional
-
-from calib.metrics.one_pass import checked
-from calib.posthoc import minimise, nll_temperature, refuse_other_classes
 
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
@@ -57,7 +56,7 @@ def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.checked`.
 
     Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2511.03685, with ridge penalties.
     """

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
-
-from calib.check import check_launch, check_parts, check_settings
-from calib.config import Criterion, Seeds, TrainConfig
-from data.errors import NOT_SHOWN, InputError
-from data.settings import Settings, load_settings, whole_path
+from semix.calib.check import check_launch, check_parts, check_settings
+from semix.calib.config import Criterion, Seeds, TrainConfig
+from semix.data.errors import NOT_SHOWN, InputError
+from semix.data.settings import Settings, load_settings, whole_path
 
 T = TypeVar("T")
 PostHoc = Literal["scaled", "ets", "vector", "svs", "sms", "isotonic"]
@@ -229,7 +228,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
     """Find what cannot be trained before anything is.
 
     Raises:
-        InputError: what `calib.config` refuses, with the cell's name.
+        InputError: what `semix.calib.config` refuses, with the cell's name.
     """
     for cell in cells:
         made_here = {"mixed": None} if cell.build is not None else {}  # it need not be there yet

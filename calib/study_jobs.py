@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from calib.config import TrainConfig
-from calib.run_folder import (
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import (
     CONFIG,
     DATA,
     MODEL,
@@ -15,10 +15,10 @@ from calib.run_folder import (
     run_digest,
     seed_folder,
 )
-from calib.study import Cell
-from data.files import read_json, write_json
-from data.fingerprint import fingerprint
-from data.settings import load_settings
+from semix.calib.study import Cell
+from semix.data.files import read_json, write_json
+from semix.data.fingerprint import fingerprint
+from semix.data.settings import load_settings
 
 TRAINED_IN = "trained_in"  # in the metadata of a model that was taken over
 FAILURE = "failure.json"
@@ -67,7 +67,7 @@ def take_over(run: Path, *, seed: int) -> Path | None:
     Returns:
         The run that trained it; None if the seed was begun, or no run beside it has what fits.
     """
-    from calib.checkpoint import load_tensors, read_metadata, save_tensors
+    from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 
     if seed_folder(run, seed).exists():
         return None

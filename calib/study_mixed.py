@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calib.replicates import Drawn, Unit, compare
-from calib.results import Summary
-from calib.tables import Cell, Table
+from semix.calib.replicates import Drawn, Unit, compare
+from semix.calib.results import Summary
+from semix.calib.tables import Cell, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

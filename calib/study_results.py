@@ -6,8 +6,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from calib.replicates import Comparison, Drawn, Unit, compare, compare_all, corrected
-from calib.results import (
+from semix.calib.replicates import Comparison, Drawn, Unit, compare, compare_all, corrected
+from semix.calib.results import (
     MEASURE,
     RANKED,
     Measured,
@@ -18,9 +18,9 @@ from calib.results import (
     ranks,
     shown_in,
 )
-from calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, draws_of, rows_of
-from calib.study_jobs import failure_of
-from calib.tables import SCALED, Column
+from semix.calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, draws_of, rows_of
+from semix.calib.study_jobs import failure_of
+from semix.calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
 CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate

@@ -8,14 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from calib.replicates import COMPARED, Comparison, Unit
-from calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
-from calib.run_folder import EVALUATION, Evaluation, is_measured
-from calib.study import Cell, StudyConfig
-from calib.study_jobs import failure_of
-from calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
-from calib.study_results import TESTED, DatasetTable, Row, make_tables, read_results
-from calib.tables import (
+from semix.calib.replicates import COMPARED, Comparison, Unit
+from semix.calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
+from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
+from semix.calib.study import Cell, StudyConfig
+from semix.calib.study_jobs import failure_of
+from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
+from semix.calib.study_results import TESTED, DatasetTable, Row, make_tables, read_results
+from semix.calib.tables import (
     DASH,
     Column,
     Table,
@@ -26,11 +26,11 @@ from calib.tables import (
     interval_text,
     latex_text,
 )
-from calib.tables import (
+from semix.calib.tables import (
     Cell as Shown,
 )
-from data.files import read_json, write_atomically, write_json
-from data.printable import markdown_text
+from semix.data.files import read_json, write_atomically, write_json
+from semix.data.printable import markdown_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -119,7 +119,7 @@ def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], d
 
 def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
     """The figures of each dataset that has results; their paths below `out`."""
-    from calib.figures import write_figures
+    from semix.calib.figures import write_figures
 
     names = []
     for table in tables:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
-
-from calib.replicates import Comparison, compare
-from calib.results import (
+from semix.calib.replicates import Comparison, compare
+from semix.calib.results import (
     ACCURACY,
     ECE,
     MEASURE,
@@ -25,8 +24,8 @@ from calib.results import (
     shown_in,
     told_apart,
 )
-from calib.run_folder import KINDS, Shift
-from data.printable import markdown_text, printable, printable_line, spreadsheet_text
+from semix.calib.run_folder import KINDS, Shift
+from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,10 +9,9 @@ from typing import TypedDict
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
-
-from data.files import read_json, write_json
-from data.printable import print_line
-from data.settings import flat
+from semix.data.files import read_json, write_json
+from semix.data.printable import print_line
+from semix.data.settings import flat
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
 EVENTS = "events.out.tfevents.*"  # files in it

@@ -11,19 +11,18 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-
-from calib.check import check, check_shares, require_trackers
-from calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
-from calib.config import TrainConfig
-from calib.evaluate import evaluate_seed, write_evaluation
-from calib.features import check_memory
-from calib.loop import CHECKPOINT, Diverged, Stage, Walk
-from calib.models.complexity import complexity
-from calib.network import load_classifier
-from calib.parameters import one_of
-from calib.processes import decided, leave_group, wait_for_all, warn_once
-from calib.real_data import TrainingData, open_data, prepare
-from calib.run_folder import (
+from semix.calib.check import check, check_shares, require_trackers
+from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
+from semix.calib.config import TrainConfig
+from semix.calib.evaluate import evaluate_seed, write_evaluation
+from semix.calib.features import check_memory
+from semix.calib.loop import CHECKPOINT, Diverged, Stage, Walk
+from semix.calib.models.complexity import complexity
+from semix.calib.network import load_classifier
+from semix.calib.parameters import one_of
+from semix.calib.processes import decided, leave_group, wait_for_all, warn_once
+from semix.calib.real_data import TrainingData, open_data, prepare
+from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
     HEAD,
@@ -39,18 +38,18 @@ from calib.run_folder import (
     seed_evaluation,
     seed_folder,
 )
-from calib.stage_one import BaseStage
-from calib.stage_two import HeadStage
-from calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
-from calib.trackers import Tracking
-from data.device import resolve_device
-from data.errors import InputError
-from data.files import require_own_files, write_json
-from data.lineage import read_shards
-from data.pinned import Pinned
-from data.printable import print_line, print_traceback
-from data.root import Root
-from data.settings import load_settings
+from semix.calib.stage_one import BaseStage
+from semix.calib.stage_two import HeadStage
+from semix.calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
+from semix.calib.trackers import Tracking
+from semix.data.device import resolve_device
+from semix.data.errors import InputError
+from semix.data.files import require_own_files, write_json
+from semix.data.lineage import read_shards
+from semix.data.pinned import Pinned
+from semix.data.printable import print_line, print_traceback
+from semix.data.root import Root
+from semix.data.settings import load_settings
 
 CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
 
@@ -297,7 +296,7 @@ def _ended(status: int) -> int:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        prog="accelerate launch -m calib.train",
+        prog="accelerate launch -m semix.calib.train",
         description="Train every seed of a run through its stages, then measure it.",
         epilog="Seeds that are measured are skipped, interrupted ones go on. SIGTERM "
         f"ends the step, writes a checkpoint and exits {TERMINATED}; settings that cannot be "

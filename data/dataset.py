@@ -8,21 +8,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion
+from semix.data.fingerprint import fingerprint
+from semix.data.formats import SeriesRecord
+from semix.data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
+from semix.data.machine import cores
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series_filter import SeriesFilter
+from semix.data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
+from semix.data.stored_images import StoredImages, images_at, open_images
+from semix.data.threads import mapped
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from data.errors import InputError
-from data.exclusion import Exclusion
-from data.fingerprint import fingerprint
-from data.formats import SeriesRecord
-from data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
-from data.machine import cores
-from data.pinned import Pinned
-from data.root import Root
-from data.series_filter import SeriesFilter
-from data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
-from data.stored_images import StoredImages, images_at, open_images
-from data.threads import mapped
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images
 MOST_THREADS = 16
@@ -178,8 +177,8 @@ class MixedDataset(Dataset[Sample]):
 
         Args:
             targets: classes of the real images, int64 [B].
-            rng: decides alone what is drawn; `data.fingerprint.generator_for(seed, step)` makes
-                that a function of the step, whoever draws.
+            rng: decides alone what is drawn; of `semix.data.fingerprint.generator_for(seed, step)`
+                that is a function of the step, whoever draws.
             count: images n of each group.
         Returns:
             images uint8 [B, n, H, W, 3] and soft labels float32 [B, n, K].

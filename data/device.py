@@ -1,7 +1,7 @@
 """Which device `auto` means, in which precision it computes, and whether one works.
 
-`python -m data.device` asks a GPU: its exit status is BROKEN if that fails, and its last line says
-why; SIGALRM ends it if there is no answer.
+`python -m semix.data.device` asks a GPU: its exit status is BROKEN if that fails, and its last
+line says why; SIGALRM ends it if there is no answer.
 """
 
 import signal
@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from data.errors import InputError
-from data.printable import print_line
+from semix.data.errors import InputError
+from semix.data.printable import print_line
 
 SIDE = 64  # of the matrices
 ANSWER_S = 180  # of a GPU, of which the first to ask wakes all

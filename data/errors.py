@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from data.printable import printable_line
+from semix.data.printable import printable_line
 
 MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
 NOT_SHOWN = "as given"  # in place of a value that may be a secret, or fills the screen

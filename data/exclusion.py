@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pydantic import Field
-
-from data.formats import AUDITS, SeriesFlags
-from data.root import Root
-from data.settings import Settings
+from semix.data.formats import AUDITS, SeriesFlags
+from semix.data.root import Root
+from semix.data.settings import Settings
 
 
 class Exclusion(Settings):

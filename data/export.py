@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from data.errors import InputError
-from data.files import published, write_json
-from data.formats import ShardEntry
-from data.images import MOST_PIXELS, check_header, decode_image, encode_image
-from data.pinned import Pinned
-from data.tar import GroupSample
+from semix.data.errors import InputError
+from semix.data.files import published, write_json
+from semix.data.formats import ShardEntry
+from semix.data.images import MOST_PIXELS, check_header, decode_image, encode_image
+from semix.data.pinned import Pinned
+from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
 COLUMNS = {  # what each image has besides its picture and its label

@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
-from data.errors import InputError, TooLarge
+from semix.data.errors import InputError, TooLarge
 
 MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
 MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB

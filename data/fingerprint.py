@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import InputError
-from data.files import open_regular
+from semix.data.errors import InputError
+from semix.data.files import open_regular
 
 if TYPE_CHECKING:  # torch costs seconds
     import torch

@@ -24,12 +24,11 @@ from pydantic import (
     model_validator,
     with_config,
 )
+from semix.data.errors import InputError
+from semix.data.fingerprint import canonical_json, fingerprint
+from semix.data.model_identity import CHECKED, ModelIdentities
+from semix.data.strict_json import Strict, read_strictly
 from typing_extensions import TypedDict
-
-from data.errors import InputError
-from data.fingerprint import canonical_json, fingerprint
-from data.model_identity import CHECKED, ModelIdentities
-from data.strict_json import Strict, read_strictly
 
 PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
 SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
@@ -180,7 +179,7 @@ class Plan(BaseModel):
     """`plan.json`: written once; what a reader needs of it, and the config that it came from.
 
     Attributes:
-        digest: identity of what decides the bytes; see `pipeline.plan`.
+        digest: identity of what decides the bytes; see `semix.pipeline.plan`.
         num_groups, num_shards: as they were planned; extensions come behind.
         config: all settings, as their own model checks them; what is read without it has a type.
         baked_from: plan and label set, of a root whose labels were baked in.

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from data.errors import TooLarge
-from data.formats import FAILED, INDICES, PROTOTYPES, SHARDS, ShardLabels
-from data.index import index_names, open_index
-from data.label_sets import LabelSet, label_sets
-from data.leases import claim, forgotten, lease_name, living, release
-from data.records import FILES, numbered_folders
-from data.root import Root
-from data.store import Fact
+from semix.data.errors import TooLarge
+from semix.data.formats import FAILED, INDICES, PROTOTYPES, SHARDS, ShardLabels
+from semix.data.index import index_names, open_index
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.leases import claim, forgotten, lease_name, living, release
+from semix.data.records import FILES, numbered_folders
+from semix.data.root import Root
+from semix.data.store import Fact
 
 HOUR = 3600.0
 ATTEMPT = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from data.errors import InputError
-from data.fingerprint import file_digest, fingerprint
-from data.images import PICTURES, load_square
-from data.machine import cores
-from data.printable import printable_line
-from data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
-from data.threads import mapped
+from semix.data.errors import InputError
+from semix.data.fingerprint import file_digest, fingerprint
+from semix.data.images import PICTURES, load_square
+from semix.data.machine import cores
+from semix.data.printable import printable_line
+from semix.data.splits import SPLITS, ImageSplit, RealDataConfig, RealDataset, stratified_split
+from semix.data.threads import mapped
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}

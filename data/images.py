@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
-
-from data.files import open_regular
+from semix.data.files import open_regular
 
 MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
 # Of pictures from elsewhere: the largest that phones and most cameras take.

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field, RootModel
-
-from data.formats import (
+from semix.data.formats import (
     INDICES,
     MIB,
     STAGES,
@@ -22,8 +21,8 @@ from data.formats import (
     refuse_newer,
     tar_name,
 )
-from data.store import Store
-from data.strict_json import read_strictly
+from semix.data.store import Store
+from semix.data.strict_json import read_strictly
 
 INDEX = re.compile(rf"{INDICES}/(\d{{1,9}})\.json")
 MOST = 2048 * MIB  # bytes; a million shards are some 600

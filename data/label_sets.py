@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from data.errors import InputError
-from data.formats import (
+from semix.data.errors import InputError
+from semix.data.formats import (
     FAILED,
     PROTOTYPES,
     SETS,
@@ -20,9 +20,9 @@ from data.formats import (
     shard_stem,
     spec_digest,
 )
-from data.records import Attempts, numbered_folders, record_facts
-from data.root import Progress, Root
-from data.store import Fact
+from semix.data.records import Attempts, numbered_folders, record_facts
+from semix.data.root import Progress, Root
+from semix.data.store import Fact
 
 ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 SHORTEST = 6  # digits that may stand for a digest

@@ -5,9 +5,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from data.errors import InputError, TooLarge
-from data.formats import EXTENSIONS, Extension, Plan
-from data.store import Store
+from semix.data.errors import InputError, TooLarge
+from semix.data.formats import EXTENSIONS, Extension, Plan
+from semix.data.store import Store
 
 NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
-from data.errors import InputError
-from data.formats import Lease
-from data.machine import machine
-from data.store import Fact, Store, process_alive
+from semix.data.errors import InputError
+from semix.data.formats import Lease
+from semix.data.machine import machine
+from semix.data.store import Fact, Store, process_alive
 
 FOLDER = "leases"
 # On a shard, a flow's run, a shard of a label set, the prototypes, the plan: no others are claimed.

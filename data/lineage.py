@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
 
-from data.fingerprint import fingerprint
-from data.formats import BakedFrom, Plan, ShardEntry
-from data.ranges import format_ranges
+from semix.data.fingerprint import fingerprint
+from semix.data.formats import BakedFrom, Plan, ShardEntry
+from semix.data.ranges import format_ranges
 
 DIGITS = 12  # of a digest, where people read it
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from data.errors import InputError
-from data.files import write_atomically
-from data.fingerprint import file_digest, fingerprint
+from semix.data.errors import InputError
+from semix.data.files import write_atomically
+from semix.data.fingerprint import file_digest, fingerprint
 
 DIGITS = 12  # of the digest at the end of `machine()`
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # torch reads it when it first compiles

@@ -5,21 +5,21 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from data.errors import InputError
-from data.formats import (
+from semix.data.errors import InputError
+from semix.data.formats import (
     PROTOTYPES,
     File,
     SeriesLabels,
     SeriesRecord,
     ShardEntry,
 )
-from data.index import Index, open_index
-from data.label_sets import LabelSet, NotLabelled
-from data.root import Root
-from data.store import MOST
-from data.tar import GroupSample, read_shard
-from data.tensors import read_tensors
-from data.threads import mapped
+from semix.data.index import Index, open_index
+from semix.data.label_sets import LabelSet, NotLabelled
+from semix.data.root import Root
+from semix.data.store import MOST
+from semix.data.tar import GroupSample, read_shard
+from semix.data.tensors import read_tensors
+from semix.data.threads import mapped
 
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
@@ -224,8 +224,7 @@ def _opened_again(url: str, index: str, labels: str | None, scale: float | None)
 
 def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:
     import torch  # only those who sharpen wait for it
-
-    from data.labels import sharpen
+    from semix.data.labels import sharpen
 
     first, second = record.classes
     shares = sharpen(torch.tensor(record.weights, dtype=torch.float32), scale).tolist()

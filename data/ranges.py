@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from data.errors import InputError
+from semix.data.errors import InputError
 
 MOST = 10**7  # numbers in one list; no root has more shards
 LAST = 2**31 - 1

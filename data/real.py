@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from data.errors import InputError
-from data.imagefolder import find_classes, load_imagefolder
-from data.splits import ImageSplit, RealDataConfig, RealDataset, stratified_split
+from semix.data.errors import InputError
+from semix.data.imagefolder import find_classes, load_imagefolder
+from semix.data.splits import ImageSplit, RealDataConfig, RealDataset, stratified_split
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PER_CLASS = 30  # few enough that plain cross-entropy is visibly overconfident

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-
-from data.errors import TooLarge
-from data.formats import (
+from semix.data.errors import TooLarge
+from semix.data.formats import (
     DISCARDED,
     FAILED,
     PER_FOLDER,
@@ -23,9 +22,9 @@ from data.formats import (
     record_name,
     spec_digest,
 )
-from data.index import ROW, Index, ShardRows, newest_index
-from data.store import Fact, Store
-from data.threads import mapped
+from semix.data.index import ROW, Index, ShardRows, newest_index
+from semix.data.store import Fact, Store
+from semix.data.threads import mapped
 
 MOST_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
 

@@ -9,10 +9,9 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
-
-from data.errors import InputError, TooLarge
-from data.files import NoRegularFile
-from data.formats import (
+from semix.data.errors import InputError, TooLarge
+from semix.data.files import NoRegularFile
+from semix.data.formats import (
     PAIRS,
     PER_FOLDER,
     PLAN,
@@ -25,10 +24,10 @@ from data.formats import (
     ShardEntry,
     record_name,
 )
-from data.index import index_names, write_index
-from data.layout import Layout, layout_of, read_extensions
-from data.records import Attempts, Records, bury, discards_of
-from data.store import Store
+from semix.data.index import index_names, write_index
+from semix.data.layout import Layout, layout_of, read_extensions
+from semix.data.records import Attempts, Records, bury, discards_of
+from semix.data.store import Store
 
 Made = Literal["prototypes", "pairs"]  # files that shards are made with
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-
-from data.errors import InputError
-from data.images import decode_image
-from data.pages import LIGHT
-from data.printable import printable
-from data.root import Root
-from data.tar import GroupSample, read_shard
+from semix.data.errors import InputError
+from semix.data.images import decode_image
+from semix.data.pages import LIGHT
+from semix.data.printable import printable
+from semix.data.root import Root
+from semix.data.tar import GroupSample, read_shard
 
 CELL = 72  # pixels, side of each image shown
 GAP = 6

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion, flagged_groups, newest_flags
+from semix.data.formats import SeriesRecord, ShardEntry
+from semix.data.pinned import Pinned
+from semix.data.quality import falls, read_end_points, spearman
 from torch import Tensor
-
-from data.errors import InputError
-from data.exclusion import Exclusion, flagged_groups, newest_flags
-from data.formats import SeriesRecord, ShardEntry
-from data.pinned import Pinned
-from data.quality import falls, read_end_points, spearman
 
 log = logging.getLogger("semix.data")
 

@@ -9,11 +9,10 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails
-
-from data.errors import NOT_SHOWN, InputError, choices
-from data.files import read_bytes
-from data.store import Store
-from data.store.places import parse_url, shown
+from semix.data.errors import NOT_SHOWN, InputError, choices
+from semix.data.files import read_bytes
+from semix.data.store import Store
+from semix.data.store.places import parse_url, shown
 
 KNOWN = "known here:"
 MOST_MEANT = 3  # settings of other sections that a misplaced key may mean

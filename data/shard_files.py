@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from data.errors import InputError, TooLarge
-from data.files import read_bytes, write_atomically
-from data.formats import SeriesRecord, ShardEntry
-from data.machine import cache_folder
-from data.store import Store
-from data.strict_json import Strict
-from data.tar import GroupPlace, scan_tar
-from data.tar_hashes import BLOCK, check_tar, sha256_of
+from semix.data.errors import InputError, TooLarge
+from semix.data.files import read_bytes, write_atomically
+from semix.data.formats import SeriesRecord, ShardEntry
+from semix.data.machine import cache_folder
+from semix.data.store import Store
+from semix.data.strict_json import Strict
+from semix.data.tar import GroupPlace, scan_tar
+from semix.data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
 NOTES_SHARE = 8  # times the bytes of notes may be those of tars

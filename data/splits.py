@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
-
-from data.errors import InputError
-from data.fingerprint import fingerprint
-from data.settings import Settings
+from semix.data.errors import InputError
+from semix.data.fingerprint import fingerprint
+from semix.data.settings import Settings
 
 Indices = Sequence[int] | np.ndarray
 SPLITS = ("train", "validation", "test")

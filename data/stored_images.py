@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from semix.data.errors import InputError
+from semix.data.images import decode_image, scaled
+from semix.data.shard_files import ShardFiles
+from semix.data.threads import mapped
 from torch import Tensor
 from torch.utils.data import get_worker_info
-
-from data.errors import InputError
-from data.images import decode_image, scaled
-from data.shard_files import ShardFiles
-from data.threads import mapped
 
 Where = int | Tensor
 MOST_AT_ONCE = 256  # images that a thread decodes in one go

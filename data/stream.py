@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import webdataset as wds
+from semix.data.exclusion import Exclusion
+from semix.data.fingerprint import derived_seed
+from semix.data.formats import SeriesRecord, ShardEntry
+from semix.data.images import decode_image
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series_filter import SeriesFilter
+from semix.data.tar import group_key
 from torch import Tensor
 from webdataset.compat import FluidInterface
 from webdataset.utils import pytorch_worker_info
-
-from data.exclusion import Exclusion
-from data.fingerprint import derived_seed
-from data.formats import SeriesRecord, ShardEntry
-from data.images import decode_image
-from data.pinned import Pinned
-from data.root import Root
-from data.series_filter import SeriesFilter
-from data.tar import group_key
 
 Sample = dict[str, Any]
 

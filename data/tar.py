@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args
 
-from data.formats import ImageFormat, SeriesRecord, ShardEntry
-from data.tar_hashes import check_tar
+from semix.data.formats import ImageFormat, SeriesRecord, ShardEntry
+from semix.data.tar_hashes import check_tar
 
 if TYPE_CHECKING:
-    from data.store import Store
+    from semix.data.store import Store
 
 IMAGES = "|".join(get_args(ImageFormat))
 MEMBER = re.compile(rf"(?P<key>\d{{8}})\.(?:\d{{2}}\.(?P<image>{IMAGES})|json)", re.ASCII)

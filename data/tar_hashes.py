@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.fingerprint import fingerprint
-from data.formats import ShardEntry
-from data.machine import cache_folder
+from semix.data.fingerprint import fingerprint
+from semix.data.formats import ShardEntry
+from semix.data.machine import cache_folder
 
 BLOCK = 8 * 2**20  # bytes read at a time
 FOLDER = "hashed-tars"  # of the cache: an empty file for each tar, its name says which

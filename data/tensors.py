@@ -9,9 +9,8 @@ from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
-
-from data.fingerprint import canonical_json
-from data.strict_json import Strict, read_strictly
+from semix.data.fingerprint import canonical_json
+from semix.data.strict_json import Strict, read_strictly
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-
-from data.errors import InputError, TooLarge
-from data.formats import (
+from semix.data.errors import InputError, TooLarge
+from semix.data.formats import (
     DISCARDED,
     PAIRS,
     PROTOTYPES,
@@ -25,17 +24,17 @@ from data.formats import (
     ShardEntry,
     record_name,
 )
-from data.images import decode_image
-from data.index import index_names, open_index
-from data.label_sets import LabelSet, label_sets
-from data.leases import claim, release
-from data.machine import cores
-from data.records import FILES, RECORD, Folder, Records, numbered_folders
-from data.root import Made, Root
-from data.store import Fact, Store
-from data.tar import GroupSample, Hashing, read_tar
-from data.tensors import open_sealed, read_arrays
-from data.threads import mapped
+from semix.data.images import decode_image
+from semix.data.index import index_names, open_index
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.leases import claim, release
+from semix.data.machine import cores
+from semix.data.records import FILES, RECORD, Folder, Records, numbered_folders
+from semix.data.root import Made, Root
+from semix.data.store import Fact, Store
+from semix.data.tar import GroupSample, Hashing, read_tar
+from semix.data.tensors import open_sealed, read_arrays
+from semix.data.threads import mapped
 
 Kind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
 Facts = Mapping[str, Fact]

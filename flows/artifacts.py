@@ -22,17 +22,16 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-from calib.config import TrainConfig
-from calib.results import Method
-from calib.run_folder import HISTORY, seed_evaluation, seed_folder
-from data.files import MOST_JSON, read_bytes
-from data.fingerprint import fingerprint
-from data.lineage import in_words, made_now, source
-from data.printable import markdown_text
-from data.root import Progress, Root
-from data.series import HARD, contact_sheet, entropy_share, read_series, some_of_all_pairs
-from flows.progress import Rate, counted, describe, duration, standing, to_come
+from semix.calib.config import TrainConfig
+from semix.calib.results import Method
+from semix.calib.run_folder import HISTORY, seed_evaluation, seed_folder
+from semix.data.files import MOST_JSON, read_bytes
+from semix.data.fingerprint import fingerprint
+from semix.data.lineage import in_words, made_now, source
+from semix.data.printable import markdown_text
+from semix.data.root import Progress, Root
+from semix.data.series import HARD, contact_sheet, entropy_share, read_series, some_of_all_pairs
+from semix.flows.progress import Rate, counted, describe, duration, standing, to_come
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
@@ -285,7 +284,11 @@ def _some_groups(root: Root) -> list[int]:
 def result_table(methods: Sequence[Method], *, key: str) -> None:
     """Show what some measured runs reached."""
     with only_shown():
-        from calib.tables import as_markdown, overview, summary_table  # pandas, at the end alone
+        from semix.calib.tables import (  # pandas, at the end alone
+            as_markdown,
+            overview,
+            summary_table,
+        )
 
         table = overview(summary_table(methods))
         text = f"{as_markdown(table)}\n\n{markdown_text(table.note)}"

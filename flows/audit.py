@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from calib.judge import Judge
-from data.exclusion import store_flags
-from data.files import write_atomically
-from data.pinned import Pinned
-from data.root import Root
-from data.store import Store
-from flows.failures import RunFailed, damage_named
-from flows.terminal import print_findings
-from pipeline.audit import Audit, as_json
-from pipeline.audit import audit as measure
-from pipeline.audit.page import write_page
-from pipeline.audit.read import Unreadable
+from semix.calib.judge import Judge
+from semix.data.exclusion import store_flags
+from semix.data.files import write_atomically
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.flows.failures import RunFailed, damage_named
+from semix.flows.terminal import print_findings
+from semix.pipeline.audit import Audit, as_json
+from semix.pipeline.audit import audit as measure
+from semix.pipeline.audit.page import write_page
+from semix.pipeline.audit.read import Unreadable
 
 LINE_EVERY_S = 15.0
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import InputError
-from data.layout import stretch_of
-from data.ranges import format_ranges
-from data.root import Root
-from data.settings import whole_path
-from data.store import Store
-from flows.build_steps import (
+from semix.data.errors import InputError
+from semix.data.layout import stretch_of
+from semix.data.ranges import format_ranges
+from semix.data.root import Root
+from semix.data.settings import whole_path
+from semix.data.store import Store
+from semix.flows.build_steps import (
     ALL,
     BuildFailed,
     Selection,
@@ -24,13 +24,13 @@ from flows.build_steps import (
     say_notes,
     say_what_is_ignored,
 )
-from flows.calling import run_flow
-from flows.configs import load_config
-from flows.costs import SHARE, check_rates, costs
-from flows.slots import SlotSettings, check_gpu, workers_ahead
-from pipeline.config import BuildConfig, hard_labels
-from pipeline.prototypes import stored_scale
-from pipeline.root import (
+from semix.flows.calling import run_flow
+from semix.flows.configs import load_config
+from semix.flows.costs import SHARE, check_rates, costs
+from semix.flows.slots import SlotSettings, check_gpu, workers_ahead
+from semix.pipeline.config import BuildConfig, hard_labels
+from semix.pipeline.prototypes import stored_scale
+from semix.pipeline.root import (
     checked_plan,
     create_root,
     extend_root,
@@ -121,7 +121,7 @@ def _made(
     # Workers start beside Prefect's imports.
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
-            "flows.build_flow.build_flow",
+            "semix.flows.build_flow.build_flow",
             lambda: kept(root),
             ready=root,
             out=root.url,
@@ -182,7 +182,7 @@ def check(
 ) -> dict[str, Any]:
     """Everything cheap that `build` would refuse, and what it would make and cost.
 
-    Writes nothing. Other arguments as of `flows.costs.costs`.
+    Writes nothing. Other arguments as of `semix.flows.costs.costs`.
 
     Raises:
         InputError: as `build`; besides, real images that cannot be decoded, a share or rate out

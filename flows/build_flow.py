@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow, task
-
-from data.lineage import made_now, source
-from data.ranges import format_ranges, parse_ranges
-from data.root import Progress, Root
-from data.verify import refuse_others
-from flows import parameters as p
-from flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
-from flows.build_steps import (
+from semix.data.lineage import made_now, source
+from semix.data.ranges import format_ranges, parse_ranges
+from semix.data.root import Progress, Root
+from semix.data.verify import refuse_others
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
+from semix.flows.build_steps import (
     ALL,
     Selection,
     check_work,
@@ -28,13 +27,13 @@ from flows.build_steps import (
     say_complete,
     say_notes,
 )
-from flows.calling import handed
-from flows.flow_runs import flow_options, name_of, running
-from flows.progress import shown
-from flows.slots import SlotSettings
-from flows.slots.running import follow, slots_running
-from flows.slots.slot import RECORD
-from pipeline.root import config_of, running_on
+from semix.flows.calling import handed
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.progress import shown
+from semix.flows.slots import SlotSettings
+from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.slot import RECORD
+from semix.pipeline.root import config_of, running_on
 
 log = logging.getLogger("semix.build")
 

@@ -6,24 +6,24 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from data.errors import InputError
-from data.formats import PAIRS, PROTOTYPES
-from data.imagefolder import Survey, survey
-from data.ranges import format_ranges
-from data.root import Made, Root
-from data.splits import RealDataConfig
-from data.verify import damage, put_aside
-from flows.configs import load_config
-from flows.costs import check_space
-from flows.failures import RunFailed, few_ranges, reasons
-from flows.progress import counting
-from flows.slots import SlotSettings, check_slots
-from pipeline.checks import check_models, notes
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.prototypes import prepare
-from pipeline.provenance import planned_models
-from pipeline.root import config_of, create_root, open_root
+from semix.data.errors import InputError
+from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.imagefolder import Survey, survey
+from semix.data.ranges import format_ranges
+from semix.data.root import Made, Root
+from semix.data.splits import RealDataConfig
+from semix.data.verify import damage, put_aside
+from semix.flows.configs import load_config
+from semix.flows.costs import check_space
+from semix.flows.failures import RunFailed, few_ranges, reasons
+from semix.flows.progress import counting
+from semix.flows.slots import SlotSettings, check_slots
+from semix.pipeline.checks import check_models, notes
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.prototypes import prepare
+from semix.pipeline.provenance import planned_models
+from semix.pipeline.root import config_of, create_root, open_root
 
 log = logging.getLogger("semix.build")
 

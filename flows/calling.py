@@ -5,10 +5,10 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, TypeVar
 
-from data.errors import InputError
-from flows.failures import RunCancelled, RunFailed, ServerLost
-from flows.run_server import how_ours_ended, prefect_server, send_rest
-from flows.server_probe import what_was_lost
+from semix.data.errors import InputError
+from semix.flows.failures import RunCancelled, RunFailed, ServerLost
+from semix.flows.run_server import how_ours_ended, prefect_server, send_rest
+from semix.flows.server_probe import what_was_lost
 
 Kind = TypeVar("Kind")
 
@@ -32,7 +32,7 @@ def run_flow(
     refusals and runs with nothing to do need not spend.
 
     Args:
-        entrypoint: as in prefect.yaml: `flows.train_flow.train_flow`.
+        entrypoint: as in prefect.yaml: `semix.flows.train_flow.train_flow`.
         kept: says what is safe of a run that lost its server, and which command goes on.
         ready: what was opened and checked for the flow, which takes it by `handed`.
     Raises:
@@ -67,7 +67,7 @@ def call_flow(
     try:
         return flow(**parameters)
     except RunCancelled as error:
-        from flows.flow_runs import note_cancelled  # Prefect is loaded, as there is a flow
+        from semix.flows.flow_runs import note_cancelled  # Prefect is loaded, as there is a flow
 
         note_cancelled(error)
         raise

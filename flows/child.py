@@ -1,9 +1,9 @@
 """A child process that cannot outlive us: started, seen through to its end, and ended.
 
-`python -m flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m MODULE`,
-plus a thread that ends the whole process group when standard input closes, which the kernel does
-for us even if we are killed. `--ahead IMPORT,IMPORT...` imports these, waits for a line of standard
-input that holds the rest of the command, and goes on with it; what follows is for `ps`.
+`python -m semix.flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m
+MODULE`, plus a thread that ends the whole process group when standard input closes, which the
+kernel does for us even if we are killed. `--ahead IMPORT,IMPORT...` imports these, waits for a line
+of standard input that holds the rest of the command, and goes on with it; what follows is for `ps`.
 """
 
 import importlib
@@ -32,7 +32,6 @@ GRACE_S = 10.0  # between asking a process group to end (SIGTERM) and ending it 
 KILL_S = 30.0  # after SIGKILL, until a process counts as stuck in the kernel
 END_POLL_S = 0.05
 ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception)\b")  # ours, and the end of a traceback
-CHECKOUT = Path(__file__).resolve().parents[1]
 
 log = logging.getLogger("semix.child")
 
@@ -192,7 +191,7 @@ def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> lis
 
 
 def _ourselves() -> list[str]:
-    return [sys.executable, "-P", "-m", "flows.child"]
+    return [sys.executable, "-P", "-m", "semix.flows.child"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,10 +322,7 @@ def _group_lives(child: "subprocess.Popen[str]") -> bool:
 
 
 def _environment() -> dict[str, str]:
-    ours = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
-    if (CHECKOUT / "pyproject.toml").is_file():  # not installed: children import what we import
-        ours["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CHECKOUT), ours.get("PYTHONPATH"))))
-    return ours
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -9,15 +9,14 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-
-from data.errors import InputError
-from data.files import FULL
-from data.printable import print_traceback
-from flows.commands import looking, making, operating, training
-from flows.commands.help_pages import CommandPage, CommandsPage
-from flows.failures import RunFailed
-from flows.server_probe import in_words
-from flows.terminal import emit, say, say_error, set_up_logging
+from semix.data.errors import InputError
+from semix.data.files import FULL
+from semix.data.printable import print_traceback
+from semix.flows.commands import looking, making, operating, training
+from semix.flows.commands.help_pages import CommandPage, CommandsPage
+from semix.flows.failures import RunFailed
+from semix.flows.server_probe import in_words
+from semix.flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(
     cls=CommandsPage,

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.errors import InputError
-from data.settings import Settings, load_settings, read_config_file
-from data.store.places import shown
+from semix.data.errors import InputError
+from semix.data.settings import Settings, load_settings, read_config_file
+from semix.data.store.places import shown
 
 S = TypeVar("S", bound=Settings)
 Schema = Mapping[str, Any]
@@ -32,9 +32,9 @@ LIMITS = {
 
 def models() -> dict[str, type[Settings]]:
     """The settings that each command reads."""
-    from calib.config import TrainConfig
-    from calib.study import StudyConfig
-    from pipeline.config import BuildConfig
+    from semix.calib.config import TrainConfig
+    from semix.calib.study import StudyConfig
+    from semix.pipeline.config import BuildConfig
 
     return {"build": BuildConfig, "train": TrainConfig, "study": StudyConfig}
 

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import InputError
-from flows.progress import by_stage, duration
+from semix.data.errors import InputError
+from semix.flows.progress import by_stage, duration
 
 if TYPE_CHECKING:  # the command line starts without these
-    from data.store import Store
-    from pipeline.plan import BuildPlan
+    from semix.data.store import Store
+    from semix.pipeline.plan import BuildPlan
 
 # Of its matrix-product rate, what a GPU reaches with Stable Diffusion at 512 pixels in large
 # batches; memory traffic between the products alone bounds it to about two thirds.
@@ -48,10 +48,10 @@ def costs(
     Raises:
         InputError: no such device, too little space, a model that cannot be used.
     """
-    from data.device import resolve_device
-    from pipeline.estimate import estimate, hours
-    from pipeline.generators.loading import check_networks
-    from pipeline.rehearsal import device_rate
+    from semix.data.device import resolve_device
+    from semix.pipeline.estimate import estimate, hours
+    from semix.pipeline.generators.loading import check_networks
+    from semix.pipeline.rehearsal import device_rate
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     check_networks(plan.config.generator)
@@ -90,8 +90,7 @@ def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
         InputError: the weights alone are more than the GPU has.
     """
     import torch
-
-    from pipeline.memory import memory_needed
+    from semix.pipeline.memory import memory_needed
 
     needed = memory_needed(plan.config)
     has = torch.cuda.mem_get_info(device)[1] if device.startswith("cuda") else None
@@ -122,7 +121,7 @@ def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
     free, share = free_bytes(store), missing / plan.num_shards
     if free is None or free > plan.num_images * share * LARGEST_IMAGE:
         return
-    from pipeline.estimate import estimate
+    from semix.pipeline.estimate import estimate
 
     needed = estimate(plan).bytes
     if needed is not None:
@@ -147,7 +146,7 @@ def refuse_small_place(store: "Store", needed: float, free: int) -> None:
 
 def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
     """One warm batch: its speed, and hours of the whole build at that speed on one device."""
-    from pipeline.rehearsal import rehearse
+    from semix.pipeline.rehearsal import rehearse
 
     batch = rehearse(plan, device=device, noise_ratio=noise_ratio)
     achieved = None if batch.tflop is None else batch.tflop / batch.seconds

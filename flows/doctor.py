@@ -15,30 +15,29 @@ import psutil
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
-
-from calib.check import check as check_config
-from calib.check import check_launch
-from calib.config import TrainConfig
-from calib.features import check_memory as check_features
-from calib.models.complexity import complexity
-from calib.real_data import open_data
-from data.device import multiply
-from data.errors import InputError
-from data.formats import PLAN
-from data.machine import MemoryLimit, memory_limit
-from data.real import load_real
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from data.store import Store
-from flows.build_steps import survey_images
-from flows.configs import NAMES, command_of, models
-from flows.costs import amount, free_bytes
-from flows.gpus import CHOSEN, ask_driver, visible_gpus
-from flows.server_probe import ServerFacts, probe, settings_here
-from pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
-from pipeline.config import BuildConfig, EncoderConfig
-from pipeline.model_paths import copy_here, quantisation
-from pipeline.root import MIXED
+from semix.calib.check import check as check_config
+from semix.calib.check import check_launch
+from semix.calib.config import TrainConfig
+from semix.calib.features import check_memory as check_features
+from semix.calib.models.complexity import complexity
+from semix.calib.real_data import open_data
+from semix.data.device import multiply
+from semix.data.errors import InputError
+from semix.data.formats import PLAN
+from semix.data.machine import MemoryLimit, memory_limit
+from semix.data.real import load_real
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.data.store import Store
+from semix.flows.build_steps import survey_images
+from semix.flows.configs import NAMES, command_of, models
+from semix.flows.costs import amount, free_bytes
+from semix.flows.gpus import CHOSEN, ask_driver, visible_gpus
+from semix.flows.server_probe import ServerFacts, probe, settings_here
+from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
+from semix.pipeline.config import BuildConfig, EncoderConfig
+from semix.pipeline.model_paths import copy_here, quantisation
+from semix.pipeline.root import MIXED
 
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
 PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -189,7 +188,9 @@ def check_model_files(subject: Subject) -> Iterator[Finding]:
     findings = [_model(name, *model) for name, model in _models(subject.build).items()]
     yield from findings
     if all(finding.state != FAILED for finding in findings):
-        from pipeline.generators.loading import check_networks  # seconds, for those with a build
+        from semix.pipeline.generators.loading import (
+            check_networks,  # seconds, for those with a build
+        )
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         check_networks(subject.build.generator, device=device)

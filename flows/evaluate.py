@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from calib.check import check_evaluation
-from calib.config import TrainConfig
-from calib.run_folder import (
+from semix.calib.check import check_evaluation
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import (
     EVALUATION,
     Evaluation,
     evaluation_beside,
     stored_settings,
     trained_run,
 )
-from data.errors import InputError
-from data.files import read_json, require_own_files
-from data.real import class_names
-from flows.calling import run_flow
-from flows.gpus import settled_device
-from flows.paths import own_file
+from semix.data.errors import InputError
+from semix.data.files import read_json, require_own_files
+from semix.data.real import class_names
+from semix.flows.calling import run_flow
+from semix.flows.gpus import settled_device
+from semix.flows.paths import own_file
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def evaluated(
     """As `evaluate`; returns the file that was written."""
     measuring = checked(Path(run), overrides, to=to, device=device)
     run_flow(
-        "flows.evaluate_flow.evaluate_flow",
+        "semix.flows.evaluate_flow.evaluate_flow",
         ready=measuring,
         run=str(Path(run).absolute()),
         overrides=list(overrides),
@@ -89,15 +89,15 @@ def exported(run: Path, format: str) -> list[Path]:
     """
     if not format:
         return []
-    from calib.calarena import export_calarena
+    from semix.calib.calarena import export_calarena
 
     return export_calarena(run, run / format)
 
 
 def measured(measuring: Measuring, run: Path, *, device: str, fresh: bool) -> Evaluation:
     """As `evaluate`, in this process, under settings that are checked."""
-    from calib.evaluate import evaluate_run
-    from data.device import resolve_device
+    from semix.calib.evaluate import evaluate_run
+    from semix.data.device import resolve_device
 
     return evaluate_run(
         run,
@@ -117,7 +117,7 @@ def checked(run: Path, overrides: Sequence[str], *, to: str | Path = "", device:
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
     if (settled := settled_device(device)).startswith("cuda"):
-        from data.device import resolve_device  # torch costs seconds: not before it is needed
+        from semix.data.device import resolve_device  # torch costs seconds: not before it is needed
 
         resolve_device(settled)
     return Measuring(config, _file(run.absolute(), to, begun, config))

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
-
-from calib.results import methods_of
-from calib.run_folder import Evaluation
-from flows import parameters as p
-from flows.artifacts import artifact_key, link_to, result_table
-from flows.calling import handed
-from flows.evaluate import Measuring, checked, measured
-from flows.flow_runs import flow_options, name_of, running
-from flows.slots.slot import RECORD
+from semix.calib.results import methods_of
+from semix.calib.run_folder import Evaluation
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, link_to, result_table
+from semix.flows.calling import handed
+from semix.flows.evaluate import Measuring, checked, measured
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.slots.slot import RECORD
 
 
 def run_name(given: Mapping[str, Any]) -> str:

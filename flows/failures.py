@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from itertools import islice
 from uuid import UUID
 
-from data.errors import InputError
-from data.formats import Failure
-from data.printable import printable_line
-from data.ranges import format_ranges
+from semix.data.errors import InputError
+from semix.data.formats import Failure
+from semix.data.printable import printable_line
+from semix.data.ranges import format_ranges
 
 MOST_RANGES = 20  # in one message, which Prefect stores and shows
 

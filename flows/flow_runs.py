@@ -26,11 +26,10 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
-
-from flows.artifacts import only_shown
-from flows.failures import RunCancelled
-from flows.paths import check_places
-from flows.run_server import is_ours
+from semix.flows.artifacts import only_shown
+from semix.flows.failures import RunCancelled
+from semix.flows.paths import check_places
+from semix.flows.run_server import is_ours
 
 TAG = "semix"
 LOOK_EVERY_S = 5.0  # whether a run was cancelled

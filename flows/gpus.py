@@ -10,15 +10,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from data.errors import InputError
-from flows.child import Stop, python_module, supervise
+from semix.data.errors import InputError
+from semix.flows.child import Stop, python_module, supervise
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
 ANSWER_S = 60.0  # of nvidia-smi, which first wakes the GPUs
 # Its exit statuses: no GPU for this process, as in some jobs; a warning about a part of a GPU.
 NONE, INFOROM = 6, 14
 DEVICES = Path("/dev")  # where each GPU has a file
-BROKEN = 3  # exit status of data.device where the GPU does not work
+BROKEN = 3  # exit status of semix.data.device where the GPU does not work
 PROBE_S = 900.0  # of a probe, which first imports torch from a file system that may be slow
 Name = TypeVar("Name", bound=str)
 GPU = re.compile(r"\d+|(GPU|MIG)-.*")  # as CUDA reads CUDA_VISIBLE_DEVICES, up to anything else
@@ -102,7 +102,7 @@ def gpu_fault(environment: Mapping[str, str], stop: Stop) -> str:
     Returns:
         Empty if the GPU works, or cannot be asked: where torch itself cannot be read, say.
     """
-    probe, lines = python_module("data.device"), list[str]()
+    probe, lines = python_module("semix.data.device"), list[str]()
     try:
         outcome = supervise(
             probe, on_line=lines.append, environment=environment, stop=stop, limit_s=PROBE_S

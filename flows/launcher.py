@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from data.errors import InputError
-from data.machine import usable_cores
-from flows.child import Outcome, python_module
-from flows.gpus import CHOSEN, visible_gpus
+from semix.data.errors import InputError
+from semix.data.machine import usable_cores
+from semix.flows.child import Outcome, python_module
+from semix.flows.gpus import CHOSEN, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
-    from calib.config import TrainConfig
+    from semix.calib.config import TrainConfig
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -98,13 +98,13 @@ def _check_device(machines: Machines) -> None:
 
 
 def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int) -> list[str]:
-    """`accelerate launch -m calib.train ...`, by the module behind that command.
+    """`accelerate launch -m semix.calib.train ...`, by the module behind that command.
 
     The `accelerate` program imports every subcommand first: 12 s on two cores against 4 s.
 
     Args:
         launcher: file of `launcher_settings`.
-        trainer: arguments of calib.train.
+        trainer: arguments of semix.calib.train.
         num_processes: on this machine, to share its cores.
     """
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_processes))
@@ -115,9 +115,9 @@ def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int
         "--quiet",  # else its own traceback hides the trainer's
         "--module",
         # The launcher may be gone when the trainer, in a group of its own, must be ended.
-        "flows.child",
+        "semix.flows.child",
         f"--grace={GRACE_S}",
-        "calib.train",
+        "semix.calib.train",
         *trainer,
         grace_s=GRACE_S,
     )

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from semix.data.ranges import parse_ranges
+from semix.flows.launcher import MOST_RESTARTS
+from semix.flows.slots import MOST_SLOTS
 from typer.models import ArgumentInfo, OptionInfo
-
-from data.ranges import parse_ranges
-from flows.launcher import MOST_RESTARTS
-from flows.slots import MOST_SLOTS
 
 MORE = "More options"  # a panel of `--help`, for what most runs do without
 RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.errors import InputError
-from data.files import require_own_files
-from data.settings import flat, read_config_file
+from semix.data.errors import InputError
+from semix.data.files import require_own_files
+from semix.data.settings import flat, read_config_file
 
 PLACES = ("config", "out", "url", "run", "to")
 # Settings that hold a place; other ones may name a model of the hub as well.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import InputError
-from data.root import Progress
+from semix.data.errors import InputError
+from semix.data.root import Progress
 
 FIGURES = re.compile(r"[\d.,]*\d[\d.,]*")
 # A point before decimals, commas between groups of three; Rs.300 is no fraction.

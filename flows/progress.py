@@ -19,15 +19,14 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
-
-from data.errors import InputError
-from data.label_sets import LabelSet, label_sets
-from data.lineage import in_words, source
-from data.printable import printable_line
-from data.root import Progress, Root
-from flows.prices import Price, price_of_root, words_of_root
-from flows.terminal import console, emit_facts
-from pipeline.relabel import command_of
+from semix.data.errors import InputError
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.lineage import in_words, source
+from semix.data.printable import printable_line
+from semix.data.root import Progress, Root
+from semix.flows.prices import Price, price_of_root, words_of_root
+from semix.flows.terminal import console, emit_facts
+from semix.pipeline.relabel import command_of
 
 LINE_EVERY_S = 15.0
 LOOK_EVERY_S = 1.0

@@ -6,26 +6,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from calib.config import TrainConfig
-from calib.run_folder import DATA, EVALUATION, is_measured
-from calib.study import Cell
-from data.errors import InputError
-from data.files import read_json, write_json
-from data.fingerprint import file_digest
-from data.formats import PLAN
-from data.index import open_index
-from data.real import load_real
-from data.root import Root
-from data.settings import load_settings
-from data.splits import RealDataset
-from data.store import Store
-from flows.calling import run_flow
-from flows.gpus import visible_gpus
-from flows.paths import training_folder
-from pipeline.config import BuildConfig
-from pipeline.root import create_root
-from pipeline.standins import StandIns, find_standins, train_standins
-from pipeline.standins.recipe import Report
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import DATA, EVALUATION, is_measured
+from semix.calib.study import Cell
+from semix.data.errors import InputError
+from semix.data.files import read_json, write_json
+from semix.data.fingerprint import file_digest
+from semix.data.formats import PLAN
+from semix.data.index import open_index
+from semix.data.real import load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataset
+from semix.data.store import Store
+from semix.flows.calling import run_flow
+from semix.flows.gpus import visible_gpus
+from semix.flows.paths import training_folder
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root
+from semix.pipeline.standins import StandIns, find_standins, train_standins
+from semix.pipeline.standins.recipe import Report
 
 SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
@@ -58,7 +58,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
         place.check_writable()
         visible_gpus()  # or why that cannot be known
-        run_flow("flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
+        run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
     shown = read_json(page.with_suffix(".json"))
     return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **shown}
 

@@ -8,23 +8,22 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
-
-from calib.results import load_methods
-from calib.run_folder import claim_run, is_measured
-from calib.study import Cell
-from calib.study_jobs import plan_jobs
-from data.machine import usable_cores
-from data.root import Progress, Root
-from data.series import contact_sheet, read_series, some_of_all_pairs
-from flows import parameters as p
-from flows.artifacts import artifact_key, link_to, result_table
-from flows.build_flow import index, making, plan
-from flows.build_steps import ALL, refuse_gaps
-from flows.flow_runs import flow_options, name_of, running
-from flows.gpus import visible_gpus
-from flows.paths import training_folder
-from flows.progress import Steps
-from flows.quickstart import (
+from semix.calib.results import load_methods
+from semix.calib.run_folder import claim_run, is_measured
+from semix.calib.study import Cell
+from semix.calib.study_jobs import plan_jobs
+from semix.data.machine import usable_cores
+from semix.data.root import Progress, Root
+from semix.data.series import contact_sheet, read_series, some_of_all_pairs
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, link_to, result_table
+from semix.flows.build_flow import index, making, plan
+from semix.flows.build_steps import ALL, refuse_gaps
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.gpus import visible_gpus
+from semix.flows.paths import training_folder
+from semix.flows.progress import Steps
+from semix.flows.quickstart import (
     CHOSEN,
     LOG,
     METHODS,
@@ -39,12 +38,12 @@ from flows.quickstart import (
     make_models,
     refuse_other_data,
 )
-from flows.slots import SlotSettings, workers_ahead
-from flows.slots.slot import RECORD
-from flows.study_flow import trainings
-from flows.terminal import details_in
-from pipeline.standins import StandIns
-from pipeline.standins.recipe import Report
+from semix.flows.slots import SlotSettings, workers_ahead
+from semix.flows.slots.slot import RECORD
+from semix.flows.study_flow import trainings
+from semix.flows.terminal import details_in
+from semix.pipeline.standins import StandIns
+from semix.pipeline.standins.recipe import Report
 
 MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
 ALONE_FROM = 0.6  # of the generator's training, when what was beside it has ended on two cores
@@ -180,7 +179,9 @@ def trained(
 
 @task(task_run_name="report", **RECORD)
 def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: Clock) -> Path:
-    from flows.quickstart_report import make_report  # torch reads how many threads it may use once
+    from semix.flows.quickstart_report import (
+        make_report,  # torch reads how many threads it may use once
+    )
 
     make_report(page, roots=roots, runs=runs, clock=clock)
     key = artifact_key("quickstart", str(page.parent))

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calib.judge import Judge
-from calib.page import Compared, write_report
-from calib.results import load_methods
-from calib.run_folder import EVALUATION
-from calib.tables import summary_table
-from data.dataset import MixedDataset
-from data.files import read_json, write_json
-from data.fingerprint import file_digest
-from data.quality import end_points, endpoint_agreement
-from data.root import Root
-from data.splits import SPLITS
-from flows.quickstart import NOISE, Clock, real_digits
+from semix.calib.judge import Judge
+from semix.calib.page import Compared, write_report
+from semix.calib.results import load_methods
+from semix.calib.run_folder import EVALUATION
+from semix.calib.tables import summary_table
+from semix.data.dataset import MixedDataset
+from semix.data.files import read_json, write_json
+from semix.data.fingerprint import file_digest
+from semix.data.quality import end_points, endpoint_agreement
+from semix.data.root import Root
+from semix.data.splits import SPLITS
+from semix.flows.quickstart import NOISE, Clock, real_digits
 
 LIMITS = [
     "The generator and CLIP are small models, trained for a minute or two on the same training "

@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import InputError
-from data.formats import PLAN, PROTOTYPES
-from data.imagefolder import refuse_among_pictures
-from data.label_sets import LabelSet, label_sets
-from data.root import Progress, Root
-from data.store import Store
-from data.threads import mapped
-from flows.calling import run_flow
-from flows.failures import RunFailed, few_ranges, reasons
-from flows.progress import now_and_then, shown
-from flows.slots import SlotSettings, check_gpu, check_slots
-from pipeline.bake import bake_shard, open_baked
-from pipeline.checks import check_clip
-from pipeline.config import AnnotationConfig, BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.relabel import (
+from semix.data.errors import InputError
+from semix.data.formats import PLAN, PROTOTYPES
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.root import Progress, Root
+from semix.data.store import Store
+from semix.data.threads import mapped
+from semix.flows.calling import run_flow
+from semix.flows.failures import RunFailed, few_ranges, reasons
+from semix.flows.progress import now_and_then, shown
+from semix.flows.slots import SlotSettings, check_gpu, check_slots
+from semix.pipeline.bake import bake_shard, open_baked
+from semix.pipeline.checks import check_clip
+from semix.pipeline.config import AnnotationConfig, BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.relabel import (
     IMAGES,
     ROOT,
     annotation_of,
@@ -36,8 +36,8 @@ from pipeline.relabel import (
     relabelled_config,
     set_record,
 )
-from pipeline.root import MIXED, plan_of
-from pipeline.work import failure_of
+from semix.pipeline.root import MIXED, plan_of
+from semix.pipeline.work import failure_of
 
 BAKED_AT_A_TIME = 4  # shards; each holds one series in memory
 
@@ -91,7 +91,7 @@ def relabel(
     if not reads_images(ready.sets) and settings == SlotSettings(device=settings.device):
         return _relabelled_here(ready, settings, out=out)
     facts: dict[str, Any] = run_flow(
-        "flows.relabel_flow.relabel_flow",
+        "semix.flows.relabel_flow.relabel_flow",
         lambda: kept(root, ready.sets),
         ready=ready,
         url=root.url,

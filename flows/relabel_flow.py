@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import flow, task
-
-from data.label_sets import LabelSet
-from data.root import Root
-from flows import parameters as p
-from flows.artifacts import artifact_key, facts_table, progress_artifact
-from flows.calling import handed
-from flows.flow_runs import flow_options, name_of, running
-from flows.progress import shown
-from flows.relabel import (
+from semix.data.label_sets import LabelSet
+from semix.data.root import Root
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, facts_table, progress_artifact
+from semix.flows.calling import handed
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.progress import shown
+from semix.flows.relabel import (
     ReadyLabels,
     bake,
     baked_root,
@@ -27,10 +26,10 @@ from flows.relabel import (
     say_what_lacks,
     what_comes,
 )
-from flows.slots import SlotSettings
-from flows.slots.running import follow, slots_running
-from flows.slots.slot import RECORD
-from pipeline.relabel import IMAGES, ensure_set_prototypes
+from semix.flows.slots import SlotSettings
+from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.slot import RECORD
+from semix.pipeline.relabel import IMAGES, ensure_set_prototypes
 
 log = logging.getLogger("semix.relabel")
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from calib.results import load_methods
-from calib.tables import overview, print_table, summary_table
-from data.errors import InputError
-from data.files import read_json
-from data.root import Root
-from flows.paths import own_file
-from flows.terminal import emit, emit_json
+from semix.calib.results import load_methods
+from semix.calib.tables import overview, print_table, summary_table
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.data.root import Root
+from semix.flows.paths import own_file
+from semix.flows.terminal import emit, emit_json
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
     url = mixed or mixed_of(folders)
     if url is not None:
         Root(url)
-    from calib.page import write_report  # torch and matplotlib cost seconds
+    from semix.calib.page import write_report  # torch and matplotlib cost seconds
 
     write_report(page, runs=folders, mixed=url, agreement=None, facts={}, title=title)
     rows = summary_table(methods)

@@ -1,7 +1,7 @@
 """The Prefect server of a run: the configured one, else one of our own on the loopback.
 
 Without a configured server every process that runs a flow would start one, all on the same
-SQLite file. `python -m flows.child flows.run_server SOCKET` is
+SQLite file. `python -m semix.flows.child semix.flows.run_server SOCKET` is
 its process.
 """
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from flows import child
-from flows.failures import RunFailed
-from flows.server_probe import require_server
+from semix.flows import child
+from semix.flows.failures import RunFailed
+from semix.flows.server_probe import require_server
 
 log = logging.getLogger("semix.server")
 
@@ -183,7 +183,7 @@ def _start() -> Server:
         url = f"{origin}/api"
         key, key_file = _new_key(path.with_name(f"semix-server-{port}.key"))
         process = child.start(
-            child.python_module("flows.run_server", str(listener.fileno())),
+            child.python_module("semix.flows.run_server", str(listener.fileno())),
             environment={
                 **SETTINGS,
                 # Not an argument, which everyone on this machine could read.

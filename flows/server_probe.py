@@ -9,8 +9,8 @@ from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from data.errors import InputError
-from data.store.places import shown
+from semix.data.errors import InputError
+from semix.data.store.places import shown
 
 if TYPE_CHECKING:  # the command line starts without them: Prefect costs more than a second
     import httpx

@@ -8,15 +8,14 @@ from typing import Any
 
 import yaml
 from pydantic import ConfigDict
-
-from data.files import write_atomically
-from data.imagefolder import refuse_among_pictures
-from data.real import load_real
-from data.settings import Settings, load_settings, whole_path
-from data.splits import RealDataConfig
-from flows.build_steps import say_what_is_ignored
-from pipeline.config import EncoderConfig, GeneratorConfig
-from pipeline.standins import train_standins
+from semix.data.files import write_atomically
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.real import load_real
+from semix.data.settings import Settings, load_settings, whole_path
+from semix.data.splits import RealDataConfig
+from semix.flows.build_steps import say_what_is_ignored
+from semix.pipeline.config import EncoderConfig, GeneratorConfig
+from semix.pipeline.standins import train_standins
 
 BUILD = "build.yaml"
 STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose pictures are best with them
@@ -55,8 +54,8 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
             cannot be written.
     """
     # These cost seconds, which a refusal need not.
-    from pipeline.standins.agreement import end_point_agreement
-    from pipeline.standins.softness import soft_scale
+    from semix.pipeline.standins.agreement import end_point_agreement
+    from semix.pipeline.standins.softness import soft_scale
 
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}

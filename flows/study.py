@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
-from calib.study import Cell, StudyConfig, cells_of, check_cells, choose
-from calib.study_tables import STUDY, write_study
-from data.errors import InputError
-from data.files import read_json, write_json
-from data.imagefolder import refuse_among_pictures
-from data.settings import whole_path
-from data.store import Store
-from flows.calling import run_flow
-from flows.configs import load_config
-from flows.failures import RunFailed
-from flows.gpus import visible_gpus
-from flows.paths import check_writable, training_folder
-from flows.slots import MOST_SLOTS
-from flows.study_builds import MixedPlan, mixed_plans
+from semix.calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
+from semix.calib.study import Cell, StudyConfig, cells_of, check_cells, choose
+from semix.calib.study_tables import STUDY, write_study
+from semix.data.errors import InputError
+from semix.data.files import read_json, write_json
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.settings import whole_path
+from semix.data.store import Store
+from semix.flows.calling import run_flow
+from semix.flows.configs import load_config
+from semix.flows.failures import RunFailed
+from semix.flows.gpus import visible_gpus
+from semix.flows.paths import check_writable, training_folder
+from semix.flows.slots import MOST_SLOTS
+from semix.flows.study_builds import MixedPlan, mixed_plans
 
 SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
 
@@ -68,7 +68,7 @@ def study(
         write_json(out / SETTINGS, source)
         config, overrides = out / SETTINGS, ()
     run_flow(
-        "flows.study_flow.study_flow",
+        "semix.flows.study_flow.study_flow",
         lambda: kept(ready.cells, out),
         ready=ready,
         config=whole_path(config),

@@ -7,19 +7,18 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-
-from calib.study import Cell, StudyConfig, merged, naming
-from calib.study_mixed import MIXED_FIGURES
-from calib.tables import csv_text
-from data.files import write_atomically
-from data.formats import PLAN
-from data.real import load_real
-from data.root import Root
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from pipeline.config import BuildConfig
-from pipeline.root import create_root
-from pipeline.standins import StandIns, large_recipe, tiny_recipe, train_standins
+from semix.calib.study import Cell, StudyConfig, merged, naming
+from semix.calib.study_mixed import MIXED_FIGURES
+from semix.calib.tables import csv_text
+from semix.data.files import write_atomically
+from semix.data.formats import PLAN
+from semix.data.real import load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root
+from semix.pipeline.standins import StandIns, large_recipe, tiny_recipe, train_standins
 
 MODELS = "models"  # below a study's folder
 RECIPES = {"large": large_recipe, "tiny": tiny_recipe}
@@ -149,9 +148,8 @@ def figures_of(root: Root) -> dict[str, float | int | None]:
         are nearest to their own class; and Spearman of alpha and weight, the mean over series.
     """
     import torch
-
-    from data.pinned import Pinned
-    from data.quality import (  # torch again, which a refusal need not wait for
+    from semix.data.pinned import Pinned
+    from semix.data.quality import (  # torch again, which a refusal need not wait for
         diversity,
         end_points,
         endpoint_agreement,

@@ -13,11 +13,10 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.task_runners import ThreadPoolTaskRunner
-
-from calib.config import TrainConfig
-from calib.run_folder import CONFIG, is_measured
-from calib.study import Cell, StudyConfig
-from calib.study_jobs import (
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import CONFIG, is_measured
+from semix.calib.study import Cell, StudyConfig
+from semix.calib.study_jobs import (
     Job,
     failure_of,
     forget_failure,
@@ -25,17 +24,17 @@ from calib.study_jobs import (
     plan_jobs,
     take_over,
 )
-from calib.study_tables import write_study
-from data.settings import load_settings
-from data.splits import RealDataConfig
-from flows import parameters as p
-from flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
-from flows.build_flow import build_flow
-from flows.calling import handed
-from flows.child import Outcome, supervise
-from flows.flow_runs import flow_options, name_of, running
-from flows.gpus import CHOSEN, gpu_fault, visible_gpus
-from flows.launcher import (
+from semix.calib.study_tables import write_study
+from semix.data.settings import load_settings
+from semix.data.splits import RealDataConfig
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
+from semix.flows.build_flow import build_flow
+from semix.flows.calling import handed
+from semix.flows.child import Outcome, supervise
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.gpus import CHOSEN, gpu_fault, visible_gpus
+from semix.flows.launcher import (
     DIVERGENCE,
     GRACE_S,
     REFUSAL,
@@ -47,12 +46,12 @@ from flows.launcher import (
     most_telling,
     write_launcher,
 )
-from flows.paths import training_folder
-from flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
-from flows.slots.slot import RECORD
-from flows.study import ReadyStudy, StudyFailed, failure_message, prepared
-from flows.study_builds import MixedPlan, begun, is_made, models_of, write_figures_of
-from pipeline.standins import StandIns
+from semix.flows.paths import training_folder
+from semix.flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
+from semix.flows.slots.slot import RECORD
+from semix.flows.study import ReadyStudy, StudyFailed, failure_message, prepared
+from semix.flows.study_builds import MixedPlan, begun, is_made, models_of, write_figures_of
+from semix.pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)

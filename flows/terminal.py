@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-
-from data.printable import OncePerRun, printable, printable_line
+from semix.data.printable import OncePerRun, printable, printable_line
 
 ABOUT_A_RUN = ("semix.calib", "semix.data")  # who warns of settings and data, not of events
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calib.check import check_launch, check_parts, check_settings
-from calib.config import TrainConfig
-from calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
-from data.errors import InputError
-from data.files import read_json
-from data.imagefolder import refuse_among_pictures
-from data.settings import whole_path
-from flows.calling import run_flow
-from flows.configs import load_config
-from flows.launcher import MOST_RESTARTS, Machines, check_machines
-from flows.paths import check_writable, training_folder
+from semix.calib.check import check_launch, check_parts, check_settings
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.settings import whole_path
+from semix.flows.calling import run_flow
+from semix.flows.configs import load_config
+from semix.flows.launcher import MOST_RESTARTS, Machines, check_machines
+from semix.flows.paths import check_writable, training_folder
 
 CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
 LOOK_S = 1.0
@@ -60,7 +60,7 @@ def train(
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
     run_flow(
-        "flows.train_flow.train_flow",
+        "semix.flows.train_flow.train_flow",
         ready=ready,
         config=whole_path(config),
         out=str(folder),

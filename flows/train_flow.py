@@ -11,18 +11,17 @@ from typing import Any
 from prefect import flow, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
-
-from calib.config import TrainConfig
-from calib.results import load_methods
-from calib.run_folder import EVALUATION
-from flows import parameters as p
-from flows.artifacts import artifact_key, link_to, result_table, training_artifact
-from flows.calling import handed
-from flows.child import Outcome, supervise
-from flows.failures import RunFailed
-from flows.flow_runs import flow_options, name_of, running
-from flows.gpus import settled_device
-from flows.launcher import (
+from semix.calib.config import TrainConfig
+from semix.calib.results import load_methods
+from semix.calib.run_folder import EVALUATION
+from semix.flows import parameters as p
+from semix.flows.artifacts import artifact_key, link_to, result_table, training_artifact
+from semix.flows.calling import handed
+from semix.flows.child import Outcome, supervise
+from semix.flows.failures import RunFailed
+from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.gpus import settled_device
+from semix.flows.launcher import (
     DIVERGENCE,
     GRACE_S,
     REFUSAL,
@@ -34,8 +33,8 @@ from flows.launcher import (
     trainer_environment,
     write_launcher,
 )
-from flows.slots.slot import RECORD
-from flows.train import Ready, claim, prepared
+from semix.flows.slots.slot import RECORD
+from semix.flows.train import Ready, claim, prepared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 

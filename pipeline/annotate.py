@@ -7,14 +7,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
-
-from data.device import resolve_device
-from data.formats import Agreement, Labels
-from data.labels import sharpen
-from pipeline.config import AnnotationConfig
-from pipeline.measurement import (
+from semix.data.device import resolve_device
+from semix.data.formats import Agreement, Labels
+from semix.data.labels import sharpen
+from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.measurement import (
     COINCIDE,
     FEATURES,
     SECOND,
@@ -24,10 +21,12 @@ from pipeline.measurement import (
     scale_of,
     unit,
 )
-from pipeline.plan import MixGroup
+from semix.pipeline.plan import MixGroup
+from torch import Tensor
+from torch.nn.functional import normalize
 
 if TYPE_CHECKING:  # open_clip costs seconds
-    from pipeline.clip import ClipEncoder
+    from semix.pipeline.clip import ClipEncoder
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Seen:
         raw: [G, A, k], unclipped weights of the classes; of two, projection and complement.
         vertices: [G, k, D], their prototypes; prototypes: [K, D], of all classes.
         mixture: [G, A, k], the conditioning weights.
-        scale: sharpening of `data.labels.sharpen`.
+        scale: sharpening of `semix.data.labels.sharpen`.
     """
 
     features: Tensor
@@ -200,7 +199,7 @@ class Encoders:
 
     @cached_property
     def _loaded(self) -> "dict[str, ClipEncoder]":
-        from pipeline.clip import ClipEncoder
+        from semix.pipeline.clip import ClipEncoder
 
         device = resolve_device(self.device)
         return {
@@ -215,7 +214,7 @@ def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str)
     """An annotator that loads its CLIP models when the first image comes, and not before.
 
     Args:
-        prototypes: what `pipeline.prototypes.measure` gave for this config.
+        prototypes: what `semix.pipeline.prototypes.measure` gave for this config.
         device: auto, cpu, cuda or cuda:N.
     Raises:
         ValueError: the prototypes are damaged, or of fewer encoders than the config names.

@@ -3,18 +3,18 @@
 import hashlib
 from collections.abc import Iterator
 
-from data.errors import InputError
-from data.formats import PAIRS, PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
-from data.label_sets import LabelSet
-from data.layout import write_extension
-from data.root import Root
-from data.store import Store
-from data.tar import GroupSample, write_tar
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.provenance import labelling_encoders, planned_models
-from pipeline.relabel import features_file, series_of
-from pipeline.shard_writer import Stopwatch, publish_shard
+from semix.data.errors import InputError
+from semix.data.formats import PAIRS, PLAN, PROTOTYPES, CommitRecord, Plan, shard_stem
+from semix.data.label_sets import LabelSet
+from semix.data.layout import write_extension
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.tar import GroupSample, write_tar
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.provenance import labelling_encoders, planned_models
+from semix.pipeline.relabel import features_file, series_of
+from semix.pipeline.shard_writer import Stopwatch, publish_shard
 
 
 def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: str) -> Root:

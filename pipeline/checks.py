@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import InputError
-from data.files import read_json
-from pipeline.config import (
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.pipeline.config import (
     FLOW_FAMILIES,
     PIPELINES,
     AnnotationConfig,
@@ -16,13 +16,13 @@ from pipeline.config import (
     GeneratorConfig,
     hard_labels,
 )
-from pipeline.generators.schedulers import (
+from semix.pipeline.generators.schedulers import (
     own_scheduler,
     refuse_flow,
     refuse_foreign,
     refuse_stochastic,
 )
-from pipeline.model_paths import (
+from semix.pipeline.model_paths import (
     CLIP_SETTINGS,
     CLIP_WEIGHTS,
     NOT_LOADED,
@@ -38,7 +38,7 @@ from pipeline.model_paths import (
     refuse_absent,
     weight_files,
 )
-from pipeline.prompts import as_read, checked_prompts, spoken_names
+from semix.pipeline.prompts import as_read, checked_prompts, spoken_names
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 # Text encoders of transformers that fetch nothing further.

@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors import SafetensorError
-from torch import Tensor, nn
-
-from data.device import float32_precision, resolve_dtype
-from data.errors import InputError
-from pipeline.checks import (
+from semix.data.device import float32_precision, resolve_dtype
+from semix.data.errors import InputError
+from semix.pipeline.checks import (
     HUB,
     HUB_WEIGHTS,
     LOCAL,
@@ -24,8 +22,9 @@ from pipeline.checks import (
     refuse_other_sources,
     tag_repository,
 )
-from pipeline.config import EncoderConfig
-from pipeline.model_paths import CLIP_SETTINGS, fetched, reason_in_words
+from semix.pipeline.config import EncoderConfig
+from semix.pipeline.model_paths import CLIP_SETTINGS, fetched, reason_in_words
+from torch import Tensor, nn
 
 log = logging.getLogger("semix.build")
 

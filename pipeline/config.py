@@ -4,10 +4,9 @@ import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
-
-from data.formats import MOST_SERIES, ImageFormat
-from data.settings import Settings
-from data.splits import RealDataConfig
+from semix.data.formats import MOST_SERIES, ImageFormat
+from semix.data.settings import Settings
+from semix.data.splits import RealDataConfig
 
 MOST_OF_A_SMALL_PLAN = 16  # shards: enough to see progress, and to lose little by a kill
 MOST_DERIVED = 64  # groups in a shard of a large plan

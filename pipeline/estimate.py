@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from semix.data.fingerprint import canonical_json
+from semix.data.images import ENCODINGS
+from semix.pipeline.clip import image_tower
+from semix.pipeline.config import BuildConfig, EncoderConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import network_rows
+from semix.pipeline.model_paths import NotHere
+from semix.pipeline.noise.cost import noise_cost
+from semix.pipeline.plan import BuildPlan, ShardSpec
 from torch.utils.flop_counter import FlopCounterMode
-
-from data.fingerprint import canonical_json
-from data.images import ENCODINGS
-from pipeline.clip import image_tower
-from pipeline.config import BuildConfig, EncoderConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import network_rows
-from pipeline.model_paths import NotHere
-from pipeline.noise.cost import noise_cost
-from pipeline.plan import BuildPlan, ShardSpec
 
 TERA = 1e12
 BLOCK = 512  # of a tar: a header each member, contents rounded up

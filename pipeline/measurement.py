@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from semix.data.errors import InputError
+from semix.data.tensors import Facts, open_sealed, seal
+from semix.pipeline.config import AnnotationConfig, hard_labels, implied_label
+from semix.pipeline.provenance import EncoderIdentity
 from torch import Tensor
 from torch.nn.functional import normalize
-
-from data.errors import InputError
-from data.tensors import Facts, open_sealed, seal
-from pipeline.config import AnnotationConfig, hard_labels, implied_label
-from pipeline.provenance import EncoderIdentity
 
 FEATURES, SECOND = "features", "second"  # what the features of each encoder are called in files
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from semix.pipeline.clip import image_tower
+from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
+from semix.pipeline.generators.texts import IMAGES
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from pipeline.clip import image_tower
-from pipeline.config import FLOW_FAMILIES, BuildConfig
-from pipeline.generators import load_generator
-from pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
-from pipeline.generators.texts import IMAGES
 
 TEXTS = "text_encoder"  # how the names of text encoders start
 

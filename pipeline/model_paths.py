@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from socket import gaierror
 
-from data.errors import InputError
-from data.files import read_json
-from pipeline.config import LoraConfig
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.pipeline.config import LoraConfig
 
 COMMIT = re.compile("[0-9a-f]{40}")
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from data.errors import InputError
-from data.fingerprint import hashed_seed
-from data.formats import Extension, spec_digest
-from data.layout import layout
-from data.real import class_names
-from pipeline.config import BuildConfig, MixingConfig
-from pipeline.provenance import ModelIdentities, identity, model_identities
+from semix.data.errors import InputError
+from semix.data.fingerprint import hashed_seed
+from semix.data.formats import Extension, spec_digest
+from semix.data.layout import layout
+from semix.data.real import class_names
+from semix.pipeline.config import BuildConfig, MixingConfig
+from semix.pipeline.provenance import ModelIdentities, identity, model_identities
 
 FEISTEL_ROUNDS = 4  # Luby and Rackoff 1988: four make a strong pseudo-random permutation
 # Exponent of the dense middle: of 8 alphas, half lie between 0.36 and 0.64.
@@ -111,7 +111,7 @@ class BuildPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what decides the bytes; see `pipeline.provenance.identity`."""
+        """Identity of what decides the bytes; see `semix.pipeline.provenance.identity`."""
         return identity(self.config, self.class_names, self.models)
 
     @property

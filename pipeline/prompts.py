@@ -4,8 +4,8 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from data.errors import InputError
-from pipeline.config import PLACEHOLDER, Family, GeneratorConfig
+from semix.data.errors import InputError
+from semix.pipeline.config import PLACEHOLDER, Family, GeneratorConfig
 
 FILLER = ","  # one token in every vocabulary here, and says nothing
 # The tokenizer that reads `prompt_length` tokens, T5's or Qwen3's; CLIP's has a length of its own.

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from data.fingerprint import hashed_seed
-from data.formats import PAIRS, PROTOTYPES
-from data.leases import Renewing, claim, release
-from data.root import Root
-from data.splits import RealDataConfig
-from data.store import Store
-from data.tensors import open_sealed
-from data.verify import refuse_others
-from pipeline.config import AnnotationConfig
-from pipeline.provenance import AnnotationIdentity, planned_models
-from pipeline.root import config_of, plan_of
+from semix.data.fingerprint import hashed_seed
+from semix.data.formats import PAIRS, PROTOTYPES
+from semix.data.leases import Renewing, claim, release
+from semix.data.root import Root
+from semix.data.splits import RealDataConfig
+from semix.data.store import Store
+from semix.data.tensors import open_sealed
+from semix.data.verify import refuse_others
+from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.provenance import AnnotationIdentity, planned_models
+from semix.pipeline.root import config_of, plan_of
 
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
@@ -112,14 +112,14 @@ def measure(
 
     Args:
         device: auto, cpu, cuda or cuda:N.
-        identity: `pipeline.provenance.annotation_identity(config)`.
+        identity: `semix.pipeline.provenance.annotation_identity(config)`.
         known: prototypes measured for another annotation of the same real data, a root's say;
             for an encoder that they hold, neither images nor CLIP are touched.
     Raises:
         InputError: a class without images, or two that CLIP cannot tell apart.
         FloatingPointError: a feature of a real image is not a number.
     """
-    from pipeline.survey import PrototypeFile, Survey
+    from semix.pipeline.survey import PrototypeFile, Survey
 
     before = PrototypeFile.unpack(known) if known is not None else None
     found = Survey(real, device, store, f"{CHUNKS}/", before, beat).file(config, identity)
@@ -159,7 +159,7 @@ def ensure_pairs(root: Root) -> None:
     wanted = plan.config.mixing.pairs
     if wanted.kind != "similar" or root.store.exists(PAIRS):
         return
-    from pipeline.survey import similar_pairs
+    from semix.pipeline.survey import similar_pairs
 
     vectors, _ = read_prototypes(root)
     pairs = similar_pairs(

@@ -7,24 +7,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from data.fingerprint import fingerprint
-from data.formats import LabelSetRecord, Plan
-from data.machine import remembered_digest
-from data.model_identity import (
+from semix.data.fingerprint import fingerprint
+from semix.data.formats import LabelSetRecord, Plan
+from semix.data.machine import remembered_digest
+from semix.data.model_identity import (
     AnnotationIdentity,
     EncoderIdentity,
     GeneratorIdentity,
     ModelIdentities,
     ModelIdentity,
 )
-from pipeline.config import (
+from semix.pipeline.config import (
     AnnotationConfig,
     BuildConfig,
     EncoderConfig,
     GeneratorConfig,
     LoraConfig,
 )
-from pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_names, still_read
+from semix.pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_names, still_read
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 # Where something lies, and how much may be spent or lost: no byte follows from these settings.
@@ -194,7 +194,7 @@ def file_hashes(path: Path, **read: Any) -> dict[str, str]:
     """SHA-256 of a file, or of those in a folder that decide what a model computes, by name.
 
     Args:
-        read: as `pipeline.model_paths.read_names` takes it.
+        read: as `semix.pipeline.model_paths.read_names` takes it.
     """
     if path.is_file():
         return {path.name: remembered_digest(path)}

@@ -4,16 +4,15 @@ import time
 from dataclasses import dataclass
 
 import torch
-
-from data.device import resolve_device, resolve_dtype
-from pipeline.annotate import Annotator, Encoders
-from pipeline.estimate import TERA, computed_groups, work_or_reason
-from pipeline.generators import load_generator
-from pipeline.noise.source import random_noise
-from pipeline.plan import BuildPlan, Similar
-from pipeline.prompts import spoken_names
-from pipeline.shard import Models, class_embeddings, make_batch
-from pipeline.shard_writer import Stopwatch
+from semix.data.device import resolve_device, resolve_dtype
+from semix.pipeline.annotate import Annotator, Encoders
+from semix.pipeline.estimate import TERA, computed_groups, work_or_reason
+from semix.pipeline.generators import load_generator
+from semix.pipeline.noise.source import random_noise
+from semix.pipeline.plan import BuildPlan, Similar
+from semix.pipeline.prompts import spoken_names
+from semix.pipeline.shard import Models, class_embeddings, make_batch
+from semix.pipeline.shard_writer import Stopwatch
 
 SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices; large enough to fill the device
 SECONDS = 0.5

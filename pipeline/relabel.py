@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-
-from data.errors import InputError, TooLarge
-from data.fingerprint import fingerprint
-from data.formats import (
+from semix.data.errors import InputError, TooLarge
+from semix.data.fingerprint import fingerprint
+from semix.data.formats import (
     PROTOTYPES,
     CommitRecord,
     Failure,
@@ -24,19 +23,19 @@ from data.formats import (
     LabelSetRecord,
     SeriesLabels,
 )
-from data.images import decode_image
-from data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
-from data.root import Root
-from data.settings import load_settings, read_yaml
-from data.splits import RealDataConfig
-from data.store import Store
-from data.tar import GroupSample, read_shard
-from data.tensors import read_tensors
-from data.threads import mapped
-from pipeline.config import AnnotationConfig, BuildConfig
-from pipeline.plan import BuildPlan, MixGroup
-from pipeline.prototypes import measure, remove_chunks
-from pipeline.provenance import (
+from semix.data.images import decode_image
+from semix.data.label_sets import IMAGES, ROOT, LabelSet, create_set, label_sets
+from semix.data.root import Root
+from semix.data.settings import load_settings, read_yaml
+from semix.data.splits import RealDataConfig
+from semix.data.store import Store
+from semix.data.tar import GroupSample, read_shard
+from semix.data.tensors import read_tensors
+from semix.data.threads import mapped
+from semix.pipeline.config import AnnotationConfig, BuildConfig
+from semix.pipeline.plan import BuildPlan, MixGroup
+from semix.pipeline.prototypes import measure, remove_chunks
+from semix.pipeline.provenance import (
     AnnotationIdentity,
     EncoderIdentity,
     annotation_content,
@@ -46,13 +45,12 @@ from pipeline.provenance import (
     planned_models,
     unchanged,
 )
-from pipeline.root import plan_of
-from pipeline.work import Beat, Making, failure_of, finish
+from semix.pipeline.root import plan_of
+from semix.pipeline.work import Beat, Making, failure_of, finish
 
 if TYPE_CHECKING:  # torch costs seconds
+    from semix.pipeline.annotate import Annotator
     from torch import Tensor
-
-    from pipeline.annotate import Annotator
 
 # Settings that mean nothing beside another rule or model; they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
@@ -214,7 +212,7 @@ class Relabelling:
         return f"labels-{self.labels.digest[:12]}-{shard:07d}"
 
     def load(self, *, device: str, beat: Beat) -> None:
-        from pipeline.annotate import build_annotator
+        from semix.pipeline.annotate import build_annotator
 
         config = annotation_of(self.labels)
         if self.labels.record.features == IMAGES:

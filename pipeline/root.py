@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from data.errors import InputError
-from data.formats import (
+from semix.data.errors import InputError
+from semix.data.formats import (
     AUDITS,
     DISCARDED,
     EXTENSIONS,
@@ -26,20 +26,20 @@ from data.formats import (
     Plan,
     PlannedConfig,
 )
-from data.imagefolder import refuse_among_pictures
-from data.layout import next_extension, write_extension
-from data.leases import claim, lease_name, living, release
-from data.real import load_real
-from data.records import numbered_folders
-from data.root import Root
-from data.settings import flat, in_words, load_settings, whole_section
-from data.store import Store
-from data.verify import unusable_pairs
-from pipeline.checks import check_models, check_prompts
-from pipeline.config import BuildConfig
-from pipeline.noise.cost import refuse_cost
-from pipeline.plan import BuildPlan
-from pipeline.provenance import (
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.layout import next_extension, write_extension
+from semix.data.leases import claim, lease_name, living, release
+from semix.data.real import load_real
+from semix.data.records import numbered_folders
+from semix.data.root import Root
+from semix.data.settings import flat, in_words, load_settings, whole_section
+from semix.data.store import Store
+from semix.data.verify import unusable_pairs
+from semix.pipeline.checks import check_models, check_prompts
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.noise.cost import refuse_cost
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.provenance import (
     FREE,
     contents,
     deciding,

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
-from torch import Tensor
-
-from data.device import resolve_device
-from data.errors import InputError
-from data.formats import (
+from semix.data.device import resolve_device
+from semix.data.errors import InputError
+from semix.data.formats import (
     PAIRS,
     PROTOTYPES,
     CommitRecord,
@@ -22,22 +20,23 @@ from data.formats import (
     SeriesRecord,
     shard_stem,
 )
-from data.images import ENCODINGS, decode_image, encode_image
-from data.root import Root
-from data.tar import GroupSample
-from data.threads import mapped
-from pipeline.annotate import Annotator, build_annotator, unstorable
-from pipeline.conditioning import Conditioning, concatenate, mix
-from pipeline.estimate import Work, work_or_reason
-from pipeline.generators import load_generator
-from pipeline.generators.latent_diffusion import LatentDiffusion
-from pipeline.noise.source import NoiseNote, NoiseSource, noise_source
-from pipeline.plan import BuildPlan, MixGroup, ShardSpec
-from pipeline.prompts import spoken_names
-from pipeline.prototypes import is_prepared
-from pipeline.provenance import library_versions
-from pipeline.root import plan_of
-from pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
+from semix.data.images import ENCODINGS, decode_image, encode_image
+from semix.data.root import Root
+from semix.data.tar import GroupSample
+from semix.data.threads import mapped
+from semix.pipeline.annotate import Annotator, build_annotator, unstorable
+from semix.pipeline.conditioning import Conditioning, concatenate, mix
+from semix.pipeline.estimate import Work, work_or_reason
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.latent_diffusion import LatentDiffusion
+from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
+from semix.pipeline.plan import BuildPlan, MixGroup, ShardSpec
+from semix.pipeline.prompts import spoken_names
+from semix.pipeline.prototypes import is_prepared
+from semix.pipeline.provenance import library_versions
+from semix.pipeline.root import plan_of
+from semix.pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
+from torch import Tensor
 
 MOST_NAMED = 5  # series left out that an error lists
 

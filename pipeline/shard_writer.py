@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Full, Queue
 from typing import Any, BinaryIO
 
-from data.formats import (
+from semix.data.formats import (
     CommitRecord,
     File,
     SeriesRecord,
@@ -22,9 +22,9 @@ from data.formats import (
     spec_digest,
     tar_name,
 )
-from data.machine import cores
-from data.root import Root
-from data.tar import GroupSample, write_tar
+from semix.data.machine import cores
+from semix.data.root import Root
+from semix.data.tar import GroupSample, write_tar
 
 WAITING = 4  # series a thread: what may be encoded or wait for it, so that memory is bounded
 MOST_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy

@@ -15,21 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from semix.data.device import resolve_device
+from semix.data.errors import InputError
+from semix.data.files import read_bytes, write_atomically
+from semix.data.fingerprint import fingerprint
+from semix.data.machine import cache_folder, cores
+from semix.data.real import load_real
+from semix.data.splits import ImageSplit, RealDataConfig, RealDataset
+from semix.data.store import MOST, Store
+from semix.data.tensors import open_sealed, seal
+from semix.data.threads import mapped
+from semix.pipeline.config import AnnotationConfig, EncoderConfig
+from semix.pipeline.measurement import PLACES, Measurement, PrototypeFile, Seen, measured
+from semix.pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
 from torch import Tensor
-
-from data.device import resolve_device
-from data.errors import InputError
-from data.files import read_bytes, write_atomically
-from data.fingerprint import fingerprint
-from data.machine import cache_folder, cores
-from data.real import load_real
-from data.splits import ImageSplit, RealDataConfig, RealDataset
-from data.store import MOST, Store
-from data.tensors import open_sealed, seal
-from data.threads import mapped
-from pipeline.config import AnnotationConfig, EncoderConfig
-from pipeline.measurement import PLACES, Measurement, PrototypeFile, Seen, measured
-from pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
 
 BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images whose features are one file; a kill loses that many at most
@@ -60,7 +59,7 @@ class Survey:
         """What all encoders of an annotation measure.
 
         Args:
-            identity: `pipeline.provenance.annotation_identity(config)`.
+            identity: `semix.pipeline.provenance.annotation_identity(config)`.
         """
         identities = [identity, *([identity["second"]] if "second" in identity else [])]
         parts = {
@@ -109,7 +108,7 @@ class Survey:
     def _measure(
         self, config: EncoderConfig, digest: str, field: str, *, dtype: str
     ) -> Measurement:
-        from pipeline.clip import ClipEncoder
+        from semix.pipeline.clip import ClipEncoder
 
         train, names = self.data.train, self.data.class_names
         counts = np.bincount(train.targets, minlength=len(names))

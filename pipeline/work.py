@@ -7,15 +7,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from data.formats import Failure
-from data.root import Root
-from data.store import Store
-from pipeline.plan import BuildPlan
-from pipeline.prototypes import prepare
-from pipeline.root import plan_of
+from semix.data.formats import Failure
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.prototypes import prepare
+from semix.pipeline.root import plan_of
 
 if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features need neither
-    from pipeline.shard import Models
+    from semix.pipeline.shard import Models
 
 T = TypeVar("T")
 Beat = Callable[[], None]
@@ -99,13 +99,13 @@ class Building:
         return shard
 
     def load(self, *, device: str, beat: Beat) -> None:
-        from pipeline.shard import load_models
+        from semix.pipeline.shard import load_models
 
         prepare(self.root, device=device, beat=beat)
         self.models = load_models(self.root, self.plan, device=device, beat=beat)
 
     def make(self, shard: int, *, beat: Beat) -> Making[str]:
-        from pipeline.shard import generate_shard
+        from semix.pipeline.shard import generate_shard
 
         assert self.models is not None, "load() comes first"
         record = yield from generate_shard(

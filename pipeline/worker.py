@@ -1,8 +1,8 @@
 """A worker process: holds the models and walks the missing shards of one root.
 
-    python -m pipeline.worker URL --slot 0 --slots 2
-    python -m pipeline.worker URL --slot 0 --slots 8 --range 1/4
-    python -m pipeline.worker URL --labels DIGEST
+    python -m semix.pipeline.worker URL --slot 0 --slots 2
+    python -m semix.pipeline.worker URL --slot 0 --slots 8 --range 1/4
+    python -m semix.pipeline.worker URL --labels DIGEST
 
 makes images, or labels of images that are there. Exit status: 0 nothing is left to do, 1 some
 shards failed (see `failed/`), 75 start me again (the device is in a bad state, the store does not
@@ -24,16 +24,16 @@ from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
-from data.errors import InputError
-from data.files import FULL
-from data.label_sets import LabelSet
-from data.leases import Renewing, claim, release
-from data.printable import print_line, print_traceback, printable_line
-from data.ranges import WHOLE, Part, parse_part, parse_ranges
-from data.root import Root
-from pipeline.relabel import Relabelling
-from pipeline.root import open_root
-from pipeline.work import Beat, Building, Making, Work, failure_of, finish
+from semix.data.errors import InputError
+from semix.data.files import FULL
+from semix.data.label_sets import LabelSet
+from semix.data.leases import Renewing, claim, release
+from semix.data.printable import print_line, print_traceback, printable_line
+from semix.data.ranges import WHOLE, Part, parse_part, parse_ranges
+from semix.data.root import Root
+from semix.pipeline.relabel import Relabelling
+from semix.pipeline.root import open_root
+from semix.pipeline.work import Beat, Building, Making, Work, failure_of, finish
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
@@ -414,7 +414,8 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.worker", description="Make the missing shards of a mixed dataset."
+        prog="python -m semix.pipeline.worker",
+        description="Make the missing shards of a mixed dataset.",
     )
     parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
     parser.add_argument("--labels", help="make labels of this set, not images")

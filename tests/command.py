@@ -8,7 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
-from flows import cli
+from semix.flows import cli
 
 
 def semix(*arguments: str, **environment: str) -> tuple[int, str, str]:

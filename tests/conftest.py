@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from hypothesis import settings
-
-from data.real import RealDataConfig, RealDataset, load_real
-from data.root import Root
-from data.settings import load_settings
-from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
-from pipeline.standins import StandIns, tiny_recipe, train_standins
+from semix.data.real import RealDataConfig, RealDataset, load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root
+from semix.pipeline.standins import StandIns, tiny_recipe, train_standins
 
 # The same draws every time: what fails is the change, not the draw.
 settings.register_profile("repeatable", derandomize=True)
@@ -50,8 +49,7 @@ def prefect_api() -> Iterator[str]:
     Its key is in our settings, and in the environment of the commands that tests run.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING
-
-    from flows.run_server import prefect_server
+    from semix.flows.run_server import prefect_server
 
     with prefect_server() as url, pytest.MonkeyPatch.context() as environment:
         environment.setenv("PREFECT_API_AUTH_STRING", PREFECT_API_AUTH_STRING.value())
@@ -141,7 +139,7 @@ def built(hasty_config: BuildConfig, shared: Shared) -> Root:
     """A whole root, as a worker makes it; never changed."""
 
     def build(folder: Path) -> None:
-        from pipeline.worker import main as worker
+        from semix.pipeline.worker import main as worker
 
         root = create_root(hasty_config, str(folder / "mixed"))
         ensure_prototypes(root, device="cpu")

@@ -12,7 +12,7 @@ def register(kind: str, pool: str) -> None:
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"), overwrite=True)
     RunnerDeployment.from_flow(
-        import_object(f"flows.{kind}_flow.{kind}_flow"),
+        import_object(f"semix.flows.{kind}_flow.{kind}_flow"),
         pool,
         work_pool_name=pool,
         entrypoint_type=EntrypointType.MODULE_PATH,

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
-
-from data.formats import (
+from semix.data.formats import (
     PROTOTYPES,
     File,
     LabelSetRecord,
     SeriesLabels,
     SeriesRecord,
 )
-from data.label_sets import create_set
-from data.root import Root
-from data.store import Store
-from data.tar import GroupSample, read_shard
+from semix.data.label_sets import create_set
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.tar import GroupSample, read_shard
+
 from tests import handmade
 from tests.data import whole_roots
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
-
-from data.formats import (
+from semix.data.formats import (
     FLAGS,
     CommitRecord,
     Extension,
@@ -29,11 +28,11 @@ from data.formats import (
     shard_stem,
     spec_digest,
 )
-from data.images import encode_image
-from data.label_sets import LabelSet, create_set
-from data.root import Root
-from data.store import Store
-from data.tar import GroupSample, write_tar
+from semix.data.images import encode_image
+from semix.data.label_sets import LabelSet, create_set
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.tar import GroupSample, write_tar
 
 NAMES = ("cat", "dog", "fox")
 PLAN_DIGEST = "d" * 64  # of all plans here

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import data.store
-from data.formats import shard_stem, spec_digest
-from data.root import Root
-from data.store import Fact
+import semix.data.store
+from semix.data.formats import shard_stem, spec_digest
+from semix.data.root import Root
+from semix.data.store import Fact
+
 from tests.handmade import PLAN_DIGEST, make_plan
 from tests.tally import Tally
 
@@ -95,12 +96,12 @@ class SimulatedShards:
 @contextmanager
 def simulated(shards: SimulatedShards) -> Iterator[Root]:
     """The root over such a store, while every store of this process is that one."""
-    before = data.store._backend
-    data.store._backend = lambda place, *, patient: shards  # type: ignore[assignment,return-value]
+    before = semix.data.store._backend
+    semix.data.store._backend = lambda place, *, patient: shards  # type: ignore[assignment,return-value]
     try:
         yield Root(shards.url)
     finally:
-        data.store._backend = before
+        semix.data.store._backend = before
 
 
 def record_of(shard: int) -> dict[str, Any]:

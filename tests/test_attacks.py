@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from semix.calib.study import StudyConfig
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.formats import shard_stem
+from semix.data.garbage import garbage, remove
+from semix.data.images import load_square
+from semix.data.real import RealDataConfig, load_real
+from semix.data.root import Root
+from semix.data.settings import Settings, load_settings, read_config_file
+from semix.data.shard_files import ShardCache
+from semix.data.store import Store
+from semix.data.verify import damage, put_aside
 
-from calib.study import StudyConfig
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.formats import shard_stem
-from data.garbage import garbage, remove
-from data.images import load_square
-from data.real import RealDataConfig, load_real
-from data.root import Root
-from data.settings import Settings, load_settings, read_config_file
-from data.shard_files import ShardCache
-from data.store import Store
-from data.verify import damage, put_aside
 from tests.data.test_images import PICTURE, chunk, png, saved, webp
 from tests.data.whole_roots import commit_record, whole_root
 

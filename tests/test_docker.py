@@ -133,7 +133,7 @@ NAMESPACE += ["--pid", "--fork", "--mount-proc", "--kill-child"]
 # Ends at once, as a Prefect worker does with its flows; the trainer is told by its lifeline.
 WORKER = """
 import time
-from flows import child
+from semix.flows import child
 child.start(child.python_module("slow_to_end", grace_s=120.0))
 time.sleep(300)
 """
@@ -174,7 +174,7 @@ def test_a_workers_container_ends_after_the_last_checkpoint(tmp_path):
 
 
 def test_a_workers_container_is_killed_only_after_a_trainers_grace():
-    from flows.launcher import GRACE_S
+    from semix.flows.launcher import GRACE_S
 
     for name in WORKERS:
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > GRACE_S

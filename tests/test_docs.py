@@ -10,17 +10,16 @@ from pathlib import Path
 import pandas
 import pytest
 import yaml
-
-from calib.config import LOSSES, METHODS
-from calib.losses import REAL_LOSSES, build_loss
-from calib.methods import METHODS as METHOD_CLASSES
-from calib.methods import build_method
-from calib.results import EVERY_MEASURE
-from calib.study import StudyConfig, cells_of, check_cells
-from calib.tables import OVERVIEW
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.annotate import RULES
+from semix.calib.config import LOSSES, METHODS
+from semix.calib.losses import REAL_LOSSES, build_loss
+from semix.calib.methods import METHODS as METHOD_CLASSES
+from semix.calib.methods import build_method
+from semix.calib.results import EVERY_MEASURE
+from semix.calib.study import StudyConfig, cells_of, check_cells
+from semix.calib.tables import OVERVIEW
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.annotate import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

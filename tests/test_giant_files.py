@@ -7,21 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from semix.calib.checkpoint import Checkpoint, load_tensors, read_metadata, save_checkpoint
+from semix.calib.results import load_evaluation
+from semix.calib.run_folder import is_run, pinned_index, trained_run
+from semix.data.errors import InputError, TooLarge
+from semix.data.exclusion import newest_flags
+from semix.data.formats import PLAN, PROTOTYPES, record_name
+from semix.data.label_sets import LabelSet
+from semix.data.layout import extension_name
+from semix.data.leases import claim, lease_name, living
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.settings import read_config_file
+from semix.data.shard_files import ShardCache
+from semix.data.verify import damage
 
-from calib.checkpoint import Checkpoint, load_tensors, read_metadata, save_checkpoint
-from calib.results import load_evaluation
-from calib.run_folder import is_run, pinned_index, trained_run
-from data.errors import InputError, TooLarge
-from data.exclusion import newest_flags
-from data.formats import PLAN, PROTOTYPES, record_name
-from data.label_sets import LabelSet
-from data.layout import extension_name
-from data.leases import claim, lease_name, living
-from data.pinned import Pinned
-from data.root import Root
-from data.settings import read_config_file
-from data.shard_files import ShardCache
-from data.verify import damage
 from tests.calib.measured import make_run
 from tests.command import semix
 from tests.data.whole_roots import failure, whole_root

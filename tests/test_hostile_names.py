@@ -8,14 +8,14 @@ import unicodedata
 import pytest
 from pandas import DataFrame
 from rich.console import Console
+from semix.calib.results import load_methods
+from semix.calib.tables import csv_text, overview, print_table, summary_table
+from semix.data.errors import InputError
+from semix.data.formats import Failure
+from semix.data.printable import print_line
+from semix.data.root import Root
+from semix.flows.terminal import emit_facts, say_error, set_up_logging
 
-from calib.results import load_methods
-from calib.tables import csv_text, overview, print_table, summary_table
-from data.errors import InputError
-from data.formats import Failure
-from data.printable import print_line
-from data.root import Root
-from flows.terminal import emit_facts, say_error, set_up_logging
 from tests.calib.measured import make_run
 from tests.command import semix
 from tests.handmade import root_of, sample

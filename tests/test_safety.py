@@ -169,7 +169,7 @@ def test_the_check_lets_the_safe_way_pass():
 
 
 def test_folders_are_removed_in_one_place():
-    """`data.files.remove_tree`, which says what of links."""
+    """`semix.data.files.remove_tree`, which says what of links."""
     found = [
         path
         for path, tree in sources()
@@ -180,7 +180,7 @@ def test_folders_are_removed_in_one_place():
 
 
 def test_all_that_is_printed_passes_one_door():
-    """`data.printable` and, for people, `flows.terminal`: text of files steers no terminal."""
+    """`data.printable`, and `flows.terminal` for people: text of files steers no terminal."""
     names = {"print", "traceback.print_exc", "sys.stdout.write", "sys.stderr.write"}
     found = {
         path

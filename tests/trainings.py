@@ -8,12 +8,11 @@ from pathlib import Path
 
 import psutil
 import torch
-
-from calib.checkpoint import Checkpoint, latest_checkpoint
-from calib.config import TrainConfig
-from calib.run_folder import claim_run
-from calib.train import train
-from data.settings import load_settings
+from semix.calib.checkpoint import Checkpoint, latest_checkpoint
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train
+from semix.data.settings import load_settings
 
 SETTINGS = {
     "name": "long",

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from semix.data.settings import load_settings
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.estimate import TERA, generator_work
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import network_rows
+from semix.pipeline.noise import initial_noise
+from semix.pipeline.rehearsal import device_rate
 
 from benchmarks.flow_pipelines import FLUX, SD3, save_flow
 from benchmarks.random_models import NAMES, save_pipeline
-from data.settings import load_settings
-from pipeline.conditioning import Conditioning
-from pipeline.config import GeneratorConfig
-from pipeline.estimate import TERA, generator_work
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import network_rows
-from pipeline.noise import initial_noise
-from pipeline.rehearsal import device_rate
 
 
 class Bench:

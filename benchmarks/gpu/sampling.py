@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from semix.pipeline.estimate import TERA, generator_work
 
 from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.measure import Result, line
-from pipeline.estimate import TERA, generator_work
 
 
 def images_per_second(bench: Bench, generator: Any, images: int, *, repeats: int = 3) -> float:

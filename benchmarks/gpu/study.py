@@ -29,14 +29,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calib.run_folder import claim_run, is_measured
-from calib.study import StudyConfig, cells_of, check_cells
-from calib.study_jobs import Job, forget_failure, note_failure, plan_jobs, take_over
-from calib.study_tables import VALUES, write_study
-from data.errors import InputError
-from data.files import read_json, write_json
-from data.settings import load_settings
-from flows.study_builds import (
+from semix.calib.run_folder import claim_run, is_measured
+from semix.calib.study import StudyConfig, cells_of, check_cells
+from semix.calib.study_jobs import Job, forget_failure, note_failure, plan_jobs, take_over
+from semix.calib.study_tables import VALUES, write_study
+from semix.data.errors import InputError
+from semix.data.files import read_json, write_json
+from semix.data.settings import load_settings
+from semix.flows.study_builds import (
     begun,
     is_made,
     mixed_plans,
@@ -161,7 +161,7 @@ class Story:
 
     def make_mixed(self, url: str) -> int:
         """Models and one mixed dataset; the exit status."""
-        from pipeline.worker import main as work
+        from semix.pipeline.worker import main as work
 
         plan = next(plan for plan in self.plans if plan.url == url)
         models = models_of(plan, self.plans, self.study, self.out, device=self.device)
@@ -205,7 +205,7 @@ class Story:
             for seed in job.seeds:
                 take_over(run, seed=seed)
             seeds = [f"--seeds={','.join(map(str, job.seeds))}"] if job.split else []
-            trainer = ["calib.train", "--config", str(run / "config.json"), *seeds]
+            trainer = ["semix.calib.train", "--config", str(run / "config.json"), *seeds]
             forget_failure(run)
             try:
                 self._run([sys.executable, "-m", *trainer, f"--device={self.device}"])

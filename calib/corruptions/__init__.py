@@ -4,15 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
-from calib.corruptions.digital import (
+from semix.calib.corruptions.digital import (
     brightness,
     contrast,
     elastic_transform,
     jpeg_compression,
     pixelate,
 )
-from calib.corruptions.noise_blur import (
+from semix.calib.corruptions.noise_blur import (
     defocus_blur,
     gaussian_blur,
     gaussian_noise,
@@ -24,11 +23,11 @@ from calib.corruptions.noise_blur import (
     speckle_noise,
     zoom_blur,
 )
-from calib.corruptions.pixels import Images, to_bytes
-from calib.corruptions.severities import published
-from calib.corruptions.weather import fog, frost, snow, spatter
-from data.errors import InputError
-from data.fingerprint import derived_seed
+from semix.calib.corruptions.pixels import Images, to_bytes
+from semix.calib.corruptions.severities import published
+from semix.calib.corruptions.weather import fog, frost, snow, spatter
+from semix.data.errors import InputError
+from semix.data.fingerprint import derived_seed
 
 KINDS: dict[str, Callable[[Images, Any, Sequence[np.random.Generator]], Images]] = {
     "gaussian_noise": gaussian_noise,

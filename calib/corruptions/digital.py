@@ -5,9 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
-
-from calib.corruptions.noise_blur import Generators
-from calib.corruptions.pixels import Images, draw, mirrored, read_at, reflected, smooth, to_bytes
+from semix.calib.corruptions.noise_blur import Generators
+from semix.calib.corruptions.pixels import (
+    Images,
+    draw,
+    mirrored,
+    read_at,
+    reflected,
+    smooth,
+    to_bytes,
+)
 
 
 def brightness(images: Images, added: float, generators: Generators) -> Images:

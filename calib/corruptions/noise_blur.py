@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.ndimage import correlate
-
-from calib.corruptions.pixels import (
+from semix.calib.corruptions.pixels import (
     Images,
     draw,
     enlarged,

@@ -2,9 +2,8 @@
 
 import numpy as np
 from scipy import ndimage
-
-from calib.corruptions.noise_blur import Generators
-from calib.corruptions.pixels import (
+from semix.calib.corruptions.noise_blur import Generators
+from semix.calib.corruptions.pixels import (
     ROUNDING,
     Images,
     draw,

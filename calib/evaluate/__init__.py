@@ -10,21 +10,19 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-
-from calib.check import check_evaluation
-from calib.config import EvaluationConfig, TrainConfig
-from calib.evaluate.predictions import TrainedSeed
-from calib.evaluate.shift_ood import measure_ood, measure_shift
-from calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
-from calib.metrics.conformal import SCORES, conformal_sets
-from calib.metrics.measures import summarise
-from calib.metrics.one_pass import as_given, read_predictions
-from calib.posthoc import fit_isotonic, fit_temperature, fit_vector
-from calib.processes import decided
-from calib.real_data import TrainingData, open_data
-from calib.replicates import COMPARED, DRAWN
-from calib.run_folder import (
+from semix.calib.check import check_evaluation
+from semix.calib.config import EvaluationConfig, TrainConfig
+from semix.calib.evaluate.predictions import TrainedSeed
+from semix.calib.evaluate.shift_ood import measure_ood, measure_shift
+from semix.calib.metrics.bootstrap import INTERVALS, intervals_of, resampled
+from semix.calib.metrics.conformal import SCORES, conformal_sets
+from semix.calib.metrics.measures import summarise
+from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.posthoc import fit_isotonic, fit_temperature, fit_vector
+from semix.calib.processes import decided
+from semix.calib.real_data import TrainingData, open_data
+from semix.calib.replicates import COMPARED, DRAWN
+from semix.calib.run_folder import (
     EVALUATION,
     KINDS,
     SCHEMA,
@@ -42,8 +40,9 @@ from calib.run_folder import (
     seed_evaluation,
     stored_settings,
 )
-from calib.structured import fit_ensemble, fit_sms, fit_svs
-from data.files import read_json, write_json
+from semix.calib.structured import fit_ensemble, fit_sms, fit_svs
+from semix.data.files import read_json, write_json
+from torch import Tensor
 
 FITS: dict[Kind, Any] = {
     "ets": fit_ensemble,

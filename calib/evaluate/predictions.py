@@ -9,18 +9,17 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
+from semix.calib.config import TrainConfig
+from semix.calib.network import CHUNK, load_classifier
+from semix.calib.processes import decided, wait_for_all
+from semix.calib.real_data import TrainingData
+from semix.calib.real_images import ranges
+from semix.calib.run_folder import HEAD, MODEL, Stage, run_digest, seed_folder
+from semix.data.device import float32_precision
+from semix.data.errors import InputError
+from semix.data.fingerprint import file_digest, fingerprint
 from torch import Tensor, nn
-
-from calib.checkpoint import load_tensors, read_metadata, save_tensors
-from calib.config import TrainConfig
-from calib.network import CHUNK, load_classifier
-from calib.processes import decided, wait_for_all
-from calib.real_data import TrainingData
-from calib.real_images import ranges
-from calib.run_folder import HEAD, MODEL, Stage, run_digest, seed_folder
-from data.device import float32_precision
-from data.errors import InputError
-from data.fingerprint import file_digest, fingerprint
 
 Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `Images.parts`
 

@@ -6,18 +6,17 @@ from contextlib import closing
 from functools import partial
 
 import torch
+from semix.calib.check import MEAN, corruption_names
+from semix.calib.config import ForeignDataConfig, ShiftConfig
+from semix.calib.corruptions import corrupt
+from semix.calib.evaluate.predictions import TrainedSeed
+from semix.calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
+from semix.calib.real_images import Images, open_images
+from semix.calib.run_folder import Shift, Stage
+from semix.data.fingerprint import derived_seed
+from semix.data.real import load_real
+from semix.data.splits import in_grey
 from torch import Tensor
-
-from calib.check import MEAN, corruption_names
-from calib.config import ForeignDataConfig, ShiftConfig
-from calib.corruptions import corrupt
-from calib.evaluate.predictions import TrainedSeed
-from calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
-from calib.real_images import Images, open_images
-from calib.run_folder import Shift, Stage
-from data.fingerprint import derived_seed
-from data.real import load_real
-from data.splits import in_grey
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")

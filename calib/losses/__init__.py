@@ -4,12 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
-
-from calib.losses.base import Brier, CrossEntropy, RealLoss, soft_cross_entropy, squared_error
-from calib.losses.fedlas import FeDLaSLabelSmoothing, FeDLaSMarginSmoothing
-from calib.losses.focal import FLSD53, AdaFocal, DualFocal, Focal
-from calib.losses.penalties import (
+from semix.calib.losses.base import Brier, CrossEntropy, RealLoss, soft_cross_entropy, squared_error
+from semix.calib.losses.fedlas import FeDLaSLabelSmoothing, FeDLaSMarginSmoothing
+from semix.calib.losses.focal import FLSD53, AdaFocal, DualFocal, Focal
+from semix.calib.losses.penalties import (
     MDCA,
     MMCE,
     CorrectnessRanking,
@@ -17,12 +15,13 @@ from calib.losses.penalties import (
     PairwiseConstraints,
     WeightedMMCE,
 )
-from calib.losses.smoothing import (
+from semix.calib.losses.smoothing import (
     AdaptiveConditionalLabelSmoothing,
     LabelSmoothing,
     MarginLabelSmoothing,
 )
-from calib.parameters import choose, construct
+from semix.calib.parameters import choose, construct
+from torch import Tensor
 
 MixedLoss = Callable[[Tensor, Tensor], Tensor]
 

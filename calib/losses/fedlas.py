@@ -3,16 +3,15 @@
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-
-from calib.losses.base import RealLoss, add_up, batch_statistics
-from calib.losses.smoothing import (
+from semix.calib.losses.base import RealLoss, add_up, batch_statistics
+from semix.calib.losses.smoothing import (
     blended_cross_entropy,
     check_margin,
     excess_over_margin,
     uniform_cross_entropy,
 )
-from calib.parameters import in_range, one_of
+from semix.calib.parameters import in_range, one_of
+from torch import Tensor, nn
 
 EPS = 1e-3  # added to the deviation, as in the official code
 

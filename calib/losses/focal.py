@@ -2,10 +2,9 @@
 
 import numpy as np
 import torch
+from semix.calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
+from semix.calib.parameters import in_range
 from torch import Tensor
-
-from calib.losses.base import Feedback, Outputs, PointwiseLoss, log_probability
-from calib.parameters import in_range
 
 TINY = torch.finfo(torch.float32).tiny
 

@@ -4,10 +4,7 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-
-from calib.losses.base import (
+from semix.calib.losses.base import (
     BatchLoss,
     CrossEntropy,
     Feedback,
@@ -16,8 +13,10 @@ from calib.losses.base import (
     all_rows,
     log_probability,
 )
-from calib.losses.focal import Focal
-from calib.parameters import in_range, one_of
+from semix.calib.losses.focal import Focal
+from semix.calib.parameters import in_range, one_of
+from torch import Tensor
+from torch.nn import functional
 
 
 class EntropyConfidencePenalty(PointwiseLoss):

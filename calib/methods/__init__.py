@@ -13,10 +13,10 @@ Mixed images of a dataset are a second pass beside any of them. What else goes t
 
 from typing import Any
 
-from calib.methods.balcal import BalCAL
-from calib.methods.base import Forward, Method, Outcome, Plain
-from calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
-from calib.parameters import choose, construct
+from semix.calib.methods.balcal import BalCAL
+from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
+from semix.calib.parameters import choose, construct
 
 __all__ = ["Forward", "Method", "Outcome", "build_method"]
 

@@ -3,16 +3,15 @@
 import math
 
 import torch
+from semix.calib.batches import Batch
+from semix.calib.losses import MixedLoss
+from semix.calib.losses.base import Feedback, RealLoss
+from semix.calib.methods.base import Forward, Method, Outcome
+from semix.calib.models.base import ImageClassifier
+from semix.calib.parameters import in_range
+from semix.data.errors import InputError
 from torch import Tensor, nn
 from torch.nn import functional
-
-from calib.batches import Batch
-from calib.losses import MixedLoss
-from calib.losses.base import Feedback, RealLoss
-from calib.methods.base import Forward, Method, Outcome
-from calib.models.base import ImageClassifier
-from calib.parameters import in_range
-from data.errors import InputError
 
 
 class BalancedClassifier(nn.Module):

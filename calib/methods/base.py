@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from semix.calib.batches import Batch
+from semix.calib.losses import MixedLoss
+from semix.calib.losses.base import Feedback, RealLoss
+from semix.calib.models.base import ImageClassifier
 from torch import Tensor, nn
-
-from calib.batches import Batch
-from calib.losses import MixedLoss
-from calib.losses.base import Feedback, RealLoss
-from calib.models.base import ImageClassifier
 
 # Images, uint8 or float [N, S, S, 3] in 0..255, to logits [N, K] and features [N, D].
 Forward = Callable[[Tensor], tuple[Tensor, Tensor]]

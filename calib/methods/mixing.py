@@ -4,15 +4,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from semix.calib.batches import Batch, pin
+from semix.calib.losses.base import RealLoss, soft_cross_entropy
+from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.models.base import ImageClassifier
+from semix.calib.parameters import in_range, one_of
+from semix.data.errors import InputError
 from torch import Tensor
 from torch.nn import functional
-
-from calib.batches import Batch, pin
-from calib.losses.base import RealLoss, soft_cross_entropy
-from calib.methods.base import Forward, Method, Outcome, Plain
-from calib.models.base import ImageClassifier
-from calib.parameters import in_range, one_of
-from data.errors import InputError
 
 
 def check_alpha(alpha: float) -> None:

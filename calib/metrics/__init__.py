@@ -1,14 +1,14 @@
 """How calibrated a classifier is, one measure a file; every figure is a fraction, not percent."""
 
-from calib.metrics.bootstrap import bootstrap_intervals
-from calib.metrics.measures import (
+from semix.calib.metrics.bootstrap import bootstrap_intervals
+from semix.calib.metrics.measures import (
     CalibrationMetrics,
     calibration_metrics,
     overconfidence_error,
     underconfidence_error,
 )
-from calib.metrics.one_pass import ReliabilityBins, reliability_bins
-from calib.metrics.ood import OodMetrics, max_probability, negative_entropy, ood_metrics
+from semix.calib.metrics.one_pass import ReliabilityBins, reliability_bins
+from semix.calib.metrics.ood import OodMetrics, max_probability, negative_entropy, ood_metrics
 
 __all__ = [
     "CalibrationMetrics",

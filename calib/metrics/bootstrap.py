@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
-
-from calib.metrics.one_pass import (
+from semix.calib.metrics.one_pass import (
     Predictions,
     as_given,
     bin_of,
@@ -17,6 +14,8 @@ from calib.metrics.one_pass import (
     inner_edges,
     read_predictions,
 )
+from torch import Tensor
+from torch.nn import functional
 
 LEVEL = 0.95
 AT_ONCE = 1 << 18  # draws worked on together: what they need stays in a cache
@@ -39,7 +38,7 @@ def bootstrap_intervals(
         Low and high of each measure, in its unit. ECE of a resample is biased upwards like any
         binned ECE, once more than the figure itself, so an interval can lie above its figure.
     Raises:
-        ValueError: see `calib.metrics.one_pass.as_given`; bins or resamples below 1.
+        ValueError: see `semix.calib.metrics.one_pass.as_given`; bins or resamples below 1.
 
     Source: Efron and Tibshirani 1993, section 13.3.
     """

@@ -5,9 +5,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy.fft import dct
 from scipy.optimize import brentq
-from torch import Tensor
-
-from calib.metrics.one_pass import (
+from semix.calib.metrics.one_pass import (
     Adaptive,
     ClassBins,
     Predictions,
@@ -18,8 +16,9 @@ from calib.metrics.one_pass import (
     equal_width,
     read_predictions,
 )
-from calib.metrics.selective import selective
-from calib.metrics.variational import top_label_error
+from semix.calib.metrics.selective import selective
+from semix.calib.metrics.variational import top_label_error
+from torch import Tensor
 
 
 def expected_error(bins: ReliabilityBins) -> float:
@@ -189,9 +188,9 @@ def calibration_metrics(
             float64), sums over samples in float64.
         targets: [N] int, class numbers in 0..K-1.
         bins: for every binned measure; bins of equal width are (l, u].
-        adaptive: which bins of equal size: see `calib.metrics.one_pass.equal_mass`.
+        adaptive: which bins of equal size: see `semix.calib.metrics.one_pass.equal_mass`.
     Raises:
-        ValueError: see `calib.metrics.one_pass.as_given`; or bins below 1.
+        ValueError: see `semix.calib.metrics.one_pass.as_given`; or bins below 1.
     """
     check_bins(bins)
     found = read_predictions(*as_given(logits, targets), bins)

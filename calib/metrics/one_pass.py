@@ -131,7 +131,7 @@ def reliability_bins(logits: Tensor, targets: Tensor, bins: int = 15) -> Reliabi
         targets: [N] int, class numbers.
         bins: M; bin m holds confidences in (m/M, (m+1)/M].
     Raises:
-        ValueError: see `calib.metrics.one_pass.as_given`; or bins below 1.
+        ValueError: see `semix.calib.metrics.one_pass.as_given`; or bins below 1.
     """
     check_bins(bins)
     logits, targets = as_given(logits, targets)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from semix.calib.metrics.one_pass import PART
 from torch import Tensor
 from torch.distributions import Categorical
-
-from calib.metrics.one_pass import PART
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from calib.models.base import ImageClassifier
-from calib.models.convnets import RESNETS, WIDE_RESNETS, LeNet, densenet121
-from calib.models.timm_models import TimmClassifier
-from calib.parameters import choose, construct
+from semix.calib.models.base import ImageClassifier
+from semix.calib.models.convnets import RESNETS, WIDE_RESNETS, LeNet, densenet121
+from semix.calib.models.timm_models import TimmClassifier
+from semix.calib.parameters import choose, construct
 
 MODELS: dict[str, Callable[..., ImageClassifier]] = {
     "lenet": LeNet,

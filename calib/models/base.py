@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from semix.data.errors import InputError
+from semix.data.files import MOST_TENSORS, refuse_larger
 from torch import Tensor, nn
-
-from data.errors import InputError
-from data.files import MOST_TENSORS, refuse_larger
 
 
 class ImageClassifier(nn.Module):

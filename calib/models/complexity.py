@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import torch
+from semix.calib.config import TrainConfig
+from semix.calib.models import build_model
 from torch.utils.flop_counter import FlopCounterMode
-
-from calib.config import TrainConfig
-from calib.models import build_model
 
 # Sides of the last map of features. Networks are made to end in 4 to 8 places a side; beyond these
 # limits most of the cost buys no accuracy, or all that has a place is lost.

@@ -4,12 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
+from semix.calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
+from semix.calib.models.base import ImageClassifier, parameterised
+from semix.calib.parameters import in_range, one_of
 from torch import Tensor, nn
 from torch.nn import functional
-
-from calib.config import EITHER_STEM, IMAGENET_STEM, SMALL_STEM
-from calib.models.base import ImageClassifier, parameterised
-from calib.parameters import in_range, one_of
 
 
 class BasicBlock(nn.Module):

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from semix.calib.models.base import ImageClassifier, load_weights, parameterised
+from semix.calib.parameters import in_range, one_of
+from semix.data.errors import InputError
 from torch import Tensor, nn
-
-from calib.models.base import ImageClassifier, load_weights, parameterised
-from calib.parameters import in_range, one_of
-from data.errors import InputError
 
 Feature = Literal["post_norm", "pre_norm"]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
-
-from data.formats import SeriesRecord
+from semix.data.formats import SeriesRecord
 
 THUMB = 128  # pixels; larger images are shrunk for the page
 PIXEL_ART = 64  # pixels; up to here enlarging shows the pixels themselves

@@ -8,10 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from data.errors import InputError, TooLarge
-from data.machine import machine
-from data.store.local import PARTIAL, LocalFiles, process_alive
-from data.store.places import PROTOCOLS, Backend, Fact, Place, check_folder, check_name, parse_url
+from semix.data.errors import InputError, TooLarge
+from semix.data.machine import machine
+from semix.data.store.local import PARTIAL, LocalFiles, process_alive
+from semix.data.store.places import (
+    PROTOCOLS,
+    Backend,
+    Fact,
+    Place,
+    check_folder,
+    check_name,
+    parse_url,
+)
 
 __all__ = ["MOST", "PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
 
@@ -179,8 +187,8 @@ def _backend(place: Place, *, patient: bool) -> Backend:
     if place.protocol == "file":
         return LocalFiles(place)
     # fsspec and the services' packages are imported by those who need them.
-    from data.store.objects import Objects
-    from data.store.services import PATIENT, QUICK
+    from semix.data.store.objects import Objects
+    from semix.data.store.services import PATIENT, QUICK
 
     return Objects(place, patience=PATIENT if patient else QUICK)
 

@@ -10,10 +10,9 @@ import requests
 from fsspec import AbstractFileSystem
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
-
-from data.errors import InputError
-from data.store.places import shown
-from data.store.services import Info, Patience, Upload
+from semix.data.errors import InputError
+from semix.data.store.places import shown
+from semix.data.store.services import Info, Patience, Upload
 
 SHARED = True
 EMULATOR = "STORAGE_EMULATOR_HOST"

@@ -10,9 +10,9 @@ from pathlib import Path
 from stat import S_ISLNK
 from typing import BinaryIO, TypeVar
 
-from data.files import open_regular, read_bytes, require_regular, sync_folder
-from data.machine import DIGITS, machine
-from data.store.places import Fact, Place
+from semix.data.files import open_regular, read_bytes, require_regular, sync_folder
+from semix.data.machine import DIGITS, machine
+from semix.data.store.places import Fact, Place
 
 PARTIAL = ".partial"
 # A living process that has not touched its file for so long is another one with the same number.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class LocalFiles:
-    """Files below one folder; see `data.store.places.Backend`.
+    """Files below one folder; see `semix.data.store.places.Backend`.
 
     The folder itself may be a link. Links to folders below it are not followed: they are not
     listed, and what lies behind one is neither read, written nor deleted. Links to files are.

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
-
-from data.errors import InputError, TooLarge
-from data.store.local import PARTIAL, abandoned, staged
-from data.store.places import Fact, Place
-from data.store.services import Info, Memory, Patience, Service, Upload, retrying
+from semix.data.errors import InputError, TooLarge
+from semix.data.store.local import PARTIAL, abandoned, staged
+from semix.data.store.places import Fact, Place
+from semix.data.store.services import Info, Memory, Patience, Service, Upload, retrying
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -32,7 +31,7 @@ LONGEST_RANGE = 1 << 23
 
 
 class Objects:
-    """Objects below bucket/prefix; see `data.store.places.Backend`.
+    """Objects below bucket/prefix; see `semix.data.store.places.Backend`.
 
     fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
     whole objects are put, and read in ranges.
@@ -321,11 +320,11 @@ def service_of(protocol: str, url: str) -> Service:
     """
     try:
         if protocol == "s3":
-            from data.store import s3
+            from semix.data.store import s3
 
             return s3
         if protocol == "gs":
-            from data.store import gs
+            from semix.data.store import gs
 
             return gs
     except ModuleNotFoundError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from data.errors import InputError
+from semix.data.errors import InputError
 
 PROTOCOLS = ("file", "s3", "gs", "memory")
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")

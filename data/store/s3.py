@@ -9,10 +9,9 @@ import aiohttp
 import botocore.exceptions as boto
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
-
-from data.errors import InputError
-from data.store.places import Fact, shown
-from data.store.services import Info, Patience, Upload
+from semix.data.errors import InputError
+from semix.data.store.places import Fact, shown
+from semix.data.store.services import Info, Patience, Upload
 
 SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-
-from data.store.places import Fact
+from semix.data.store.places import Fact
 
 T = TypeVar("T")
 Info = Mapping[str, Any]  # what a service says of an object, or of an upload, as it spells that

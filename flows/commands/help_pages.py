@@ -12,10 +12,9 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from semix.data.errors import choices
 from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
-
-from data.errors import choices
 
 WIDEST = 100  # columns
 NAMES = 10  # columns of the longest command's name, so that descriptions stand below each other

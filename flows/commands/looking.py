@@ -4,20 +4,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from data.errors import InputError
-from data.formats import Failure
-from data.printable import printable_line
-from data.root import Root
-from data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
-from data.tar import GroupSample
-from data.verify import verify as verified
-from flows import parameters as p
-from flows.failures import damage_named
-from flows.paths import own_file
-from flows.prices import Price
-from flows.progress import show_root
-from flows.terminal import emit, emit_json, say_error
+from semix.data.errors import InputError
+from semix.data.formats import Failure
+from semix.data.printable import printable_line
+from semix.data.root import Root
+from semix.data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
+from semix.data.tar import GroupSample
+from semix.data.verify import verify as verified
+from semix.flows import parameters as p
+from semix.flows.failures import damage_named
+from semix.flows.paths import own_file
+from semix.flows.prices import Price
+from semix.flows.progress import show_root
+from semix.flows.terminal import emit, emit_json, say_error
 
 PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
 TRACEBACK_LINES = 5
@@ -179,7 +178,7 @@ def _made_anew(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
     """The series made now, and whether it looks as the stored one; None without one."""
-    from pipeline.shard import regenerate, same_pixels
+    from semix.pipeline.shard import regenerate, same_pixels
 
     made = regenerate(root, group, device=device)
     return made, None if stored is None else same_pixels(made, stored)
@@ -251,7 +250,7 @@ def audit(
       semix audit /data/birds-mixed --out audit
     """
     root = Root(url)  # or why not, before torch is loaded
-    from flows import audit as auditing
+    from semix.flows import audit as auditing
 
     found = auditing.audit(
         root, labels=labels or None, index=index or None, judge=judge, out=out, device=device

@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from data.errors import InputError
-from data.export import write_hugging_face, write_image_folder, write_parquet
-from data.imagefolder import refuse_among_pictures
-from data.pinned import Pinned
-from data.root import Root
-from flows import parameters as p
-from flows import prices
-from flows.configs import load_config
-from flows.costs import SHARE, readable
-from flows.failures import damage_named
-from flows.paths import own_file
-from flows.progress import show_root
-from flows.slots import SlotSettings
-from flows.terminal import emit, emit_facts, emit_json
-from pipeline.config import BuildConfig
+from semix.data.errors import InputError
+from semix.data.export import write_hugging_face, write_image_folder, write_parquet
+from semix.data.imagefolder import refuse_among_pictures
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.flows import parameters as p
+from semix.flows import prices
+from semix.flows.configs import load_config
+from semix.flows.costs import SHARE, readable
+from semix.flows.failures import damage_named
+from semix.flows.paths import own_file
+from semix.flows.progress import show_root
+from semix.flows.slots import SlotSettings
+from semix.flows.terminal import emit, emit_facts, emit_json
+from semix.pipeline.config import BuildConfig
 
 
 def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
@@ -31,13 +30,13 @@ def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Js
     Example:
       semix quickstart --seeds 5
     """
-    from flows.quickstart import main as run
+    from semix.flows.quickstart import main as run
 
     result = run(Path(out), seeds=seeds)
     if json:
         emit_json(result)
         return
-    from calib.tables import overview, print_table
+    from semix.calib.tables import overview, print_table
 
     print_table(overview(result["methods"]))
     times = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in result["seconds"].items())
@@ -87,8 +86,8 @@ def build(
     Example:
       semix build birds.yaml --out /data/birds-mixed
     """
-    from flows import build as building
-    from flows.build_steps import Selection
+    from semix.flows import build as building
+    from semix.flows.build_steps import Selection
 
     selection = Selection(p.chosen(shards), retry_failed, skip_failed)
     hourly = prices.Price.read(price)
@@ -129,8 +128,8 @@ def resume(
     Example:
       semix resume /data/birds-mixed
     """
-    from flows import build as building
-    from flows.build_steps import Selection
+    from semix.flows import build as building
+    from semix.flows.build_steps import Selection
 
     selection = Selection(p.chosen(shards), retry_failed, skip_failed)
     where = SlotSettings(slots, runner, cluster, range, device)
@@ -160,7 +159,7 @@ def extend(
     Example:
       semix extend /data/birds-mixed --groups-per-pair 8
     """
-    from flows import build as building
+    from semix.flows import build as building
 
     if bool(out) == bool(groups_per_pair):
         remedy = "give a root and --groups-per-pair, or a config file and --out"
@@ -191,7 +190,7 @@ def relabel(
     Example:
       semix relabel /data/birds-mixed --set annotation.scale=2
     """
-    from flows import relabel as relabelling
+    from semix.flows import relabel as relabelling
 
     root = Root(url)
     if not list_:
@@ -277,7 +276,7 @@ def standins(
     Example:
       semix standins /data/birds --out models
     """
-    from flows.standins import standins as make
+    from semix.flows.standins import standins as make
 
     found = make(where, out, overrides=overrides)
     if json:

@@ -6,12 +6,11 @@ import textwrap
 from typing import Annotated, Any, Literal
 
 import typer
-
-from data import garbage
-from data.root import Root
-from flows import parameters as p
-from flows.configs import reference
-from flows.terminal import emit, emit_json, print_findings
+from semix.data import garbage
+from semix.data.root import Root
+from semix.flows import parameters as p
+from semix.flows.configs import reference
+from semix.flows.terminal import emit, emit_json, print_findings
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "dim"}
 
@@ -31,7 +30,7 @@ def doctor(
     Example:
       semix doctor birds.yaml --out /data/birds-mixed
     """
-    from flows.doctor import FAILED, examine, subject_of
+    from semix.flows.doctor import FAILED, examine, subject_of
 
     findings = list(examine(subject_of(config, overrides, out)))
     failed = sum(finding.state == FAILED for finding in findings)

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from calib.run_folder import EVALUATION
-from data.errors import InputError
-from flows import parameters as p
-from flows.launcher import Machines
-from flows.terminal import emit, emit_json, say
+from semix.calib.run_folder import EVALUATION
+from semix.data.errors import InputError
+from semix.flows import parameters as p
+from semix.flows.launcher import Machines
+from semix.flows.terminal import emit, emit_json, say
 
 
 def train(
@@ -30,7 +29,7 @@ def train(
     Example:
       semix train csm.yaml --out runs/csm
     """
-    from flows.train import train as run
+    from semix.flows.train import train as run
 
     together = Machines(processes, machines, machine_rank, main_process, device)
     trained = run(config, out, overrides=overrides, machines=together, restarts=restarts)
@@ -56,7 +55,7 @@ def evaluate(
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
     """
-    from flows.evaluate import evaluated, exported
+    from semix.flows.evaluate import evaluated, exported
 
     if export not in ("", "calarena"):
         raise InputError("--export", export, "calarena is the one format there is")
@@ -70,8 +69,8 @@ def evaluate(
 
 def _show(run: Path, path: Path, *, as_json: bool) -> None:
     """What a file says that a run measured, and where that is; then what to look at."""
-    from calib.results import load_evaluation, methods_of
-    from calib.tables import details, print_table
+    from semix.calib.results import load_evaluation, methods_of
+    from semix.calib.tables import details, print_table
 
     evaluation = load_evaluation(run, path)
     if as_json:
@@ -99,7 +98,7 @@ def study(
     Example:
       semix study configs/study-quickstart.yaml --out digits
     """
-    from flows.study import study as run
+    from semix.flows.study import study as run
 
     record = run(config, out, overrides=overrides, slots=slots or None, only=only)
     if json:
@@ -128,6 +127,6 @@ def report(
     Example:
       semix report runs/ce runs/csm --out report.html
     """
-    from flows.report import report as write
+    from semix.flows.report import report as write
 
     write(runs, out, mixed=mixed, title=title, as_json=json)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
-from data.errors import InputError
-from data.machine import usable_cores
-from data.ranges import parse_part
-from flows.child import started_ahead
-from flows.gpus import CHOSEN, settled_device, visible_gpus
-from flows.server_probe import settings_here
+from semix.data.errors import InputError
+from semix.data.machine import usable_cores
+from semix.data.ranges import parse_part
+from semix.flows.child import started_ahead
+from semix.flows.gpus import CHOSEN, settled_device, visible_gpus
+from semix.flows.server_probe import settings_here
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
@@ -31,7 +31,7 @@ AUTO = "auto"  # the Ray cluster that this machine belongs to
 ADDRESSES = {"dask": "tcp://HOST:8786", "ray": "ray://HOST:10001, or auto"}
 CONNECT_S = 10.0
 # What a worker imports, sooner or later: with it torch, the models' libraries, all families.
-IMPORTS = ("pipeline.shard",)
+IMPORTS = ("semix.pipeline.shard",)
 QUIET = {"TQDM_DISABLE": "1"}  # a worker's environment: no bars as lines in a log
 
 
@@ -201,5 +201,5 @@ def workers_ahead(settings: SlotSettings, *, builds: int = 1, url: str = "") -> 
         return
     environments = builds * environments_here(settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started_ahead(IMPORTS, environments, shown=("pipeline.worker", url), **pipes):
+    with started_ahead(IMPORTS, environments, shown=("semix.pipeline.worker", url), **pipes):
         yield

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from distributed import Security
 from distributed.comm import connect
 from prefect_dask import DaskTaskRunner
-
-from data.errors import InputError
-from flows.slots import (
+from semix.data.errors import InputError
+from semix.flows.slots import (
     ADDRESSES,
     MOST_SLOTS,
     QUIET,
@@ -20,7 +19,7 @@ from flows.slots import (
     environments_here,
     refuse_unreachable_server,
 )
-from flows.slots.slot import Place, run_lease
+from semix.flows.slots.slot import Place, run_lease
 
 CONNECT_S = 30.0
 

@@ -14,9 +14,8 @@ import ray
 from prefect.tasks import Task
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
-
-from data.errors import InputError
-from flows.slots import (
+from semix.data.errors import InputError
+from semix.flows.slots import (
     ADDRESSES,
     AUTO,
     MOST_SLOTS,
@@ -26,7 +25,7 @@ from flows.slots import (
     refuse_unreachable_server,
     shared_threads,
 )
-from flows.slots.slot import Ended, Place, SlotFuture, run_lease
+from semix.flows.slots.slot import Ended, Place, SlotFuture, run_lease
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes

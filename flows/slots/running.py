@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from prefect.task_runners import ThreadPoolTaskRunner
-
-from data.errors import InputError
-from data.label_sets import LabelSet
-from data.root import Progress, Root
-from flows.slots import SlotSettings, environments_here
-from flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
+from semix.data.errors import InputError
+from semix.data.label_sets import LabelSet
+from semix.data.root import Progress, Root
+from semix.flows.slots import SlotSettings, environments_here
+from semix.flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
 END_S = 30.0  # until slots elsewhere have noticed that they must end
@@ -69,11 +68,11 @@ def slots_running(
 def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
     # Dask and Ray are extras, and take seconds to import.
     if settings.runner == "dask":
-        from flows.slots.dask import dask_slots
+        from semix.flows.slots.dask import dask_slots
 
         return dask_slots(settings, url)
     if settings.runner == "ray":
-        from flows.slots.ray import ray_slots
+        from semix.flows.slots.ray import ray_slots
 
         return ray_slots(settings, url)
     return local_slots(settings)

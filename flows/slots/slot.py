@@ -24,21 +24,20 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 from prefect.tasks import Task
+from semix.data import leases
+from semix.data.errors import InputError
+from semix.data.formats import Failure
+from semix.data.label_sets import LabelSet
+from semix.data.printable import printable
+from semix.data.ranges import format_ranges
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.flows.child import POLL_S, Heartbeat, Outcome, Stop, python_module, supervise
+from semix.flows.flow_runs import is_logged
+from semix.flows.gpus import settled_device
+from semix.flows.slots import SlotSettings
 
-from data import leases
-from data.errors import InputError
-from data.formats import Failure
-from data.label_sets import LabelSet
-from data.printable import printable
-from data.ranges import format_ranges
-from data.root import Root
-from data.store import Store
-from flows.child import POLL_S, Heartbeat, Outcome, Stop, python_module, supervise
-from flows.flow_runs import is_logged
-from flows.gpus import settled_device
-from flows.slots import SlotSettings
-
-WORKER = "pipeline.worker"  # the module of a worker process
+WORKER = "semix.pipeline.worker"  # the module of a worker process
 RETRIES = 3  # losses in a row without a shard between them, after which a slot is given up
 PAUSE_S = 3.0  # before a lost worker is started again
 # After each further loss in a row ten times as long: together they outlive a store that is away
@@ -47,10 +46,12 @@ PAUSES_GROW, LONGEST_PAUSE_S = 10.0, 300.0
 SILENCE_S = leases.TIME_TO_LIVE  # of a heartbeat; one forward batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
 # In Prefect's database a line a shard would be a million lines.
-NEWS = "semix: "  # begins a line that is for a person, too; `pipeline.worker` writes it
+NEWS = "semix: "  # begins a line that is for a person, too; `semix.pipeline.worker` writes it
 TELL_EVERY_S = 10.0
 OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
-CLAIMED = re.compile(r"(?:labels-[0-9a-f]{12}-)?(\d{7})")  # as `pipeline.work` names its shards
+CLAIMED = re.compile(
+    r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
+)  # as `semix.pipeline.work` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
 # Some network file systems show a file's new time after a minute only.

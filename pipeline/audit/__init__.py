@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
-from data.formats import SeriesFlags
-from data.pinned import Pinned
-from pipeline.audit.findings import (
+from semix.data.formats import SeriesFlags
+from semix.data.pinned import Pinned
+from semix.pipeline.audit.findings import (
     ClassFigures,
     Findings,
     Overall,
@@ -17,8 +17,8 @@ from pipeline.audit.findings import (
     find,
     pair_figures,
 )
-from pipeline.audit.limits import Check, checks
-from pipeline.audit.read import Facts, Judge, read_facts
+from semix.pipeline.audit.limits import Check, checks
+from semix.pipeline.audit.read import Facts, Judge, read_facts
 
 SCHEMA = 1
 

@@ -6,10 +6,8 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from data.formats import FLAGS, Flag
-from data.quality import (
+from semix.data.formats import FLAGS, Flag
+from semix.data.quality import (
     Agreement,
     endpoint_agreement,
     falls,
@@ -17,8 +15,9 @@ from data.quality import (
     spearman,
     weight_curve,
 )
-from pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
-from pipeline.audit.read import Facts, Series
+from semix.pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
+from semix.pipeline.audit.read import Facts, Series
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Correlation(TypedDict):
 
 
 class CurveFigures(TypedDict):
-    """As of `data.quality.WeightCurve`."""
+    """As of `semix.data.quality.WeightCurve`."""
 
     alphas: list[float]
     mean: list[float]

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from data.formats import LeftOut
-from data.series import HARD
-from pipeline.audit.findings import (
+from semix.data.formats import LeftOut
+from semix.data.series import HARD
+from semix.pipeline.audit.findings import (
     ClassFigures,
     Correlation,
     EndPointFigures,

@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from data.files import write_atomically
-from data.formats import Flag
-from data.images import decode_image
-from data.pages import Series, fixed, page_environment, series_figure
-from data.tar import GroupSample
-from pipeline.audit import Audit
-from pipeline.audit.findings import ClassFigures, CurveFigures, Histogram, PairFigures, histogram
-from pipeline.audit.limits import percent
+from semix.data.files import write_atomically
+from semix.data.formats import Flag
+from semix.data.images import decode_image
+from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.tar import GroupSample
+from semix.pipeline.audit import Audit
+from semix.pipeline.audit.findings import (
+    ClassFigures,
+    CurveFigures,
+    Histogram,
+    PairFigures,
+    histogram,
+)
+from semix.pipeline.audit.limits import percent
 
 ROWS = 20  # pairs, or classes, at either end
 

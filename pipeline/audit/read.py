@@ -7,17 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from semix.data.errors import InputError
+from semix.data.formats import SeriesRecord, ShardEntry
+from semix.data.images import decode_image
+from semix.data.machine import cores
+from semix.data.pinned import Pinned
+from semix.data.quality import read_end_points
+from semix.data.tar import GroupSample
+from semix.data.threads import mapped
+from semix.pipeline.audit.pictures import FAULTS, Pictures, look_at
 from torch import Tensor
-
-from data.errors import InputError
-from data.formats import SeriesRecord, ShardEntry
-from data.images import decode_image
-from data.machine import cores
-from data.pinned import Pinned
-from data.quality import read_end_points
-from data.tar import GroupSample
-from data.threads import mapped
-from pipeline.audit.pictures import FAULTS, Pictures, look_at
 
 NOT_FINITE = 1 << FAULTS.index("not finite")
 
@@ -32,7 +31,7 @@ class Series(NamedTuple):
         mixture, coordinates: float32 [A, k], conditioning and CLIP weights of every class.
         label: float32 [A], probability of the first class.
         entropy: float32 [A], of the label, nats.
-        intended, nearest, of_series: int64 [A], see `data.quality.EndPoints`.
+        intended, nearest, of_series: int64 [A], see `semix.data.quality.EndPoints`.
         judged: int64 [A], what the judge sees in an unmixed image; -1 elsewhere.
         pictures: what pixels say; its `faults` also has features that are no numbers.
         disagreement: float32 [A], of the second encoder's weights; NaN without one.

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.config import FLOW_FAMILIES, Family, GeneratorConfig
+from semix.pipeline.config import FLOW_FAMILIES, Family, GeneratorConfig
 
 if TYPE_CHECKING:
-    from pipeline.generators.latent_diffusion import Denoiser, LatentDiffusion
+    from semix.pipeline.generators.latent_diffusion import Denoiser, LatentDiffusion
 
 
 def load_generator(
@@ -22,12 +22,12 @@ def load_generator(
         NotHere: on the meta device, of the hub and not fetched before.
     """
     # Whoever only asks for the rules of a scheduler waits for no diffusers.
-    from data.device import float32_precision
-    from pipeline.generators.dit import DiT
-    from pipeline.generators.flow_models import Flux, StableDiffusion3
-    from pipeline.generators.latent_diffusion import LatentDiffusion
-    from pipeline.generators.qwen_models import Flux2, ZImage
-    from pipeline.generators.text_models import StableDiffusion, StableDiffusionXL
+    from semix.data.device import float32_precision
+    from semix.pipeline.generators.dit import DiT
+    from semix.pipeline.generators.flow_models import Flux, StableDiffusion3
+    from semix.pipeline.generators.latent_diffusion import LatentDiffusion
+    from semix.pipeline.generators.qwen_models import Flux2, ZImage
+    from semix.pipeline.generators.text_models import StableDiffusion, StableDiffusionXL
 
     denoisers: dict[Family, Callable[..., Denoiser]] = {
         "stable_diffusion": StableDiffusion,

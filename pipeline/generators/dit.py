@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from semix.data.errors import InputError
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.loading import load_pipeline, native_shape
+from semix.pipeline.model_paths import local_path
 from torch import Tensor, nn
-
-from data.errors import InputError
-from pipeline.conditioning import Conditioning
-from pipeline.config import GeneratorConfig
-from pipeline.generators.guidance import TwoRows
-from pipeline.generators.loading import load_pipeline, native_shape
-from pipeline.model_paths import local_path
 
 NAMES = "generator.names"
 

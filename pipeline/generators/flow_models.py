@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from diffusers import SD3Transformer2DModel
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from semix.data.errors import InputError
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.loading import load_pipeline, native_shape
+from semix.pipeline.generators.schedulers import FlowEuler
+from semix.pipeline.generators.texts import ENCODERS, Texts
+from semix.pipeline.model_paths import local_path
 from torch import Tensor
-
-from data.errors import InputError
-from pipeline.conditioning import Conditioning
-from pipeline.config import GeneratorConfig
-from pipeline.generators.guidance import TwoRows
-from pipeline.generators.loading import load_pipeline, native_shape
-from pipeline.generators.schedulers import FlowEuler
-from pipeline.generators.texts import ENCODERS, Texts
-from pipeline.model_paths import local_path
 
 PATCH = 2  # latents a side that FLUX packs into one token
 NATIVE = 128  # latents a side of images of 1024 pixels

@@ -1,8 +1,7 @@
 """Classifier-free guidance as most families have it: two rows an image."""
 
+from semix.pipeline.conditioning import Conditioning, concatenate
 from torch import Tensor
-
-from pipeline.conditioning import Conditioning, concatenate
 
 
 class TwoRows:

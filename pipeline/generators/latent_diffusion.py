@@ -10,15 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from semix.data.device import float32_precision
+from semix.data.errors import InputError
+from semix.data.machine import keep_compiled_to_ourselves
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.loading import load_tiny_decoder
+from semix.pipeline.generators.schedulers import sampler
 from torch import Tensor, nn
-
-from data.device import float32_precision
-from data.errors import InputError
-from data.machine import keep_compiled_to_ourselves
-from pipeline.conditioning import Conditioning
-from pipeline.config import GeneratorConfig
-from pipeline.generators.loading import load_tiny_decoder
-from pipeline.generators.schedulers import sampler
 
 COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # as torch has it; CXX is another
 # Of one function. A U-Net's blocks have up to four shapes, each in every layout of a batch: images

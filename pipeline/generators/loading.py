@@ -16,14 +16,12 @@ from diffusers import AutoencoderTiny, UNet2DConditionModel
 from huggingface_hub import snapshot_download
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
-from torch import nn
-
-from data.device import DTYPES, resolve_dtype
-from data.errors import InputError
-from data.files import read_json
-from pipeline.checks import check_generator, refuse_no_size
-from pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
-from pipeline.model_paths import (
+from semix.data.device import DTYPES, resolve_dtype
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.pipeline.checks import check_generator, refuse_no_size
+from semix.pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
+from semix.pipeline.model_paths import (
     NotHere,
     check_weights,
     copy_here,
@@ -35,6 +33,7 @@ from pipeline.model_paths import (
     reason_in_words,
     weight_files,
 )
+from torch import nn
 
 META = "meta"
 MODEL, TINY = "generator.model", "generator.tiny_decoder"

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.generators.flow_models import NATIVE, PATCH, FlowModel, shift
+from semix.pipeline.generators.guidance import TwoRows, guided_sum
+from semix.pipeline.generators.loading import META
 from torch import Tensor
-
-from pipeline.conditioning import Conditioning
-from pipeline.generators.flow_models import NATIVE, PATCH, FlowModel, shift
-from pipeline.generators.guidance import TwoRows, guided_sum
-from pipeline.generators.loading import META
 
 
 class Flux2(TwoRows, FlowModel):

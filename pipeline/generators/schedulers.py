@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.errors import InputError
-from data.files import read_json
-from pipeline.config import GeneratorConfig
-from pipeline.model_paths import copy_here
+from semix.data.errors import InputError
+from semix.data.files import read_json
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.model_paths import copy_here
 
 if TYPE_CHECKING:
     from diffusers import DDIMInverseScheduler, DDIMScheduler

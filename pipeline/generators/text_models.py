@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import torch
+from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.guidance import TwoRows
+from semix.pipeline.generators.loading import load_pipeline, native_shape
+from semix.pipeline.prompts import checked_prompts
 from torch import Tensor
-
-from pipeline.conditioning import Conditioning, concatenate, template_mean
-from pipeline.config import GeneratorConfig
-from pipeline.generators.guidance import TwoRows
-from pipeline.generators.loading import load_pipeline, native_shape
-from pipeline.prompts import checked_prompts
 
 
 class StableDiffusion(TwoRows):

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from data.files import read_bytes, write_atomically
-from data.fingerprint import fingerprint
-from data.machine import cache_folder
-from data.store import MOST
-from data.tensors import open_sealed, seal
-from pipeline.conditioning import Conditioning, concatenate, template_mean
-from pipeline.config import GeneratorConfig
-from pipeline.generators.loading import KINDS, META, load_pipeline
-from pipeline.model_paths import local_path
-from pipeline.prompts import as_read, checked_prompts
-from pipeline.provenance import file_hashes, library_versions
+from semix.data.files import read_bytes, write_atomically
+from semix.data.fingerprint import fingerprint
+from semix.data.machine import cache_folder
+from semix.data.store import MOST
+from semix.data.tensors import open_sealed, seal
+from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators.loading import KINDS, META, load_pipeline
+from semix.pipeline.model_paths import local_path
+from semix.pipeline.prompts import as_read, checked_prompts
+from semix.pipeline.provenance import file_hashes, library_versions
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")

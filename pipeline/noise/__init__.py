@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.noise.search import (
+    from semix.pipeline.noise.search import (
         initial_noise,
         inversion_stability,
         optimise_noise,

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from data.errors import InputError
-from pipeline.config import BuildConfig
-from pipeline.generators.schedulers import network_rows
-from pipeline.plan import BuildPlan
+from semix.data.errors import InputError
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.generators.schedulers import network_rows
+from semix.pipeline.plan import BuildPlan
 
 # Share of the steps in the first look of halving, which is at one point alone. Measured on the
 # digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from semix.data.device import float32_precision
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import NoiseConfig
+from semix.pipeline.noise.cost import Rung, rows_per_forward
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-
-from data.device import float32_precision
-from pipeline.conditioning import Conditioning
-from pipeline.config import NoiseConfig
-from pipeline.noise.cost import Rung, rows_per_forward
 
 # (latents [B, C, h, w], timestep, condition of B rows, guidance scale) to the model's prediction.
 Predict = Callable[[Tensor, Tensor, Conditioning, float], Tensor]

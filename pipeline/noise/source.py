@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import torch
+from semix.data.errors import InputError
+from semix.data.fingerprint import hashed_seed
+from semix.pipeline.conditioning import Conditioning, concatenate, mix
+from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
+from semix.pipeline.generators.schedulers import inversion_pair
+from semix.pipeline.noise.cost import production_batch, rungs, scoring_steps
+from semix.pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
+from semix.pipeline.plan import BuildPlan, MixGroup
 from torch import Tensor
 
-from data.errors import InputError
-from data.fingerprint import hashed_seed
-from pipeline.conditioning import Conditioning, concatenate, mix
-from pipeline.config import FLOW_FAMILIES, BuildConfig
-from pipeline.generators.schedulers import inversion_pair
-from pipeline.noise.cost import production_batch, rungs, scoring_steps
-from pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
-from pipeline.plan import BuildPlan, MixGroup
-
 if TYPE_CHECKING:
-    from pipeline.generators.latent_diffusion import LatentDiffusion
+    from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 
 TRIED = 4  # noises that a flow model's stability must tell apart
 SIGNAL = 5.0  # their spread, in times that of scoring one of them again and again

@@ -6,12 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-
-from data.errors import InputError
-from data.files import published, remove_tree, require_no_link
-from data.fingerprint import file_digest, fingerprint
-from data.splits import RealDataset
-from pipeline.standins.recipe import (
+from semix.data.errors import InputError
+from semix.data.files import published, remove_tree, require_no_link
+from semix.data.fingerprint import file_digest, fingerprint
+from semix.data.splits import RealDataset
+from semix.pipeline.standins.recipe import (
     Recipe,
     Report,
     Stage,
@@ -76,7 +75,7 @@ def train_standins(
         kept = final.with_name(f"{final.name}.begun")
         require_no_link("folder", kept)
         # diffusers and open_clip take seconds to import, which finding models need not cost
-        from pipeline.standins.two_models import train_both
+        from semix.pipeline.standins.two_models import train_both
 
         shown = nullcontext(progress) if progress else shown_progress()
         with published(final) as partial, shown as report:

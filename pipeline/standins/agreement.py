@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from semix.data.fingerprint import hashed_seed
+from semix.data.splits import RealDataset
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.noise import initial_noise
 from sklearn.svm import SVC
-
-from data.fingerprint import hashed_seed
-from data.splits import RealDataset
-from pipeline.config import GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.noise import initial_noise
 
 MOST_REAL = 4000  # images that the classifier learns from, and as many to compare with
 AT_ONCE = 64

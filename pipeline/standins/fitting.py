@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from semix.data.errors import InputError
+from semix.data.splits import ImageSplit
+from semix.pipeline.standins.recipe import Stage
 from torch import Tensor, nn
-
-from data.errors import InputError
-from data.splits import ImageSplit
-from pipeline.standins.recipe import Stage
 
 WARM_UP_STEPS = 50
 

@@ -19,8 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
-
-from data.printable import print_line
+from semix.data.printable import print_line
 
 TEMPLATES = (
     "a photo of a {class}",  # the template that generation uses by default

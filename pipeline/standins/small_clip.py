@@ -1,6 +1,7 @@
 """A small open_clip model: an image tower and a text tower trained to agree.
 
-`python -m pipeline.standins.small_clip FOLDER` trains one on what it reads from standard input.
+`python -m semix.pipeline.standins.small_clip FOLDER` trains one on what it reads from standard
+input.
 """
 
 import json
@@ -15,13 +16,12 @@ from open_clip import CLIP
 from open_clip.tokenizer import get_clean_fn
 from pydantic import TypeAdapter
 from safetensors.torch import load, save_file
+from semix.data.files import published
+from semix.pipeline.standins.fitting import TrainingImages, batches, fit, seeded
+from semix.pipeline.standins.recipe import Recipe, Report
+from semix.pipeline.standins.text import Captions, build_tokenizer, tokenise
 from torch import Tensor, nn
 from transformers import CLIPTokenizer
-
-from data.files import published
-from pipeline.standins.fitting import TrainingImages, batches, fit, seeded
-from pipeline.standins.recipe import Recipe, Report
-from pipeline.standins.text import Captions, build_tokenizer, tokenise
 
 
 @dataclass(frozen=True)

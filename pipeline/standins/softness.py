@@ -5,18 +5,17 @@ from itertools import combinations
 
 import numpy as np
 import torch
+from semix.data.fingerprint import hashed_seed
+from semix.data.labels import sharpen
+from semix.data.splits import RealDataset
+from semix.pipeline.annotate import class_prototypes, projection_weight
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.conditioning import mix
+from semix.pipeline.config import EncoderConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.noise import initial_noise
 from torch import Tensor
 from torch.special import entr
-
-from data.fingerprint import hashed_seed
-from data.labels import sharpen
-from data.splits import RealDataset
-from pipeline.annotate import class_prototypes, projection_weight
-from pipeline.clip import ClipEncoder
-from pipeline.conditioning import mix
-from pipeline.config import EncoderConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.noise import initial_noise
 
 # Mean entropy of labels, in that of an even one. CSM's own scales, 2.3 and 4, give 0.91 and 0.77 to
 # weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.

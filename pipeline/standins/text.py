@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from semix.data.errors import InputError
+from semix.pipeline.config import PLACEHOLDER
+from semix.pipeline.prompts import prompts
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import CLIPTokenizer
-
-from data.errors import InputError
-from pipeline.config import PLACEHOLDER
-from pipeline.prompts import prompts
 
 Captions = list[list[str]]  # [K][T]: of each class, the bare name last
 

@@ -14,18 +14,17 @@ from pathlib import Path
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from safetensors.torch import load_file, save
+from semix.data.files import published, write_atomically
+from semix.data.printable import print_line
+from semix.data.splits import RealDataset
+from semix.pipeline.config import PLACEHOLDER
+from semix.pipeline.prompts import prompts
+from semix.pipeline.standins.diffusion import build_autoencoder, train_autoencoder, train_pipeline
+from semix.pipeline.standins.fitting import TrainingImages, load_images
+from semix.pipeline.standins.recipe import Recipe, Report
+from semix.pipeline.standins.small_clip import clip_tokenizer, train_clip
+from semix.pipeline.standins.text import Captions, build_tokenizer, captions_of
 from torch import nn
-
-from data.files import published, write_atomically
-from data.printable import print_line
-from data.splits import RealDataset
-from pipeline.config import PLACEHOLDER
-from pipeline.prompts import prompts
-from pipeline.standins.diffusion import build_autoencoder, train_autoencoder, train_pipeline
-from pipeline.standins.fitting import TrainingImages, load_images
-from pipeline.standins.recipe import Recipe, Report
-from pipeline.standins.small_clip import clip_tokenizer, train_clip
-from pipeline.standins.text import Captions, build_tokenizer, captions_of
 
 WORTH_A_PROCESS = 100  # steps of CLIP; a process imports for as long as so many take
 
@@ -114,7 +113,7 @@ def clip_training(
     if recipe.clip.steps < WORTH_A_PROCESS or images.device.type != "cpu":
         yield train
         return
-    command = [sys.executable, "-P", "-m", "pipeline.standins.small_clip", str(folder)]
+    command = [sys.executable, "-P", "-m", "semix.pipeline.standins.small_clip", str(folder)]
     told = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}
     with (
         tempfile.TemporaryFile("w+", errors="replace") as said,

@@ -11,16 +11,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from semix.calib.config import TrainConfig
+from semix.calib.real_data import open_data
+from semix.calib.run_folder import claim_run
+from semix.calib.stage_one import BaseStage
+from semix.calib.study import StudyConfig
+from semix.data.images import encode_image
+from semix.data.real import RealDataConfig, load_real
+from semix.data.settings import load_settings
+from semix.data.tar import GroupSample
 
-from calib.config import TrainConfig
-from calib.real_data import open_data
-from calib.run_folder import claim_run
-from calib.stage_one import BaseStage
-from calib.study import StudyConfig
-from data.images import encode_image
-from data.real import RealDataConfig, load_real
-from data.settings import load_settings
-from data.tar import GroupSample
 from tests import handmade
 from tests.calib.measured import STUDY, make_runs
 

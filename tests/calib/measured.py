@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from calib.checkpoint import save_tensors
-from calib.metrics import calibration_metrics
-from calib.results import shown_in
-from calib.run_folder import CONFIG, EVALUATION, SCHEMA, seed_evaluation, seed_folder
-from calib.study import Cell
-from data.files import write_json
+from semix.calib.checkpoint import save_tensors
+from semix.calib.metrics import calibration_metrics
+from semix.calib.results import shown_in
+from semix.calib.run_folder import CONFIG, EVALUATION, SCHEMA, seed_evaluation, seed_folder
+from semix.calib.study import Cell
+from semix.data.files import write_json
 
 STUDY: dict[str, Any] = {
     "name": "a study",

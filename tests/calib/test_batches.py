@@ -4,14 +4,13 @@ import threading
 
 import pytest
 import torch
-
-from calib.batches import Batch, Batches, Normalise, apply_changes, kinds_of, micro_batches
-from calib.check import check_shares
-from calib.config import AugmentConfig
-from calib.real_data import count_pixels
-from calib.real_images import HeldImages
-from data.dataset import MixedDataset, end_and_inner
-from data.errors import InputError
+from semix.calib.batches import Batch, Batches, Normalise, apply_changes, kinds_of, micro_batches
+from semix.calib.check import check_shares
+from semix.calib.config import AugmentConfig
+from semix.calib.real_data import count_pixels
+from semix.calib.real_images import HeldImages
+from semix.data.dataset import MixedDataset, end_and_inner
+from semix.data.errors import InputError
 
 PLAIN = AugmentConfig(shift=0)
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save as save_bytes
-from torch import nn
-
-from calib.checkpoint import (
+from semix.calib.checkpoint import (
     Checkpoint,
     latest_checkpoint,
     load_exactly,
@@ -19,7 +17,8 @@ from calib.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from data.errors import InputError
+from semix.data.errors import InputError
+from torch import nn
 
 
 def save(folder, position, module):

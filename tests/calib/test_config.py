@@ -4,15 +4,15 @@ import inspect
 import json
 
 import pytest
+from semix.calib import config as settings
+from semix.calib.check import check
+from semix.calib.config import ShiftConfig
+from semix.calib.losses import MIXED_LOSSES, REAL_LOSSES
+from semix.calib.methods import METHODS
+from semix.calib.models import MODELS
+from semix.data.errors import InputError
+from semix.data.real import DIGITS
 
-from calib import config as settings
-from calib.check import check
-from calib.config import ShiftConfig
-from calib.losses import MIXED_LOSSES, REAL_LOSSES
-from calib.methods import METHODS
-from calib.models import MODELS
-from data.errors import InputError
-from data.real import DIGITS
 from tests import handmade
 
 

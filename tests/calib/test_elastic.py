@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from semix.calib.batches import Batches
+from semix.calib.checkpoint import Middle
+from semix.calib.config import AugmentConfig
+from semix.calib.losses.fedlas import FeDLaSHealth
+from semix.calib.real_images import HeldImages
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train
 
-from calib.batches import Batches
-from calib.checkpoint import Middle
-from calib.config import AugmentConfig
-from calib.losses.fedlas import FeDLaSHealth
-from calib.real_images import HeldImages
-from calib.run_folder import claim_run
-from calib.train import train
 from tests.calib.runs import history, run_two
 
 pytestmark = pytest.mark.process
@@ -23,9 +23,9 @@ SCRIPT = """
 import itertools
 import sys
 from pathlib import Path
-from calib import processes
-from calib.stopping import Interrupted
-from calib.train import train
+from semix.calib import processes
+from semix.calib.stopping import Interrupted
+from semix.calib.train import train
 
 processes.LOOK_S = 0  # look after every step
 run, last = Path(sys.argv[1]), int(sys.argv[2])

@@ -11,25 +11,25 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from semix.calib.check import check_evaluation
+from semix.calib.checkpoint import read_metadata, save_tensors
+from semix.calib.config import EvaluationConfig, ForeignDataConfig, TrainConfig
+from semix.calib.corruptions import corrupt
+from semix.calib.evaluate import FITS, evaluate_run, measure
+from semix.calib.evaluate.predictions import TrainedSeed
+from semix.calib.evaluate.shift_ood import chosen_images
+from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
+from semix.calib.metrics.bootstrap import INTERVALS, resampled
+from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.network import load_classifier, predict
+from semix.calib.real_data import open_data
+from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
+from semix.calib.train import train
+from semix.data.errors import InputError
+from semix.data.real import load_real
+from semix.data.settings import load_settings
+from semix.data.splits import in_grey
 
-from calib.check import check_evaluation
-from calib.checkpoint import read_metadata, save_tensors
-from calib.config import EvaluationConfig, ForeignDataConfig, TrainConfig
-from calib.corruptions import corrupt
-from calib.evaluate import FITS, evaluate_run, measure
-from calib.evaluate.predictions import TrainedSeed
-from calib.evaluate.shift_ood import chosen_images
-from calib.metrics import calibration_metrics, max_probability, ood_metrics
-from calib.metrics.bootstrap import INTERVALS, resampled
-from calib.metrics.one_pass import as_given, read_predictions
-from calib.network import load_classifier, predict
-from calib.real_data import open_data
-from calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
-from calib.train import train
-from data.errors import InputError
-from data.real import load_real
-from data.settings import load_settings
-from data.splits import in_grey
 from tests.calib.runs import run_two
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def test_what_measuring_again_takes_is_not_added_to_what_it_took_before(run):
 
 
 def test_other_bins_take_the_stored_logits(run, measured, monkeypatch):
-    monkeypatch.setattr("calib.evaluate.predictions.load_classifier", None)  # would be called
+    monkeypatch.setattr("semix.calib.evaluate.predictions.load_classifier", None)  # would be called
     set_evaluation(run, bins=3, bootstrap=0)
     (row, *_) = evaluate_run(run)["rows"]
     tensors = load_file(measured / row["logits"])
@@ -234,7 +234,7 @@ def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
 def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
     set_evaluation(run, bootstrap=0, shift={"corruptions": ["contrast"], "severities": [3]})
     before = [row["shift"] for row in evaluate_run(run)["rows"]]
-    monkeypatch.setattr("calib.evaluate.predictions.load_classifier", None)  # would be called
+    monkeypatch.setattr("semix.calib.evaluate.predictions.load_classifier", None)  # would be called
     set_evaluation(run, bins=4)
     assert [row["shift"] for row in evaluate_run(run)["rows"]] == before
     set_evaluation(run, shift={"corruptions": ["contrast"], "severities": [4]})
@@ -295,11 +295,11 @@ WORKER = """
 import sys, torch
 from accelerate import Accelerator
 from pathlib import Path
-from calib.config import TrainConfig
-from calib.evaluate import evaluate_seed
-from calib.real_data import open_data
-from data.settings import load_settings
-from data.splits import in_grey
+from semix.calib.config import TrainConfig
+from semix.calib.evaluate import evaluate_seed
+from semix.calib.real_data import open_data
+from semix.data.settings import load_settings
+from semix.data.splits import in_grey
 run = Path(sys.argv[1])
 config, accelerator = load_settings(TrainConfig, run / "config.json"), Accelerator(cpu=True)
 assert accelerator.num_processes == 2

@@ -7,11 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from calib.config import MaCCalConfig, TSTConfig
-from calib.heads import (
+from semix.calib.config import MaCCalConfig, TSTConfig
+from semix.calib.heads import (
     MaskedBottleneckHead,
     SparsityController,
     TSTHead,
@@ -19,9 +16,11 @@ from calib.heads import (
     build_head,
     divergence,
 )
-from calib.losses.base import CrossEntropy
-from calib.stage_two import VariationalObjective
-from data.errors import InputError
+from semix.calib.losses.base import CrossEntropy
+from semix.calib.stage_two import VariationalObjective
+from semix.data.errors import InputError
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 def features_and_targets(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,11 @@
 """A judge asks all classifiers of a run, each loaded by the public way."""
 
 import torch
-
-from calib.judge import Judge
-from calib.network import load_classifier
-from calib.run_folder import claim_run
-from calib.train import train
-from data.real import load_real
+from semix.calib.judge import Judge
+from semix.calib.network import load_classifier
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train
+from semix.data.real import load_real
 
 
 def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):

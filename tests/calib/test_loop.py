@@ -4,12 +4,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from calib.batches import Batch, Batches
-from calib.config import AugmentConfig
-from calib.epoch_lines import EpochLines
-from calib.loop import (
+from semix.calib.batches import Batch, Batches
+from semix.calib.config import AugmentConfig
+from semix.calib.epoch_lines import EpochLines
+from semix.calib.loop import (
     CHECK_EVERY,
     FIGURES,
     Diverged,
@@ -19,12 +17,13 @@ from calib.loop import (
     check_compiler,
     confidence_and_label,
 )
-from calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
-from calib.methods import METHODS, build_method
-from calib.network import Network, WeightAverage
-from calib.real_images import HeldImages
-from data.dataset import MixedDataset
-from data.errors import InputError
+from semix.calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
+from semix.calib.methods import METHODS, build_method
+from semix.calib.network import Network, WeightAverage
+from semix.calib.real_images import HeldImages
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def test_means_are_over_the_steps(accelerator):

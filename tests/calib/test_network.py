@@ -4,19 +4,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from semix.calib.check import check
+from semix.calib.checkpoint import load_exactly, save_tensors
+from semix.calib.network import Network, adopt_policy, in_chunks, load_classifier, mixed_pass
+from semix.calib.real_data import open_data
+from semix.calib.real_images import decode
+from semix.calib.run_folder import DATA, claim_run, seed_folder
+from semix.calib.stage_one import BaseStage
+from semix.data.errors import InputError
+from semix.data.files import write_json
 from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from calib.check import check
-from calib.checkpoint import load_exactly, save_tensors
-from calib.network import Network, adopt_policy, in_chunks, load_classifier, mixed_pass
-from calib.real_data import open_data
-from calib.real_images import decode
-from calib.run_folder import DATA, claim_run, seed_folder
-from calib.stage_one import BaseStage
-from data.errors import InputError
-from data.files import write_json
 
 REAL = torch.tensor([[0.0], [2.0]])  # mean 1, unbiased variance 2
 MIXED = torch.tensor([[10.0], [14.0]])  # mean 12, unbiased variance 8

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from calib.page import (
+from semix.calib.page import (
     Compared,
     contact_sheet,
     duration,
@@ -17,13 +16,14 @@ from calib.page import (
     provenance,
     write_report,
 )
-from calib.results import load_methods
-from calib.tables import details
-from data.dataset import MixedDataset
-from data.formats import SeriesRecord
-from data.images import ENCODINGS, encode_image
-from data.pages import fixed
-from data.tar import GroupSample
+from semix.calib.results import load_methods
+from semix.calib.tables import details
+from semix.data.dataset import MixedDataset
+from semix.data.formats import SeriesRecord
+from semix.data.images import ENCODINGS, encode_image
+from semix.data.pages import fixed
+from semix.data.tar import GroupSample
+
 from tests import handmade
 from tests.calib.measured import (
     LIMITS,

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import isotonic_regression, minimize, minimize_scalar
-from torch import Tensor
-from torch.nn import functional
-
-from calib.metrics import calibration_metrics
-from calib.posthoc import (
+from semix.calib.metrics import calibration_metrics
+from semix.calib.posthoc import (
     HIGHEST,
     LOWEST,
     Isotonic,
@@ -20,7 +17,9 @@ from calib.posthoc import (
     fit_temperature,
     fit_vector,
 )
-from data.errors import InputError
+from semix.data.errors import InputError
+from torch import Tensor
+from torch.nn import functional
 
 
 def noisy_five(seed: int, scale: float = 1.0, samples: int = 400) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
+from semix.calib.network import load_classifier
+from semix.calib.real_data import open_data
+from semix.calib.run_folder import claim_run
+from semix.calib.stage_two import HeadStage
+from semix.calib.train import train
 
-from calib.network import load_classifier
-from calib.real_data import open_data
-from calib.run_folder import claim_run
-from calib.stage_two import HeadStage
-from calib.train import train
 from tests.calib.runs import assert_same_results, history, run_two
 
 EPOCHS = 3
@@ -49,19 +49,19 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather
 from safetensors.torch import save_file
-from calib import processes
-from calib.config import TrainConfig
-from calib.loop import Diverged
-from calib.network import SplitOutputs, load_classifier
-from calib.real_data import TrainingData, open_data
-from calib.real_images import decode
-from calib.run_folder import claim_run
-from calib.stage_one import BaseStage
-from calib.stage_two import HeadStage
-from calib.processes import Vote
-from calib.stopping import Interrupted
-from calib.train import main, make_accelerator, train
-from data.settings import load_settings
+from semix.calib import processes
+from semix.calib.config import TrainConfig
+from semix.calib.loop import Diverged
+from semix.calib.network import SplitOutputs, load_classifier
+from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_images import decode
+from semix.calib.run_folder import claim_run
+from semix.calib.stage_one import BaseStage
+from semix.calib.stage_two import HeadStage
+from semix.calib.processes import Vote
+from semix.calib.stopping import Interrupted
+from semix.calib.train import main, make_accelerator, train
+from semix.data.settings import load_settings
 
 run, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
 
@@ -114,7 +114,7 @@ for name, values in settings["curves"].items():
         save_file(state, run / f"{name}.safetensors")
 if accelerator.is_main_process:
     (run / "curves.json").write_text(json.dumps(curves))
-real = data.real
+real = semix.data.real
 odd = replace(real, validation=replace(real.validation, targets=real.validation.targets[:29]))
 data = TrainingData(odd, None, data.side)
 found = SplitOutputs(stage.network, data, accelerator).outputs("validation")
@@ -221,8 +221,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from calib import evaluate
-from calib.train import main
+from semix.calib import evaluate
+from semix.calib.train import main
 
 LIMIT_S = 3
 measure = evaluate.measure
@@ -252,7 +252,7 @@ TWO_DISKS = """
 import os
 import sys
 from pathlib import Path
-from calib.train import main
+from semix.calib.train import main
 
 folder = Path(sys.argv[1 + int(os.environ["RANK"])])
 sys.exit(main(["--config", str(folder / "config.json"), "--device", "cpu"]))
@@ -278,10 +278,10 @@ import logging
 import sys
 from pathlib import Path
 from torch import nn
-from calib.config import TrainConfig
-from calib.processes import warn_once
-from calib.train import make_accelerator
-from data.settings import load_settings
+from semix.calib.config import TrainConfig
+from semix.calib.processes import warn_once
+from semix.calib.train import make_accelerator
+from semix.data.settings import load_settings
 
 sys.stderr = sys.stdout
 run = Path(sys.argv[1])

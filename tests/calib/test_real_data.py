@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from semix.calib.batches import Batches
+from semix.calib.check import check
+from semix.calib.real_data import open_data
+from semix.calib.run_folder import pin_data
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.real import DIGITS
+from semix.data.root import Root
 
-from calib.batches import Batches
-from calib.check import check
-from calib.real_data import open_data
-from calib.run_folder import pin_data
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.real import DIGITS
-from data.root import Root
 from tests import handmade
 
 DIGEST = "cd34" * 16

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from semix.calib import real_images
+from semix.calib.real_data import TrainingData, open_data, refuse_overlap
+from semix.calib.real_images import HeldImages, ReadImages, decode, open_images, ranges
+from semix.calib.train import train
+from semix.data.errors import InputError
+from semix.data.real import RealDataConfig, load_real
+from semix.data.splits import ImageSplit
 
-from calib import real_images
-from calib.real_data import TrainingData, open_data, refuse_overlap
-from calib.real_images import HeldImages, ReadImages, decode, open_images, ranges
-from calib.train import train
-from data.errors import InputError
-from data.real import RealDataConfig, load_real
-from data.splits import ImageSplit
 from tests.calib.runs import assert_same_results, run_two
 
 READ = "real_memory_gib=0"
@@ -111,8 +111,8 @@ def test_a_split_goes_to_workers_that_are_not_forked(split):
 # As Prefect does, for the threads of the process that it is in.
 WITH_AN_END = """
 import os, sys, threading
-from calib.real_images import ReadImages, ranges
-from data.real import RealDataConfig, load_real
+from semix.calib.real_images import ReadImages, ranges
+from semix.data.real import RealDataConfig, load_real
 
 threading._register_atexit(lambda: os._exit(1))
 split = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12)).train
@@ -158,8 +158,8 @@ import sys
 from pathlib import Path
 import torch
 from accelerate import Accelerator
-from calib.real_images import decode, open_images
-from data.real import RealDataConfig, load_real
+from semix.calib.real_images import decode, open_images
+from semix.data.real import RealDataConfig, load_real
 
 real = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12))
 images = open_images(real.train, 12, limit=2**30, accelerator=Accelerator(cpu=True))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from scipy.stats import t as student
-
-from calib.replicates import (
+from semix.calib.replicates import (
     Unit,
     centred,
     compare,

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from calib.metrics import calibration_metrics
-from calib.replicates import Comparison
-from calib.results import (
+from semix.calib.metrics import calibration_metrics
+from semix.calib.replicates import Comparison
+from semix.calib.results import (
     ACCURACY,
     ECE,
     MEASURE,
@@ -20,7 +19,8 @@ from calib.results import (
     shown_in,
     told_apart,
 )
-from data.errors import InputError
+from semix.data.errors import InputError
+
 from tests.calib.measured import change_rows, make_run
 
 MINUS = "\N{MINUS SIGN}"

@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
-
-from calib import run_folder
-from calib.checkpoint import save_tensors
-from calib.network import Network, load_classifier
-from calib.run_folder import (
+from semix.calib import run_folder
+from semix.calib.checkpoint import save_tensors
+from semix.calib.network import Network, load_classifier
+from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
     MODEL,
@@ -21,9 +20,9 @@ from calib.run_folder import (
     seed_folder,
     trained_run,
 )
-from calib.stopping import Interrupted
-from data.errors import InputError
-from data.files import write_json
+from semix.calib.stopping import Interrupted
+from semix.data.errors import InputError
+from semix.data.files import write_json
 
 
 def test_a_run_folder_takes_more_seeds_but_no_other_settings(make_config, tmp_path):
@@ -105,7 +104,7 @@ def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from calib.run_folder import alone_with
+from semix.calib.run_folder import alone_with
 with alone_with(Path(sys.argv[1]), label="first"):
     print("held", flush=True)
     time.sleep(600)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from semix.calib.config import EarlyStopConfig
+from semix.calib.selection import Selection, is_better
 from torch import nn
-
-from calib.config import EarlyStopConfig
-from calib.selection import Selection, is_better
 
 
 def note(selection: Selection, name: str, values: list[float]) -> list[bool]:

@@ -5,16 +5,16 @@ import threading
 import pytest
 import torch
 from safetensors.torch import load_file
+from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
+from semix.calib.loop import Diverged
+from semix.calib.metrics import calibration_metrics
+from semix.calib.network import Classifier, predict
+from semix.calib.real_data import open_data
+from semix.calib.real_images import decode
+from semix.calib.stopping import Stopped
+from semix.data.fingerprint import derived_seed
 from torch.nn import functional
 
-from calib.checkpoint import latest_checkpoint, save_checkpoint
-from calib.loop import Diverged
-from calib.metrics import calibration_metrics
-from calib.network import Classifier, predict
-from calib.real_data import open_data
-from calib.real_images import decode
-from calib.stopping import Stopped
-from data.fingerprint import derived_seed
 from tests.calib.runs import stop_after
 
 PLAIN_SGD = (

@@ -11,24 +11,24 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from semix.calib import features
+from semix.calib.checkpoint import latest_checkpoint, save_checkpoint
+from semix.calib.config import TrainConfig
+from semix.calib.features import HeadFeedback
+from semix.calib.heads import SparsityController, build_head, controller_params
+from semix.calib.loop import Diverged
+from semix.calib.losses import build_loss
+from semix.calib.metrics import calibration_metrics
+from semix.calib.network import Classifier, Network, predict
+from semix.calib.real_data import TrainingData, open_data
+from semix.calib.real_images import decode
+from semix.calib.stage_two import HeadStage
+from semix.calib.stopping import Stopped
+from semix.data.errors import InputError
+from semix.data.fingerprint import derived_seed
 from torch import Tensor
 from torch.nn import functional
 
-from calib import features
-from calib.checkpoint import latest_checkpoint, save_checkpoint
-from calib.config import TrainConfig
-from calib.features import HeadFeedback
-from calib.heads import SparsityController, build_head, controller_params
-from calib.loop import Diverged
-from calib.losses import build_loss
-from calib.metrics import calibration_metrics
-from calib.network import Classifier, Network, predict
-from calib.real_data import TrainingData, open_data
-from calib.real_images import decode
-from calib.stage_two import HeadStage
-from calib.stopping import Stopped
-from data.errors import InputError
-from data.fingerprint import derived_seed
 from tests.calib.runs import stop_after
 
 EPOCHS = 4

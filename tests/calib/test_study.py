@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import claim_run
+from semix.calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
+from semix.calib.study_jobs import Job, plan_jobs, take_over
+from semix.calib.train import train
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
 
-from calib.config import TrainConfig
-from calib.run_folder import claim_run
-from calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
-from calib.study_jobs import Job, plan_jobs, take_over
-from calib.train import train
-from data.errors import InputError
-from data.settings import load_settings
 from tests.calib.measured import STUDY
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -2,8 +2,7 @@
 
 import pandas
 import pytest
-
-from calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
+from semix.calib.study_mixed import MIXED_FIGURES, mixed_table, read_mixed
 
 
 def line(build: str, split: int, draw: int, **figures: float) -> dict[str, object]:

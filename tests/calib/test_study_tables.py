@@ -9,13 +9,12 @@ import pandas
 import pytest
 from PIL import Image
 from scipy.stats import ttest_ind
-
-from calib.metrics import calibration_metrics
-from calib.replicates import interval
-from calib.study import Choice, cells_of
-from calib.study_jobs import note_failure
-from calib.study_results import choose_point, make_tables, read_results
-from calib.study_tables import (
+from semix.calib.metrics import calibration_metrics
+from semix.calib.replicates import interval
+from semix.calib.study import Choice, cells_of
+from semix.calib.study_jobs import note_failure
+from semix.calib.study_results import choose_point, make_tables, read_results
+from semix.calib.study_tables import (
     as_csv,
     latex_document,
     markdown_document,
@@ -25,7 +24,8 @@ from calib.study_tables import (
     what_ran,
     write_study,
 )
-from data.errors import InputError
+from semix.data.errors import InputError
+
 from tests.calib.measured import random_predictions, write_run
 
 ECE = {"ce": [0.10, 0.20, 0.30], "ls": [0.08, 0.16, 0.27], "mac": [0.10, 0.20, 0.30]}
@@ -257,7 +257,7 @@ def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monke
         given = nll.get((cell.split, cell.point), 3.0)
         write_run(cell, tmp_path, {seed: {"plain": {"nll": given}} for seed in (0, 1)})
     monkeypatch.setattr(  # as on the test images, whose figures are made by hand
-        "calib.results.Measured.on_validation", property(lambda self: self.kinds["plain"])
+        "semix.calib.results.Measured.on_validation", property(lambda self: self.kinds["plain"])
     )
     (table,) = tables_of(study, tmp_path)
     rows = {row.label: row for row in table.rows}

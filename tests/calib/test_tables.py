@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-
-from calib.page import headlines
-from calib.replicates import Unit
-from calib.results import load_methods
-from calib.tables import (
+from semix.calib.page import headlines
+from semix.calib.replicates import Unit
+from semix.calib.results import load_methods
+from semix.calib.tables import (
     as_markdown,
     comparison,
     details,
@@ -21,6 +20,7 @@ from calib.tables import (
     print_table,
     summary_table,
 )
+
 from tests.calib.measured import OOD_CELL, SHIFT, change_rows, make_run, measures
 
 

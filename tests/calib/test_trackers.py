@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
+from semix.calib.check import require_trackers
+from semix.calib.stopping import Interrupted
+from semix.calib.trackers import Tracking
+from semix.calib.train import train
+from semix.data.errors import InputError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from calib.check import require_trackers
-from calib.stopping import Interrupted
-from calib.trackers import Tracking
-from calib.train import train
-from data.errors import InputError
 from tests.calib.runs import history, stop_after
 
 LINES = [

@@ -15,14 +15,14 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from semix.calib.checkpoint import latest_checkpoint
+from semix.calib.metrics import calibration_metrics
+from semix.calib.run_folder import claim_run
+from semix.calib.stopping import Interrupted
+from semix.calib.train import main, parser, train
+from semix.data.errors import InputError
+from semix.data.root import Root
 
-from calib.checkpoint import latest_checkpoint
-from calib.metrics import calibration_metrics
-from calib.run_folder import claim_run
-from calib.stopping import Interrupted
-from calib.train import main, parser, train
-from data.errors import InputError
-from data.root import Root
 from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_after
 
 
@@ -119,7 +119,7 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
     def show(*arguments, **options) -> None:
         raise BrokenPipeError("nobody reads")
 
-    monkeypatch.setattr("calib.loop.EpochLines.show_epoch", show)
+    monkeypatch.setattr("semix.calib.loop.EpochLines.show_epoch", show)
     run = make_run("unheard", "checkpoint_every=1")
     with pytest.raises(BrokenPipeError):
         train(run)
@@ -127,7 +127,7 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
 
 
 def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, monkeypatch, capsys):
-    monkeypatch.setattr("calib.epoch_lines.LONG_S", 0.0)
+    monkeypatch.setattr("semix.calib.epoch_lines.LONG_S", 0.0)
     train(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]
@@ -295,7 +295,7 @@ def test_killed_and_resumed_is_the_unbroken_run(make_run):
     unbroken, broken = make_run("unbroken", *long), make_run("broken", *long)
     train(unbroken)
     config = ["--config", str(broken / "config.json")]
-    killed = launched(sys.executable, "-m", "calib.train", *config)
+    killed = launched(sys.executable, "-m", "semix.calib.train", *config)
     wait_for_epochs(broken, 4, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -307,7 +307,9 @@ def test_killed_and_resumed_is_the_unbroken_run(make_run):
 @pytest.mark.process
 def test_sigterm_writes_a_checkpoint_and_exits_143(make_run):
     run = make_run("run", "epochs=3000", "checkpoint_every=1000")
-    process = launched(sys.executable, "-m", "calib.train", "--config", str(run / "config.json"))
+    process = launched(
+        sys.executable, "-m", "semix.calib.train", "--config", str(run / "config.json")
+    )
     wait_for_epochs(run, 3, process)
     process.terminate()
     output, _ = process.communicate(timeout=60)

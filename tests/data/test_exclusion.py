@@ -5,16 +5,16 @@ import logging
 
 import numpy as np
 import pytest
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion, flagged_groups, newest_flags, store_flags
+from semix.data.formats import FLAGS, SeriesFlags, SeriesRecord
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series_filter import SeriesFilter, describe
+from semix.data.settings import load_settings
+from semix.data.tar import GroupSample
 
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.exclusion import Exclusion, flagged_groups, newest_flags, store_flags
-from data.formats import FLAGS, SeriesFlags, SeriesRecord
-from data.pinned import Pinned
-from data.root import Root
-from data.series_filter import SeriesFilter, describe
-from data.settings import load_settings
-from data.tar import GroupSample
 from tests import featured, handmade
 
 INDEX = "index/0.json"

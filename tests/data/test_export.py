@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-
-from data import export
-from data.errors import InputError
-from data.export import (
+from semix.data import export
+from semix.data.errors import InputError
+from semix.data.export import (
     folder_names,
     image_rows,
     new_target,
@@ -21,10 +20,11 @@ from data.export import (
     write_image_folder,
     write_parquet,
 )
-from data.images import decode_image
-from data.label_sets import LabelSet
-from data.pinned import Pinned
-from data.root import Root
+from semix.data.images import decode_image
+from semix.data.label_sets import LabelSet
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+
 from tests import handmade
 from tests.data import hostile
 from tests.handmade import labels_of, make_root, pixels, record, root_of, sample
@@ -257,9 +257,9 @@ def test_the_missing_extra_is_named(root, tmp_path, monkeypatch):
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from data import export
-from data.pinned import Pinned
-from data.root import Root
+from semix.data import export
+from semix.data.pinned import Pinned
+from semix.data.root import Root
 import pyarrow.parquet
 
 export.MOST_BYTES = 2**20

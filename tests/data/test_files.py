@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from data.errors import InputError
-from data.files import (
+from semix.data.errors import InputError
+from semix.data.files import (
     NoRegularFile,
     open_regular,
     read_json,
@@ -14,7 +13,7 @@ from data.files import (
     require_own_files,
     write_json,
 )
-from data.fingerprint import file_digest
+from semix.data.fingerprint import file_digest
 
 SOMEWHERE = {"a link to a folder": "../photos", "a link to a file": "../photos/a.jpg"}
 SOMEWHERE |= {"a link to nothing": "nothing", "a link to itself": "x", "a device": "/dev/zero"}

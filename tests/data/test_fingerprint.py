@@ -1,8 +1,7 @@
 import pytest
 import torch
-
-from data.errors import InputError
-from data.fingerprint import (
+from semix.data.errors import InputError
+from semix.data.fingerprint import (
     canonical_json,
     derived_seed,
     fingerprint,

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-
-from data.errors import InputError
-from data.fingerprint import canonical_json
-from data.formats import (
+from semix.data.errors import InputError
+from semix.data.fingerprint import canonical_json
+from semix.data.formats import (
     CommitRecord,
     Format,
     LabelSetRecord,
@@ -17,6 +16,7 @@ from data.formats import (
     ShardEntry,
     ShardLabels,
 )
+
 from tests.handmade import ENCODER, EXAMPLES, HASH, MODELS, STEM, make_plan, record
 
 COMMIT = EXAMPLES[CommitRecord]

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.formats import record_name, shard_stem
+from semix.data.images import decode_image
+from semix.data.root import Root
+from semix.data.tar import read_shard
+from semix.data.tensors import read_arrays, read_tensors
+from semix.data.verify import damage
 
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.formats import record_name, shard_stem
-from data.images import decode_image
-from data.root import Root
-from data.tar import read_shard
-from data.tensors import read_arrays, read_tensors
-from data.verify import damage
 from tests.data import hostile
 from tests.fuzz.mutations import blindly, mutate
 from tests.fuzz.targets import attempt, targets
@@ -38,11 +38,11 @@ READER = """
 import io, json, os, pickle, sys
 from pathlib import Path
 import torch
-from data.formats import CommitRecord, ShardLabels
-from data.images import decode_image, encode_image
-from data.index import read_index
-from data.tar import read_tar, scan_tar
-from data.tensors import read_arrays, read_tensors
+from semix.data.formats import CommitRecord, ShardLabels
+from semix.data.images import decode_image, encode_image
+from semix.data.index import read_index
+from semix.data.tar import read_tar, scan_tar
+from semix.data.tensors import read_arrays, read_tensors
 from tests.handmade import sample, tar_of
 
 folder, control = Path(sys.argv[1]), sys.argv[2:]

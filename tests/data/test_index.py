@@ -1,11 +1,18 @@
 """Indices: one line a shard, read back whole or refused, numbered and never written over."""
 
 import pytest
+from semix.data.formats import ShardEntry
+from semix.data.index import (
+    ShardRows,
+    index_names,
+    index_text,
+    newest_index,
+    open_index,
+    read_index,
+)
+from semix.data.index import write_index as write
+from semix.data.store import Store
 
-from data.formats import ShardEntry
-from data.index import ShardRows, index_names, index_text, newest_index, open_index, read_index
-from data.index import write_index as write
-from data.store import Store
 from tests.data.whole_roots import commit_record
 from tests.handmade import PLAN_DIGEST
 

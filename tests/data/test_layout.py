@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.layout import layout, next_extension, read_extensions, write_extension
+from semix.data.ranges import WHOLE, Part, format_ranges, parse_part, parse_ranges
+from semix.data.root import Root
 
-from data.errors import InputError
-from data.layout import layout, next_extension, read_extensions, write_extension
-from data.ranges import WHOLE, Part, format_ranges, parse_part, parse_ranges
-from data.root import Root
 from tests.data.whole_roots import empty_root
 from tests.handmade import PLAN_DIGEST
 

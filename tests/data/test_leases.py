@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-
-from data.leases import TIME_TO_LIVE, Renewing, claim, forgotten, living, release, renew
-from data.store import Store
+from semix.data.leases import TIME_TO_LIVE, Renewing, claim, forgotten, living, release, renew
+from semix.data.store import Store
 
 NAME = "leases/0000001.json"
 ELSEWHERE = json.dumps({"host": "another-machine", "pid": 1}).encode()
@@ -27,7 +26,7 @@ def store(tmp_path):
 def other(store):
     """Another process that holds shard 1."""
     script = (
-        "import sys\nfrom data.leases import claim\nfrom data.store import Store\n"
+        "import sys\nfrom semix.data.leases import claim\nfrom semix.data.store import Store\n"
         "print(claim(Store(sys.argv[1]), 1), flush=True)\nsys.stdin.read()\n"
     )
     command = [sys.executable, "-c", script, store.url]
@@ -98,7 +97,7 @@ def test_renewing_keeps_a_lease_alive(store):
 
 
 def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypatch):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     heard = []
     outer = Renewing(store, lambda: heard.append(1))
     inner = Renewing(store, outer)
@@ -121,7 +120,7 @@ def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypa
 
 
 def test_what_another_thread_let_go_meanwhile_is_not_renewed_after_that(store, monkeypatch):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     renewing, put, held = Renewing(store), Store.put, ExitStack()
     threads = []
 
@@ -181,8 +180,9 @@ def test_a_process_whose_number_means_nothing_to_us_is_believed(store, in_a_cont
     """It has our host's name, and numbers of processes that are not ours."""
     assert claim(store, 1)
     script = (
-        "import sys\nfrom data.leases import claim, forgotten\nfrom data.store import Store\n"
-        "store = Store(sys.argv[1])\nprint(claim(store, 1), list(forgotten(store)))"
+        "import sys\nfrom semix.data.leases import claim, forgotten\n"
+        "from semix.data.store import Store\nstore = Store(sys.argv[1])\n"
+        "print(claim(store, 1), list(forgotten(store)))"
     )
     assert in_a_container(script, store.url) == "False []\n"
     aged(store, TIME_TO_LIVE + 60)

@@ -1,7 +1,7 @@
 """Where shards come from."""
 
-from data.lineage import in_words, made_now, read_shards, source
-from data.pinned import Pinned
+from semix.data.lineage import in_words, made_now, read_shards, source
+from semix.data.pinned import Pinned
 
 
 def test_what_a_build_made_and_what_it_found():

@@ -10,12 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from semix.data.device import float32_precision, resolve_dtype
+from semix.data.errors import InputError
+from semix.data.machine import MemoryLimit, machine, memory_limit, usable_cores
 
-from data.device import float32_precision, resolve_dtype
-from data.errors import InputError
-from data.machine import MemoryLimit, machine, memory_limit, usable_cores
-
-SCRIPT = "from data.machine import machine; print(machine())"
+SCRIPT = "from semix.data.machine import machine; print(machine())"
 GB = 10**9
 
 

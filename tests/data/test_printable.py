@@ -1,8 +1,7 @@
 import json
 
 import pytest
-
-from data.printable import (
+from semix.data.printable import (
     markdown_text,
     print_line,
     print_traceback,

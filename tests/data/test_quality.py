@@ -3,9 +3,8 @@
 import pytest
 import torch
 from scipy.stats import spearmanr
-
-from data.labels import sharpen, soft_labels
-from data.quality import (
+from semix.data.labels import sharpen, soft_labels
+from semix.data.quality import (
     diversity,
     end_points,
     endpoint_agreement,
@@ -16,6 +15,7 @@ from data.quality import (
     spearman,
     weight_curve,
 )
+
 from tests import handmade
 
 PROTOTYPES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6]])

@@ -8,13 +8,12 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-
-from data import real as real_data
-from data.errors import InputError
-from data.imagefolder import survey
-from data.real import RealDataConfig, class_names, load_real
-from data.settings import load_settings
-from data.splits import ImageSplit, in_grey, shared_images
+from semix.data import real as real_data
+from semix.data.errors import InputError
+from semix.data.imagefolder import survey
+from semix.data.real import RealDataConfig, class_names, load_real
+from semix.data.settings import load_settings
+from semix.data.splits import ImageSplit, in_grey, shared_images
 
 
 def pictures(folder, count, *, colour=0):

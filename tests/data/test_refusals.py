@@ -9,21 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion, newest_flags, store_flags
+from semix.data.formats import FLAGS, SeriesFlags, record_name
+from semix.data.garbage import garbage
+from semix.data.label_sets import LabelSet
+from semix.data.layout import next_extension, write_extension
+from semix.data.leases import claim, forgotten, lease_name, living, release, renew
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series_filter import SeriesFilter
+from semix.data.store import Store
+from semix.data.store.local import LocalFiles
+from semix.data.verify import Problem, damage, put_aside
 
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.exclusion import Exclusion, newest_flags, store_flags
-from data.formats import FLAGS, SeriesFlags, record_name
-from data.garbage import garbage
-from data.label_sets import LabelSet
-from data.layout import next_extension, write_extension
-from data.leases import claim, forgotten, lease_name, living, release, renew
-from data.pinned import Pinned
-from data.root import Root
-from data.series_filter import SeriesFilter
-from data.store import Store
-from data.store.local import LocalFiles
-from data.verify import Problem, damage, put_aside
 from tests.data.whole_roots import commit_record, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of
 

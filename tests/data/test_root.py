@@ -8,17 +8,17 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import record_name
+from semix.data.garbage import garbage, remove
+from semix.data.layout import next_extension, write_extension
+from semix.data.leases import claim, release
+from semix.data.ranges import format_ranges, parse_ranges
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.verify import damage, put_aside
+from semix.flows.build_steps import Selection, gaps
 
-from data.errors import InputError
-from data.formats import record_name
-from data.garbage import garbage, remove
-from data.layout import next_extension, write_extension
-from data.leases import claim, release
-from data.ranges import format_ranges, parse_ranges
-from data.root import Root
-from data.store import Store
-from data.verify import damage, put_aside
-from flows.build_steps import Selection, gaps
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
 from tests.simulated import PAGE, SimulatedShards, index_of, simulated
 
@@ -113,13 +113,13 @@ def test_what_was_added_counts_and_the_plan_stays(root):
 
 WITHOUT_TORCH = """
 import sys
-from data.exclusion import newest_flags
-from data.garbage import garbage
-from data.label_sets import label_sets
-from data.pinned import Pinned
-from data.root import Root
-from data.series import read_series
-from data.verify import damage
+from semix.data.exclusion import newest_flags
+from semix.data.garbage import garbage
+from semix.data.label_sets import label_sets
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series import read_series
+from semix.data.verify import damage
 
 root = Root(sys.argv[1])
 assert root.progress().done == 3 and damage(root) == damage(root, full=True) == []

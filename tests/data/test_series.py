@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import ImageColor
-
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.exclusion import Exclusion
-from data.export import image_rows, write_image_folder
-from data.formats import record_name
-from data.images import encode_image
-from data.label_sets import LabelSet
-from data.pages import LIGHT
-from data.pinned import Pinned
-from data.root import Root
-from data.series import (
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion
+from semix.data.export import image_rows, write_image_folder
+from semix.data.formats import record_name
+from semix.data.images import encode_image
+from semix.data.label_sets import LabelSet
+from semix.data.pages import LIGHT
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series import (
     CELL,
     GAP,
     NAME_WIDTH,
@@ -29,10 +28,11 @@ from data.series import (
     some_of_all_pairs,
     spread_over_sets,
 )
-from data.store import Store
-from data.stream import mixed_pipeline
-from data.tar import GroupSample
-from data.verify import damage, verify
+from semix.data.store import Store
+from semix.data.stream import mixed_pipeline
+from semix.data.tar import GroupSample
+from semix.data.verify import damage, verify
+
 from tests import featured, handmade
 from tests.data.whole_roots import commit_record
 from tests.handmade import make_plan, record, series_of

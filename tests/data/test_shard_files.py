@@ -10,15 +10,15 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from semix.data import shard_files
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.formats import ShardEntry
+from semix.data.root import Root
+from semix.data.shard_files import ShardCache
+from semix.data.store import Store
 from torch.utils.data import DataLoader
 
-from data import shard_files
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.formats import ShardEntry
-from data.root import Root
-from data.shard_files import ShardCache
-from data.store import Store
 from tests import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import webdataset as wds
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion
+from semix.data.root import Root
+from semix.data.stream import mixed_pipeline
 from torch.utils.data import DataLoader, DistributedSampler
 
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.exclusion import Exclusion
-from data.root import Root
-from data.stream import mixed_pipeline
 from tests import handmade
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

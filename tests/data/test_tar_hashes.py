@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from semix.data.dataset import MixedDataset
+from semix.data.export import write_image_folder
+from semix.data.formats import ShardEntry
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.stream import mixed_pipeline
+from semix.data.verify import damage
 from torch.utils.data import DataLoader
 
-from data.dataset import MixedDataset
-from data.export import write_image_folder
-from data.formats import ShardEntry
-from data.pinned import Pinned
-from data.root import Root
-from data.stream import mixed_pipeline
-from data.verify import damage
 from tests.command import semix
 from tests.handmade import make_root
 
@@ -110,7 +110,7 @@ def test_export_names_it_and_leaves_nothing(root, tmp_path):
 
 READER = """
 import sys
-from data.dataset import MixedDataset
+from semix.data.dataset import MixedDataset
 print(len(MixedDataset(sys.argv[1], memory_limit=0)))
 """
 

@@ -3,9 +3,8 @@ import threading
 import time
 
 import pytest
-
-from data.machine import cores
-from data.threads import mapped, one_ahead
+from semix.data.machine import cores
+from semix.data.threads import mapped, one_ahead
 
 
 @pytest.mark.parametrize(("ahead", "most"), [(None, 6), (4, 4), (0, 0)])

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save
+from semix.data.errors import InputError
+from semix.data.formats import CommitRecord, record_name, shard_stem
+from semix.data.index import open_index
+from semix.data.label_sets import LabelSet
+from semix.data.machine import machine
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.verify import damage, put_aside, refuse_others, unusable_pairs, verify
 
-from data.errors import InputError
-from data.formats import CommitRecord, record_name, shard_stem
-from data.index import open_index
-from data.label_sets import LabelSet
-from data.machine import machine
-from data.root import Root
-from data.store import Store
-from data.verify import damage, put_aside, refuse_others, unusable_pairs, verify
 from tests.data.whole_roots import FACTS, prototypes, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
 

@@ -9,13 +9,12 @@ import pytest
 from PIL import Image
 from prefect import flow, runtime
 from prefect.artifacts import Artifact, create_markdown_artifact
-
-from calib.config import TrainConfig
-from data.files import write_json
-from data.formats import Failure
-from data.root import Progress
-from data.settings import load_settings
-from flows.artifacts import (
+from semix.calib.config import TrainConfig
+from semix.data.files import write_json
+from semix.data.formats import Failure
+from semix.data.root import Progress
+from semix.data.settings import load_settings
+from semix.flows.artifacts import (
     MOST_TEXT,
     artifact_key,
     as_text,
@@ -29,7 +28,8 @@ from flows.artifacts import (
     summary,
     training_progress,
 )
-from flows.flow_runs import running
+from semix.flows.flow_runs import running
+
 from tests.handmade import make_root
 from tests.trainings import SETTINGS
 

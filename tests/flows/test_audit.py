@@ -6,24 +6,23 @@ import shutil
 from pathlib import Path
 
 import pytest
+from semix.calib.config import TrainConfig
+from semix.calib.page import Compared, noise_rows
+from semix.calib.run_folder import claim_run
+from semix.calib.train import train
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.exclusion import Exclusion
+from semix.data.pinned import Pinned
+from semix.data.quality import weight_curve
+from semix.data.root import Root
+from semix.data.series_filter import SeriesFilter
+from semix.data.settings import load_settings
+from semix.flows.audit import audit
+from semix.flows.cli import app
+from semix.flows.failures import RunFailed
+from semix.flows.quickstart_report import measure_agreement
 from typer.testing import CliRunner
-
-from calib.config import TrainConfig
-from calib.page import Compared, noise_rows
-from calib.run_folder import claim_run
-from calib.train import train
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.exclusion import Exclusion
-from data.pinned import Pinned
-from data.quality import weight_curve
-from data.root import Root
-from data.series_filter import SeriesFilter
-from data.settings import load_settings
-from flows.audit import audit
-from flows.cli import app
-from flows.failures import RunFailed
-from flows.quickstart_report import measure_agreement
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from flows import child
-from flows.child import CHECKOUT, LAST_LINES, Heartbeat, python_module, supervise
+from semix.flows import child
+from semix.flows.child import LAST_LINES, Heartbeat, python_module, supervise
 
 pytestmark = pytest.mark.process
 
@@ -155,7 +154,7 @@ def test_a_child_that_beats_is_left_alone(tmp_path):
 
 def test_a_child_ends_when_its_parent_is_killed(alive, until, sleeper):
     parent = (
-        "import sys\nfrom flows.child import python_module, supervise\n"
+        "import sys\nfrom semix.flows.child import python_module, supervise\n"
         "supervise(python_module('sleeper'), on_line=lambda line: print(line, flush=True))"
     )
     paths = os.pathsep.join([str(sleeper.parent), str(Path(__file__).parents[2])])
@@ -182,7 +181,7 @@ def test_a_child_whose_parent_was_killed_may_still_speak(tmp_path, until):
         "while True: signal.pause()\n"
     )
     parent = (
-        "import sys\nfrom flows.child import python_module, supervise\n"
+        "import sys\nfrom semix.flows.child import python_module, supervise\n"
         f"supervise(python_module('lasting', {str(tmp_path / 'saved')!r}),"
         " on_line=lambda line: print(line, flush=True))"
     )
@@ -235,14 +234,12 @@ def test_a_child_that_died_while_it_waited_is_replaced(tmp_path, monkeypatch, un
 
 def test_a_child_that_waits_ends_when_its_parent_is_killed(tmp_path, monkeypatch, until, alive):
     (tmp_path / "parent.py").write_text(
-        "import sys, time\nfrom flows import child\n"
+        "import sys, time\nfrom semix.flows import child\n"
         "with child.started_ahead([], [{}]):\n"
         "    print(child._ahead[0].process.pid, flush=True)\n    time.sleep(60)\n"
     )
     command = [sys.executable, str(tmp_path / "parent.py")]
-    parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    )
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
     assert alive(pid)
     parent.kill()

@@ -16,19 +16,19 @@ import psutil
 import pytest
 import yaml
 from PIL import Image
+from semix.data.errors import InputError
+from semix.data.formats import LeftOut, record_name
+from semix.data.leases import living
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.flows.cli import PANELS, app
+from semix.flows.parameters import MORE
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from data.errors import InputError
-from data.formats import LeftOut, record_name
-from data.leases import living
-from data.root import Root
-from data.settings import load_settings
-from flows.cli import PANELS, app
-from flows.parameters import MORE
-from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
 from tests.command import semix
 from tests.data.whole_roots import commit_record, failure, prototypes
 from tests.family import below
@@ -39,7 +39,7 @@ HEAVY = {"torch", "prefect", "diffusers", "transformers", "open_clip", "accelera
 
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
-    what = ["-c", code] if code else ["-m", "flows.cli"]
+    what = ["-c", code] if code else ["-m", "semix.flows.cli"]
     return subprocess.Popen(
         [sys.executable, *what, *arguments],
         stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ def root_of(folder: Path, *, shards: int, committed: list[int], failed: list[int
 
 @pytest.mark.process
 def test_nothing_heavy_is_imported_to_show_help():
-    out, _ = start(code="import flows.cli, sys; print(*sys.modules)").communicate(timeout=120)
+    out, _ = start(code="import semix.flows.cli, sys; print(*sys.modules)").communicate(timeout=120)
     assert not HEAVY & set(out.split())
 
 
@@ -288,7 +288,7 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 def test_a_report_takes_the_mixed_dataset_that_a_run_used(tmp_path):
-    from flows.report import mixed_of
+    from semix.flows.report import mixed_of
 
     (tmp_path / "data.json").write_text('{"mixed": {"url": "/some/root"}}')
     assert mixed_of([tmp_path / "untrained", tmp_path]) == "/some/root"
@@ -344,7 +344,7 @@ def test_only_what_goes_on_says_so(root, monkeypatch, command, told, end):
     def failing(root, url, **_):
         raise end
 
-    monkeypatch.setattr("data.root.Root.__init__", failing)
+    monkeypatch.setattr("semix.data.root.Root.__init__", failing)
     status, _, err = semix(command, str(root))
     assert status in (1, 143)
     assert ("the same command goes on" in err) == told
@@ -355,8 +355,8 @@ def test_only_what_goes_on_says_so(root, monkeypatch, command, told, end):
 def test_a_complete_root_needs_no_prefect(tmp_path):
     root = root_of(tmp_path / "mixed", shards=1, committed=[0], failed=[])
     code = (
-        "import sys, flows.cli\n"
-        "try: flows.cli.main()\n"
+        "import sys, semix.flows.cli\n"
+        "try: semix.flows.cli.main()\n"
         "except SystemExit as end: print(end.code, 'prefect' in sys.modules, file=sys.stderr)"
     )
     out, err = start("resume", str(root), "--json", code=code).communicate(timeout=120)
@@ -367,8 +367,8 @@ def test_a_complete_root_needs_no_prefect(tmp_path):
 
 
 def test_a_check_prints_what_a_build_will_take(config_file, hasty_config, tmp_path):
-    from pipeline.estimate import estimate
-    from pipeline.plan import BuildPlan
+    from semix.pipeline.estimate import estimate
+    from semix.pipeline.plan import BuildPlan
 
     arguments = ("--check", "--json", "--rate", "2", "--share", "0.5")
     status, out, err = semix("build", str(config_file), "--out", str(tmp_path / "x"), *arguments)
@@ -439,7 +439,7 @@ def children(process: subprocess.Popen[str], module: str) -> list[psutil.Process
 def test_a_signal_ends_the_workers_too(prefect_api, unfinished, until, alive, number, status):
     process = start("resume", unfinished, PREFECT_API_URL=prefect_api)
     until(lambda: len(living(Root(unfinished).store)) == 2)  # the plan is in use, a shard is made
-    worker = children(process, "pipeline.worker")[0]
+    worker = children(process, "semix.pipeline.worker")[0]
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
@@ -451,8 +451,8 @@ def test_nothing_survives_when_semix_is_killed(prefect_api, unfinished, until, a
     process = start("resume", unfinished, "--slots", "2")
     until(lambda: len(living(Root(unfinished).store)) == 3)  # the plan is in use
     ours = psutil.Process(process.pid).children(recursive=True)
-    assert children(process, "flows.run_server")
-    assert len(children(process, "pipeline.worker")) == 2
+    assert children(process, "semix.flows.run_server")
+    assert len(children(process, "semix.pipeline.worker")) == 2
     process.kill()
     process.communicate()
     until(lambda: not any(alive(child.pid) for child in ours), timeout_s=30)

@@ -3,19 +3,19 @@ import shutil
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from semix.data.errors import InputError
+from semix.data.formats import PROTOTYPES
+from semix.data.settings import load_settings
+from semix.data.store import Store
+from semix.data.tensors import seal
+from semix.flows.build import check
+from semix.flows.costs import amount, free_bytes, readable
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.shard import generate_shard, load_models
+from semix.pipeline.work import finish
 
-from data.errors import InputError
-from data.formats import PROTOTYPES
-from data.settings import load_settings
-from data.store import Store
-from data.tensors import seal
-from flows.build import check
-from flows.costs import amount, free_bytes, readable
-from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes, read_prototypes
-from pipeline.root import create_root, plan_of
-from pipeline.shard import generate_shard, load_models
-from pipeline.work import finish
 from tests.emulated_cuda import emulated_cuda
 
 

@@ -10,9 +10,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.importtools import import_object
-
-from data.errors import InputError
-from flows.paths import check_places
+from semix.data.errors import InputError
+from semix.flows.paths import check_places
 
 ROOT = Path(__file__).parents[2]
 POOLS = {"prefect.yaml": ["semix"], "docker/prefect.yaml": ["semix-docker", "semix-kubernetes"]}

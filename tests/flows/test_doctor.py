@@ -9,16 +9,14 @@ import psutil
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
-
-from data.errors import InputError
-from data.formats import LabelSetRecord, SeriesLabels
-from data.label_sets import create_set
-from data.machine import MemoryLimit
-from data.real import DIGITS
-from flows import gpus
-from flows.cli import app
-from flows.doctor import (
+from semix.data.errors import InputError
+from semix.data.formats import LabelSetRecord, SeriesLabels
+from semix.data.label_sets import create_set
+from semix.data.machine import MemoryLimit
+from semix.data.real import DIGITS
+from semix.flows import gpus
+from semix.flows.cli import app
+from semix.flows.doctor import (
     Subject,
     check_device,
     examine,
@@ -27,7 +25,9 @@ from flows.doctor import (
     memory_left,
     subject_of,
 )
-from flows.server_probe import ServerFacts
+from semix.flows.server_probe import ServerFacts
+from typer.testing import CliRunner
+
 from tests import handmade
 from tests.s3 import s3_client
 

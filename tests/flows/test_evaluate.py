@@ -9,16 +9,16 @@ from pathlib import Path
 import h5py
 import pytest
 from prefect.client.orchestration import get_client
+from semix.calib.config import TrainConfig
+from semix.calib.run_folder import claim_run, is_measured
+from semix.calib.train import train
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.flows.artifacts import artifact_key
+from semix.flows.cli import app
+from semix.flows.evaluate import evaluate
 from typer.testing import CliRunner
 
-from calib.config import TrainConfig
-from calib.run_folder import claim_run, is_measured
-from calib.train import train
-from data.errors import InputError
-from data.settings import load_settings
-from flows.artifacts import artifact_key
-from flows.cli import app
-from flows.evaluate import evaluate
 from tests.command import semix
 
 SETTINGS = {

@@ -22,24 +22,23 @@ from prefect.client.schemas.filters import (
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
-
-from data.errors import InputError
-from data.root import Root
-from data.settings import load_settings
-from data.verify import damage
-from flows.artifacts import artifact_key
-from flows.build import BuildFailed, build, resume
-from flows.build_flow import build_flow
-from flows.build_steps import check_work, opened
-from flows.calling import handed, run_flow
-from flows.flow_runs import running
-from flows.slots import SlotSettings
-from pipeline.config import BuildConfig
-from pipeline.root import create_root, plan_of
+from semix.data.errors import InputError
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.verify import damage
+from semix.flows.artifacts import artifact_key
+from semix.flows.build import BuildFailed, build, resume
+from semix.flows.build_flow import build_flow
+from semix.flows.build_steps import check_work, opened
+from semix.flows.calling import handed, run_flow
+from semix.flows.flow_runs import running
+from semix.flows.slots import SlotSettings
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root, plan_of
 
 CHECKOUT = Path(__file__).parents[2]
 KINDS = ("build", "relabel", "train", "evaluate", "study", "quickstart")
-FLOWS = {kind: getattr(import_module(f"flows.{kind}_flow"), f"{kind}_flow") for kind in KINDS}
+FLOWS = {kind: getattr(import_module(f"semix.flows.{kind}_flow"), f"{kind}_flow") for kind in KINDS}
 WRONG = {
     "build": [
         ("slots", 191),
@@ -123,7 +122,7 @@ def deployment(client):
     return client.create_deployment(
         client.create_flow(build_flow),
         "here",
-        entrypoint="flows.build_flow.build_flow",
+        entrypoint="semix.flows.build_flow.build_flow",
         path=str(CHECKOUT),
         parameter_openapi_schema=build_flow.parameters.model_dump_for_openapi(),
         enforce_parameter_schema=True,
@@ -222,7 +221,7 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
         BuildConfig, hasty_config.model_dump(), ["mixing.groups_per_pair=40", "generator.steps=20"]
     )
     (tmp_path / "many.yaml").write_text(yaml.safe_dump(many.model_dump(mode="json")))
-    command = [sys.executable, "-m", "flows.cli", "build", "many.yaml", "--out", "cancelled"]
+    command = [sys.executable, "-m", "semix.flows.cli", "build", "many.yaml", "--out", "cancelled"]
     environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PYTHONPATH": str(CHECKOUT)}
     with (tmp_path / "log").open("w") as log:
         build = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path)

@@ -5,14 +5,13 @@ import sys
 from threading import Event
 
 import pytest
-
-from data import device
-from data.errors import InputError
-from flows import gpus, quickstart
-from flows.build import build
-from flows.gpus import driver_gpus, gpu_fault, settled_device, visible_gpus
-from flows.launcher import Machines, check_machines
-from flows.slots import SlotSettings, check_slots
+from semix.data import device
+from semix.data.errors import InputError
+from semix.flows import gpus, quickstart
+from semix.flows.build import build
+from semix.flows.gpus import driver_gpus, gpu_fault, settled_device, visible_gpus
+from semix.flows.launcher import Machines, check_machines
+from semix.flows.slots import SlotSettings, check_slots
 
 
 def test_the_driver_is_asked_where_nothing_was_chosen(nvidia_smi):

@@ -6,13 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from calib.config import TrainConfig
-from data.errors import InputError
-from data.settings import load_settings
-from flows import train as training
-from flows.child import supervise
-from flows.launcher import (
+from semix.calib.config import TrainConfig
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.flows import train as training
+from semix.flows.child import supervise
+from semix.flows.launcher import (
     Machines,
     check_machines,
     launch_command,
@@ -20,7 +19,8 @@ from flows.launcher import (
     trainer_environment,
     write_launcher,
 )
-from flows.train import claim
+from semix.flows.train import claim
+
 from tests.calib.runs import history
 from tests.trainings import SETTINGS, claimed, train_here
 

@@ -6,15 +6,15 @@ import shlex
 
 import pytest
 from prefect.client.orchestration import get_client
+from semix.data.errors import InputError
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.root import Root
+from semix.data.tar import read_shard
+from semix.data.verify import damage
+from semix.flows.artifacts import artifact_key
+from semix.flows.relabel import RelabelFailed, listed, relabel
+from semix.pipeline.root import create_root
 
-from data.errors import InputError
-from data.label_sets import LabelSet, label_sets
-from data.root import Root
-from data.tar import read_shard
-from data.verify import damage
-from flows.artifacts import artifact_key
-from flows.relabel import RelabelFailed, listed, relabel
-from pipeline.root import create_root
 from tests.command import semix
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -60,7 +60,9 @@ def test_stored_features_are_labelled_and_what_is_complete_needs_no_server(
         rows = {row["what"]: row["value"] for row in json.loads(found[f"{key}-summary"]["data"])}
         assert (rows["digest"], rows["done"]) == (facts["digest"], "8")
     before = files(root)
-    monkeypatch.setattr("flows.relabel.run_flow", lambda *_, **__: pytest.fail("a flow began"))
+    monkeypatch.setattr(
+        "semix.flows.relabel.run_flow", lambda *_, **__: pytest.fail("a flow began")
+    )
     assert relabel(root, ["annotation.scale=4.0"]) == facts
     assert files(root) == before
     assert "complete, nothing to do" in said()
@@ -76,7 +78,9 @@ def test_stored_features_are_labelled_here_with_the_bytes_of_the_flow(
     for name in before:
         if name.startswith("labels/"):
             root.store.delete(name)
-    monkeypatch.setattr("flows.relabel.run_flow", lambda *_, **__: pytest.fail("a flow began"))
+    monkeypatch.setattr(
+        "semix.flows.relabel.run_flow", lambda *_, **__: pytest.fail("a flow began")
+    )
     facts = relabel(root, ["annotation.scale=4.0"], out=str(baked[1]))
     assert facts == {**expected, "out": str(baked[1])}
     assert files(root) == before

@@ -7,22 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import shard_stem
+from semix.data.garbage import garbage
+from semix.data.index import open_index
+from semix.data.label_sets import LabelSet
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.verify import damage
+from semix.flows.build import BuildFailed, build, extend, resume
+from semix.flows.build_steps import Selection, most_failed
+from semix.flows.commands.looking import noise_in_words
+from semix.flows.relabel import relabel
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root
+from semix.pipeline.worker import main as worker
 
-from data.errors import InputError
-from data.formats import shard_stem
-from data.garbage import garbage
-from data.index import open_index
-from data.label_sets import LabelSet
-from data.root import Root
-from data.settings import load_settings
-from data.verify import damage
-from flows.build import BuildFailed, build, extend, resume
-from flows.build_steps import Selection, most_failed
-from flows.commands.looking import noise_in_words
-from flows.relabel import relabel
-from pipeline.config import BuildConfig
-from pipeline.root import create_root
-from pipeline.worker import main as worker
 from tests.command import semix
 
 

@@ -16,14 +16,14 @@ import psutil
 import pytest
 from prefect import flow
 from prefect.context import FlowRunContext
+from semix.data.errors import InputError
+from semix.data.root import Progress, Root
+from semix.flows.slots import SlotSettings
+from semix.flows.slots.running import follow, slots_running
+from semix.flows.slots.slot import FORGOTTEN_AFTER_S
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root
 
-from data.errors import InputError
-from data.root import Progress, Root
-from flows.slots import SlotSettings
-from flows.slots.running import follow, slots_running
-from flows.slots.slot import FORGOTTEN_AFTER_S
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
 from tests.family import below
 from tests.integration.conftest import contents
 
@@ -67,7 +67,7 @@ def children(*words: str) -> list[psutil.Process]:
 
 def workers(root: Root) -> list[psutil.Process]:
     """Those that make shards of this root."""
-    return children("pipeline.worker", root.url)
+    return children("semix.pipeline.worker", root.url)
 
 
 def done(root: Root) -> int:
@@ -227,7 +227,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
         with pytest.raises(ValueError, match="enough"):
             make.with_options(name="left")(root.url, settings, enough=1)
         assert workers(root) == []
-        script = "from flows.slots import SlotSettings\n"
+        script = "from semix.flows.slots import SlotSettings\n"
         script += "from tests.flows.test_runners import make\n"
         script += f"make({root.url!r}, {settings!r})"
         paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
@@ -243,7 +243,7 @@ def test_slots_elsewhere_end_with_their_flow_however_it_ends(
 
 
 def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api, monkeypatch):
-    from flows.slots.dask import dask_slots
+    from semix.flows.slots.dask import dask_slots
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with dask_slots(SlotSettings(3, runner="dask"), started.url) as place:
@@ -261,7 +261,7 @@ def test_slots_of_a_dask_cluster_of_our_own_have_a_gpu_each(started, prefect_api
 def test_what_listens_and_is_no_cluster_is_named(
     runner, scheme, named, started, prefect_api, monkeypatch
 ):
-    monkeypatch.setattr(f"flows.slots.{runner}.CONNECT_S", 2)
+    monkeypatch.setattr(f"semix.flows.slots.{runner}.CONNECT_S", 2)
     with create_server(("127.0.0.1", 0)) as other:
         address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(InputError, match=f"cluster = {address}: {named} answers there"):

@@ -8,17 +8,17 @@ from urllib.request import urlopen
 import httpx
 import psutil
 import pytest
+import semix.flows.run_server
+from semix.flows import child
+from semix.flows.run_server import Server, prefect_server
+from semix.flows.server_probe import authorization
 
-import flows.run_server
-from flows import child
-from flows.run_server import Server, prefect_server
-from flows.server_probe import authorization
 from tests.family import below
 
 
 def servers() -> list[int]:
     """Process ids of the server processes that we started."""
-    return [server.pid for server in below(os.getpid(), "flows.run_server", direct=True)]
+    return [server.pid for server in below(os.getpid(), "semix.flows.run_server", direct=True)]
 
 
 def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def test_a_page_from_elsewhere_can_neither_read_nor_change_anything(prefect_api)
 @pytest.mark.process
 def test_its_client_sends_tokens_even_where_they_are_turned_off():
     code = (
-        "from flows.run_server import prefect_server\n"
+        "from semix.flows.run_server import prefect_server\n"
         "from prefect.client.orchestration import get_client\n"
         "with prefect_server(), get_client(sync_client=True) as client:\n"
         "    print(client.create_concurrency_limit(tag='ours', concurrency_limit=1))"
@@ -75,7 +75,7 @@ def test_its_client_sends_tokens_even_where_they_are_turned_off():
 
 def test_a_configured_server_is_used(prefect_api):
     code = (
-        "from flows.run_server import prefect_server\nimport psutil\n"
+        "from semix.flows.run_server import prefect_server\nimport psutil\n"
         "with prefect_server() as url: print(url, len(psutil.Process().children()))"
     )
     done = in_a_new_process(code, PREFECT_API_URL=prefect_api)
@@ -84,7 +84,7 @@ def test_a_configured_server_is_used(prefect_api):
 
 @pytest.mark.process
 def test_a_configured_server_that_is_not_there_is_named():
-    code = "from flows.run_server import prefect_server\nwith prefect_server(): pass"
+    code = "from semix.flows.run_server import prefect_server\nwith prefect_server(): pass"
     done = in_a_new_process(code, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert "InputError: PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server" in done.stderr
 
@@ -106,4 +106,4 @@ def test_nothing_is_reported_to_anyone(prefect_api):
     assert os.environ["DO_NOT_TRACK"] == "1"
     environment = psutil.Process(servers()[0]).environ()
     assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
-    assert flows.run_server.SETTINGS.items() <= environment.items()
+    assert semix.flows.run_server.SETTINGS.items() <= environment.items()

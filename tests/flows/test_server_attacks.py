@@ -18,13 +18,13 @@ import pytest
 from markdown_it import MarkdownIt
 from prefect import flow, runtime
 from prefect.settings import get_current_settings
+from semix.calib.tables import as_markdown, overview
+from semix.data.errors import InputError
+from semix.data.formats import Failure
+from semix.flows.artifacts import build_summary, link_to, markdown_file, series_sheet
+from semix.pipeline.generators.latent_diffusion import compile_network
 from torch import nn
 
-from calib.tables import as_markdown, overview
-from data.errors import InputError
-from data.formats import Failure
-from flows.artifacts import build_summary, link_to, markdown_file, series_sheet
-from pipeline.generators.latent_diffusion import compile_network
 from tests.handmade import make_root
 
 REQUESTS = [  # of a browser that was lured: tokens, pages, what runs said, and changes
@@ -157,7 +157,7 @@ def test_each_run_has_another_key_told_by_the_name_of_its_users_file(key):
     code = (
         "import logging\nfrom pathlib import Path\n"
         "logging.basicConfig(level='INFO')\n"
-        "from flows.run_server import prefect_server\n"
+        "from semix.flows.run_server import prefect_server\n"
         "from prefect.settings import get_current_settings\n"
         "with prefect_server() as url:\n"
         " settings = get_current_settings()\n"
@@ -229,7 +229,7 @@ def test_names_and_reasons_of_a_foreign_root_are_text_on_prefects_pages(artifact
 COMPILED = """
 import os, sys, torch
 from torch import nn
-from calib.loop import TrainingForward
+from semix.calib.loop import TrainingForward
 
 class Network(nn.Module):
     def forward(self, images):

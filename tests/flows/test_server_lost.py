@@ -15,16 +15,16 @@ from urllib.request import urlopen
 
 import httpx
 import pytest
+from semix.data.errors import InputError
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.flows import child
+from semix.flows.build import resume
+from semix.flows.cli import explain
+from semix.flows.failures import RunFailed, ServerLost
+from semix.flows.run_server import SETTINGS
+from semix.flows.server_probe import probe, require_server
 
-from data.errors import InputError
-from data.root import Root
-from data.verify import damage
-from flows import child
-from flows.build import resume
-from flows.cli import explain
-from flows.failures import RunFailed, ServerLost
-from flows.run_server import SETTINGS
-from flows.server_probe import probe, require_server
 from tests.family import below
 
 pytestmark = pytest.mark.process
@@ -50,7 +50,7 @@ class PrefectServer:
             listener.bind(("127.0.0.1", self.port))
             listener.listen()
             self.process = child.start(
-                child.python_module("flows.run_server", str(listener.fileno())),
+                child.python_module("semix.flows.run_server", str(listener.fileno())),
                 environment=SETTINGS
                 | {
                     "PREFECT_API_URL": "",
@@ -196,12 +196,11 @@ def test_the_command_line_says_a_lost_request_in_one_line(capsys):
 def flow_on(server, monkeypatch):
     """flow_on(function): a flow's result, on the server that can be killed."""
     from prefect import flow
-
-    from flows.calling import call_flow
-    from flows.run_server import prefect_server
+    from semix.flows.calling import call_flow
+    from semix.flows.run_server import prefect_server
 
     # else the server of all tests is used
-    monkeypatch.setattr("flows.run_server._ours", None)
+    monkeypatch.setattr("semix.flows.run_server._ours", None)
 
     def run(function, *, before=lambda: None, **settings):
         with client_of(server.url, **settings), prefect_server() as url:
@@ -279,7 +278,7 @@ def build_on(hasty_config, tmp_path, until):
     """build_on(url): a build of the command line with a shard committed, and its place."""
     config, out, begun = tmp_path / "build.json", tmp_path / "mixed", []  # JSON is YAML
     config.write_text(json.dumps(hasty_config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "flows.cli", "build", str(config), "--slots=1"]
+    command = [sys.executable, "-m", "semix.flows.cli", "build", str(config), "--slots=1"]
     command += ["--set", "generator.steps=40", "--out", str(out)]
 
     def start(url):
@@ -327,7 +326,7 @@ def test_a_build_makes_all_whatever_becomes_of_its_server(server, build_on, back
 @pytest.mark.timeout(900)
 def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
     process, out = build_on("")
-    (own,) = below(process.pid, "flows.run_server", direct=True)
+    (own,) = below(process.pid, "semix.flows.run_server", direct=True)
     own.kill()
     refuse_end(process, out, "our own Prefect server ended (")
 
@@ -336,7 +335,7 @@ def test_a_build_makes_all_though_its_own_server_was_killed(build_on):
 @pytest.mark.timeout(900)
 def test_a_build_that_is_asked_to_end_does_though_its_server_is_gone(server, build_on, alive):
     process, out = build_on(server.url)
-    workers = [worker.pid for worker in below(process.pid, "pipeline.worker")]
+    workers = [worker.pid for worker in below(process.pid, "semix.pipeline.worker")]
     server.kill()
     process.send_signal(signal.SIGTERM)
     status, text = ended(process)
@@ -375,7 +374,9 @@ def test_a_locked_database_holds_nothing_up(server, build_on, until):
 
 @pytest.mark.slow
 def test_our_own_server_on_a_locked_database_says_so(tmp_path):
-    code = "from flows.cli import explain\nfrom flows.run_server import prefect_server\n"
+    code = (
+        "from semix.flows.cli import explain\nfrom semix.flows.run_server import prefect_server\n"
+    )
     code += "import sys\ntry:\n with prefect_server(): pass\n"
     code += "except Exception as error: sys.exit(explain(error))"
     home = {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": ""}

@@ -13,20 +13,19 @@ from threading import Event
 import pytest
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
-
-from data.errors import InputError
-from data.formats import LabelSetRecord, SeriesLabels
-from data.label_sets import LabelSet, create_set
-from data.leases import TIME_TO_LIVE, claim, held_by
-from data.root import Root
-from data.store import Store
-from data.tar import read_shard
-from flows import child
-from flows.build import resume
-from flows.build_steps import Selection
-from flows.child import Outcome, supervise
-from flows.slots import SlotSettings, slot
-from flows.slots.slot import (
+from semix.data.errors import InputError
+from semix.data.formats import LabelSetRecord, SeriesLabels
+from semix.data.label_sets import LabelSet, create_set
+from semix.data.leases import TIME_TO_LIVE, claim, held_by
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.tar import read_shard
+from semix.flows import child
+from semix.flows.build import resume
+from semix.flows.build_steps import Selection
+from semix.flows.child import Outcome, supervise
+from semix.flows.slots import SlotSettings, slot
+from semix.flows.slots.slot import (
     RETRIES,
     SILENCE_S,
     FlowEnded,
@@ -39,8 +38,9 @@ from flows.slots.slot import (
     run_lease,
     worker_arguments,
 )
-from pipeline.relabel import Relabelling
-from pipeline.work import Building, Work
+from semix.pipeline.relabel import Relabelling
+from semix.pipeline.work import Building, Work
+
 from tests.handmade import make_root
 
 CHECKOUT = Path(__file__).parents[2]
@@ -208,7 +208,7 @@ def test_a_pause_ends_with_the_flow(run_slot, caplog):
 # A worker of the project, which one shard kills.
 POISONED = """
 import os, sys
-from pipeline import work, worker
+from semix.pipeline import work, worker
 make = work.Building.make
 
 def make_or_die(self, shard, *, beat):
@@ -243,8 +243,8 @@ def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(run_slot, root, bu
 # It hangs in its first life, and would let go of its work if it were asked to end.
 HUNG = """
 import signal, sys, time
-from data.leases import claim, release
-from data.store import Store
+from semix.data.leases import claim, release
+from semix.data.store import Store
 store = Store(sys.argv[1])
 if store.list("failed"): sys.exit(0)
 assert claim(store, 3)
@@ -340,8 +340,8 @@ def test_nothing_is_held_back_when_a_slot_ends_with_an_error():
 
 HOLD = """
 import os, sys
-from data.leases import claim
-from data.store import Store
+from semix.data.leases import claim
+from semix.data.store import Store
 for work in sys.argv[2:]:
     assert claim(Store(sys.argv[1]), int(work) if work.isdecimal() else work)
 os.kill(os.getpid(), 9)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from semix.data.settings import load_settings
+from semix.flows import standins
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.standins import tiny_recipe
 
-from data.settings import load_settings
-from flows import standins
-from pipeline.config import BuildConfig
-from pipeline.root import create_root, plan_of
-from pipeline.standins import tiny_recipe
 from tests.command import semix
 
 
@@ -27,7 +27,9 @@ def pictures(tmp_path, digits):
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr("pipeline.standins.recipe_for", lambda **_: tiny_recipe(image_size=32))
+    monkeypatch.setattr(
+        "semix.pipeline.standins.recipe_for", lambda **_: tiny_recipe(image_size=32)
+    )
 
 
 def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, tmp_path):

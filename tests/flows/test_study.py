@@ -14,18 +14,17 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from safetensors import SafetensorError
-
-from calib.run_folder import claim_run
-from calib.study import StudyConfig, cells_of
-from calib.study_jobs import Job, failure_of
-from data.errors import InputError
-from data.root import Root
-from data.settings import load_settings
-from flows import study_flow
-from flows.artifacts import artifact_key
-from flows.child import Outcome
-from flows.study import StudyFailed, failure_message, study
-from flows.study_flow import Failure, work
+from semix.calib.run_folder import claim_run
+from semix.calib.study import StudyConfig, cells_of
+from semix.calib.study_jobs import Job, failure_of
+from semix.data.errors import InputError
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.flows import study_flow
+from semix.flows.artifacts import artifact_key
+from semix.flows.child import Outcome
+from semix.flows.study import StudyFailed, failure_message, study
+from semix.flows.study_flow import Failure, work
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -69,7 +68,7 @@ def test_it_goes_on_after_a_stop_and_a_failing_cell_stops_no_other(
     out = tmp_path / "out"
     mac, ce = out / "digits" / "mac", out / "digits" / "ce"
     child = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "study", str(config), "--out", str(out)],
+        [sys.executable, "-m", "semix.flows.cli", "study", str(config), "--out", str(out)],
         cwd=ROOT,
         env={**os.environ, "PREFECT_API_URL": prefect_api},
     )
@@ -141,7 +140,7 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
 ):
     out = tmp_path / "out"
     child = subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "study", str(replicated), "--out", str(out)],
+        [sys.executable, "-m", "semix.flows.cli", "study", str(replicated), "--out", str(out)],
         cwd=ROOT,
         env={**os.environ, "PREFECT_API_URL": prefect_api},
         start_new_session=True,
@@ -153,7 +152,7 @@ def test_a_study_makes_its_mixed_datasets_and_goes_on_when_it_is_killed(
     assert not list(out.glob("*/*/seed-*"))
 
     # A root goes on with the models it was begun with, though another version trains others.
-    monkeypatch.setattr("pipeline.standins.LIBRARIES", ("torch",))
+    monkeypatch.setattr("semix.pipeline.standins.LIBRARIES", ("torch",))
     record = study(replicated, out, slots=2)
     assert record["missing"] == {}
     assert len(list(out.glob("models/*/diffusion"))) == 2

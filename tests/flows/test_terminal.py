@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from semix.data.root import Progress
+from semix.flows.commands.making import next_commands
+from semix.flows.progress import Steps, describe, shown, standing
+from semix.flows.terminal import details_in, print_findings, set_up_logging
 
-from data.root import Progress
-from flows.commands.making import next_commands
-from flows.progress import Steps, describe, shown, standing
-from flows.terminal import details_in, print_findings, set_up_logging
 from tests.command import semix
 from tests.handmade import make_root
 
@@ -33,7 +33,7 @@ NONE = Progress(
 )
 CODE = """
 import logging
-from flows.terminal import set_up_logging
+from semix.flows.terminal import set_up_logging
 set_up_logging()
 for line in range(3):
     logging.getLogger("semix.train").info("epoch %d", line)
@@ -64,7 +64,7 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
 
 def test_a_builds_lines_count_images(monkeypatch, caplog):
     clock = iter([0.0, 20.0, 40.0, 60.0])
-    monkeypatch.setattr("flows.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("semix.flows.progress.time.monotonic", lambda: next(clock))
     with caplog.at_level(logging.INFO, logger="semix.build"), shown("generate") as show:
         for images in (0, 128, 384):
             show(replace(NONE, done=images // 128, images_done=images))
@@ -107,7 +107,7 @@ def test_what_the_quickstart_suggests_writes_into_its_folder_or_what_git_ignores
 
 def test_a_bar_counts_images_too(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("flows.progress.console", screen)
+    monkeypatch.setattr("semix.flows.progress.console", screen)
     with shown("generate") as show:
         show(replace(NONE, done=3, images_done=384))
     assert "384 of 1,080 images" in screen.file.getvalue()
@@ -115,7 +115,7 @@ def test_a_bar_counts_images_too(monkeypatch):
 
 def test_time_left_follows_the_pace_of_what_has_ended(monkeypatch, capsys):
     clock = iter([0.0, 20.0, 20.0, 25.0, 25.0, 25.0])
-    monkeypatch.setattr("flows.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("semix.flows.progress.time.monotonic", lambda: next(clock))
     steps = Steps({"models": 10.0, "trainings": 30.0})
     with steps.step("models"):  # twice what was expected
         pass

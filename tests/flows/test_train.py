@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from prefect import flow
+from semix.calib.config import TrainConfig
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.flows import train_flow as module
+from semix.flows.artifacts import artifact_key
+from semix.flows.child import Outcome
+from semix.flows.launcher import SILENCE, Machines, launch_command, launcher_settings
+from semix.flows.train import train
+from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
 
-from calib.config import TrainConfig
-from data.errors import InputError
-from data.settings import load_settings
-from flows import train_flow as module
-from flows.artifacts import artifact_key
-from flows.child import Outcome
-from flows.launcher import SILENCE, Machines, launch_command, launcher_settings
-from flows.train import train
-from flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
 from tests.calib.runs import assert_same_results
 from tests.trainings import (
     SETTINGS,
@@ -177,7 +177,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def test_sigterm_to_semix_stops_the_trainer_after_a_step(prefect_api, unbroken, tmp_path):
     config, run = write_config(tmp_path / "long.yaml"), tmp_path / "run"
-    command = [sys.executable, "-m", "flows.cli", "train", str(config), "--out", str(run)]
+    command = [sys.executable, "-m", "semix.flows.cli", "train", str(config), "--out", str(run)]
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
             command, env=environment(PREFECT_API_URL=prefect_api), stdout=log, stderr=log
@@ -201,7 +201,7 @@ def test_a_trainer_whose_flow_is_killed_writes_a_checkpoint_and_ends(unbroken, t
     (tmp_path / "accelerate.json").write_text(json.dumps(settings))
     trainer = ["--config", str(run / "config.json")]
     command = launch_command(tmp_path / "accelerate.json", trainer, num_processes=1)
-    code = f"from flows.child import supervise; supervise({command}, on_line=print)"
+    code = f"from semix.flows.child import supervise; supervise({command}, on_line=print)"
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment())
     wait_until(lambda: epochs_of(run) or parent.poll() is not None)
     parent.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["data", "PIL"]):
+with atheris.instrument_imports(include=["semix.data", "PIL"]):
     from tests.fuzz.mutations import mutate
     from tests.fuzz.targets import attempt, targets
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
-
-from data.errors import InputError
-from data.formats import (
+from semix.data.errors import InputError
+from semix.data.formats import (
     CommitRecord,
     Extension,
     Failure,
@@ -24,9 +23,10 @@ from data.formats import (
     SeriesRecord,
     ShardLabels,
 )
-from data.images import decode_image, encode_image
-from data.index import ShardRows, index_text, read_index
-from data.tar import read_tar, scan_tar
+from semix.data.images import decode_image, encode_image
+from semix.data.index import ShardRows, index_text, read_index
+from semix.data.tar import read_tar, scan_tar
+
 from tests.data.whole_roots import commit_record
 from tests.handmade import EXAMPLES, PLAN_DIGEST, make_plan, pixels, record, sample, tar_of
 

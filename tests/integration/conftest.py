@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-
-from data.root import Root
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root, plan_of
-from pipeline.shard import Models, generate_shard, load_models
-from pipeline.work import finish
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.shard import Models, generate_shard, load_models
+from semix.pipeline.work import finish
 
 # They tell who made a shard when; everything else is a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}

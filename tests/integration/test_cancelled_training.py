@@ -13,8 +13,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
+from semix.flows.train import train
 
-from flows.train import train
 from tests.calib.runs import assert_same_results
 from tests.deploying import register
 from tests.family import below
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).parents[2]
 EPOCHS = 12
 NAME = "cancelled"  # of the deployment, and of its work pool
 SERVE = f"""
-from flows.train_flow import train_flow
+from semix.flows.train_flow import train_flow
 train_flow.serve("{NAME}", pause_on_shutdown=False)
 """
 COMMANDS = {

@@ -4,10 +4,10 @@ import shutil
 import signal
 
 import pytest
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.pipeline.worker import main as worker
 
-from data.root import Root
-from data.verify import damage
-from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import at_step, die, fill_disk, in_child
 
@@ -51,7 +51,7 @@ def test_killed_at_a_step_of_publishing(tiny, unbroken, root, step, after):
 def test_a_worker_is_killed_while_it_publishes_a_shard_and_makes_the_next(
     tiny, unbroken, root, step, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.shard.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("semix.pipeline.shard.load_models", lambda *_, **__: tiny.models)
 
     def work() -> None:
         with at_step(step, die, after=False):

@@ -15,9 +15,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
 
-from data.root import Root
-from pipeline.config import BuildConfig
 from tests.integration.conftest import contents
 from tests.servers import free_port, started
 from tests.team import answers
@@ -115,7 +115,7 @@ def test_the_deployments_and_automations_are_there(ran: list[FlowRun]) -> None:
         for pool in ("semix", "semix-docker", "semix-kubernetes"):
             for kind in kinds:
                 found = client.read_deployment_by_name(f"semix-{kind}/{pool}")
-                assert found.entrypoint == f"flows.{kind}_flow.{kind}_flow"
+                assert found.entrypoint == f"semix.flows.{kind}_flow.{kind}_flow"
                 assert not found.pull_steps
                 image = found.job_variables.get("image")
                 assert image == (None if pool == "semix" else "semix:cuda")

@@ -12,40 +12,40 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from semix.calib.config import TrainConfig
+from semix.calib.evaluate import evaluate_run
+from semix.calib.judge import Judge
+from semix.calib.losses import REAL_LOSSES
+from semix.calib.methods import METHODS
+from semix.calib.run_folder import claim_run
+from semix.calib.stopping import Interrupted, never
+from semix.calib.train import train
+from semix.data.formats import SeriesLabels
+from semix.data.real import load_real
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.tar import GroupSample, read_shard
+from semix.flows.evaluate import checked, measured
+from semix.pipeline.annotate import Encoders
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import ddim_pair
+from semix.pipeline.noise import initial_noise, inversion_stability
+from semix.pipeline.plan import MixGroup
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
+from semix.pipeline.root import create_root
+from semix.pipeline.shard import conditions
+from semix.pipeline.work import Building
+from semix.pipeline.worker import Worker
+from semix.pipeline.worker import main as worker
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from calib.config import TrainConfig
-from calib.evaluate import evaluate_run
-from calib.judge import Judge
-from calib.losses import REAL_LOSSES
-from calib.methods import METHODS
-from calib.run_folder import claim_run
-from calib.stopping import Interrupted, never
-from calib.train import train
-from data.formats import SeriesLabels
-from data.real import load_real
-from data.root import Root
-from data.settings import load_settings
-from data.tar import GroupSample, read_shard
-from flows.evaluate import checked, measured
-from pipeline.annotate import Encoders
-from pipeline.conditioning import Conditioning
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import ddim_pair
-from pipeline.noise import initial_noise, inversion_stability
-from pipeline.plan import MixGroup
-from pipeline.prototypes import ensure_prototypes
-from pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
-from pipeline.root import create_root
-from pipeline.shard import conditions
-from pipeline.work import Building
-from pipeline.worker import Worker
-from pipeline.worker import main as worker
 from tests.calib.conftest import REAL, mixed_url, one_thread  # noqa: F401
 from tests.calib.runs import assert_same_results, history, stop_after
 from tests.emulated_cuda import emulated_cuda

@@ -4,15 +4,15 @@ import signal
 from unittest.mock import patch
 
 import pytest
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.data.store.services import Patience
+from semix.data.verify import damage
+from semix.pipeline.bake import bake_shard, open_baked
+from semix.pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
+from semix.pipeline.root import plan_of
+from semix.pipeline.worker import main as worker
 
-from data.root import Root
-from data.store import Store
-from data.store.services import Patience
-from data.verify import damage
-from pipeline.bake import bake_shard, open_baked
-from pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
-from pipeline.root import plan_of
-from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 from tests.integration.crashes import die, in_child
 
@@ -87,8 +87,8 @@ def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
     tiny, unbroken, bucket, faulty_s3, monkeypatch, capsys, fault, status, told
 ):
     hasty = Patience(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
-    monkeypatch.setattr("data.store.services.PATIENT", hasty)
-    monkeypatch.setattr("pipeline.shard.load_models", lambda *_, **__: tiny.models)
+    monkeypatch.setattr("semix.data.store.services.PATIENT", hasty)
+    monkeypatch.setattr("semix.pipeline.shard.load_models", lambda *_, **__: tiny.models)
     root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
 
     def failing(self, partial, name):

@@ -9,13 +9,13 @@ from threading import Event
 
 import pytest
 from prefect import flow
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.flows.child import supervise
+from semix.flows.slots import SlotSettings
+from semix.flows.slots.slot import RETRIES, WorkerLost, generate, worker_arguments
+from semix.pipeline.root import create_root
 
-from data.root import Root
-from data.verify import damage
-from flows.child import supervise
-from flows.slots import SlotSettings
-from flows.slots.slot import RETRIES, WorkerLost, generate, worker_arguments
-from pipeline.root import create_root
 from tests.command import semix
 from tests.integration.conftest import contents
 from tests.pipeline.roots import altered
@@ -79,7 +79,14 @@ def test_a_build_that_cannot_fit_is_refused_before_it_starts(hasty_config, disk,
 def full(hasty_config, disk) -> Root:
     """A root whose disk takes no further shard."""
     root = create_root(hasty_config, str(disk / "mixed"))
-    command = [sys.executable, "-m", "pipeline.worker", root.url, "--device=cpu", "--shards=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "semix.pipeline.worker",
+        root.url,
+        "--device=cpu",
+        "--shards=0",
+    ]
     subprocess.run(command, check=True)
     resize(disk, str(used(disk) + PAGE))
     return root
@@ -87,7 +94,7 @@ def full(hasty_config, disk) -> Root:
 
 @pytest.mark.process
 def test_a_worker_on_a_full_disk_ends_with_its_cause(full):
-    command = [sys.executable, "-m", "pipeline.worker", full.url, "--device=cpu"]
+    command = [sys.executable, "-m", "semix.pipeline.worker", full.url, "--device=cpu"]
     outcome = supervise(command, on_line=print)
     assert outcome.returncode == 75
     assert f"disk full at {full.url}" in str(outcome)

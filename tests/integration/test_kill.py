@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from semix.data.root import Root
+from semix.data.verify import damage
 
-from data.root import Root
-from data.verify import damage
 from tests.family import below
 
-SEMIX = [sys.executable, "-m", "flows.cli"]
+SEMIX = [sys.executable, "-m", "semix.flows.cli"]
 
 
 def files_of(root: Root) -> dict[str, bytes]:

@@ -16,15 +16,15 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import yaml
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root
+from semix.pipeline.worker import main as worker
 
-from data.root import Root
-from data.verify import damage
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
-from pipeline.worker import main as worker
 from tests.integration.conftest import contents
 
-SEMIX = [sys.executable, "-m", "flows.cli"]
+SEMIX = [sys.executable, "-m", "semix.flows.cli"]
 
 
 class Server:

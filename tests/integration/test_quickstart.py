@@ -11,17 +11,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from semix.data.dataset import MixedDataset
+from semix.data.quality import end_points, endpoint_agreement, series_quality
+from semix.flows.quickstart import CHOSEN, METHODS, RANDOM
 from sklearn.svm import SVC
-
-from data.dataset import MixedDataset
-from data.quality import end_points, endpoint_agreement, series_quality
-from flows.quickstart import CHOSEN, METHODS, RANDOM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def begun(out: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "flows.cli", "quickstart", "--out", str(out), "--seeds", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "semix.flows.cli",
+        "quickstart",
+        "--out",
+        str(out),
+        "--seeds",
+        "1",
+    ]
     log = (out.parent / "printed").open("a")
     return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 

@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from semix.data import leases
+from semix.data.ranges import Part
+from semix.data.root import Root
+from semix.pipeline.work import Building
+from semix.pipeline.worker import Worker
 
-from data import leases
-from data.ranges import Part
-from data.root import Root
-from pipeline.work import Building
-from pipeline.worker import Worker
 from tests.integration.conftest import Tiny, contents, tiny_plan
 from tests.integration.crashes import start_child, wait
 

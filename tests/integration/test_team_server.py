@@ -12,14 +12,14 @@ import httpx
 import psutil
 import pytest
 import yaml
+from semix.data.errors import InputError
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.root import create_root
+from semix.pipeline.worker import main as quiet_worker
 
-from data.errors import InputError
-from data.root import Root
-from data.verify import damage
-from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes
-from pipeline.root import create_root
-from pipeline.worker import main as quiet_worker
 from tests.deploying import register
 from tests.family import below
 from tests.integration.conftest import contents
@@ -91,7 +91,7 @@ def make_bucket(servers: Team, folder: Path) -> str:
     ("key", "told"), [(None, "asks for a key"), ("semix:another", "refuses the key")]
 )
 def test_only_the_key_opens_the_server(servers: Team, key, told):
-    from flows.server_probe import require_server
+    from semix.flows.server_probe import require_server
 
     with as_client(servers, key), pytest.raises(InputError, match=told):
         require_server(servers.url)
@@ -137,7 +137,7 @@ def test_a_deployment_is_built_on_the_team_server(
 
 def workers_of(process: Started) -> list[psutil.Process]:
     """The shard workers below a Prefect worker."""
-    return below(process.process.pid, "pipeline.worker")
+    return below(process.process.pid, "semix.pipeline.worker")
 
 
 @pytest.mark.slow

@@ -29,6 +29,9 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
+from semix.data.real import RealDataConfig, class_names
+from semix.pipeline.standins.fitting import seeded
+from semix.pipeline.standins.text import build_tokenizer, captions_of
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -43,9 +46,6 @@ from transformers import (
     T5Tokenizer,
 )
 
-from data.real import RealDataConfig, class_names
-from pipeline.standins.fitting import seeded
-from pipeline.standins.text import build_tokenizer, captions_of
 from tests.pipeline.qwen import qwen_tokenizer
 
 # Any names work; these are one token a word. The digits are what `real: {name: digits}` has.

@@ -3,25 +3,24 @@
 from pathlib import Path
 
 from safetensors.torch import load
-from torch import Tensor
-
-from data.formats import SeriesLabels
-from data.label_sets import LabelSet
-from data.root import Root
-from data.settings import load_settings
-from data.tar import GroupSample, read_tar
-from pipeline.bake import bake_shard, open_baked
-from pipeline.config import BuildConfig
-from pipeline.prototypes import ensure_prototypes
-from pipeline.relabel import (
+from semix.data.formats import SeriesLabels
+from semix.data.label_sets import LabelSet
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.data.tar import GroupSample, read_tar
+from semix.pipeline.bake import bake_shard, open_baked
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.prototypes import ensure_prototypes
+from semix.pipeline.relabel import (
     IMAGES,
     ensure_set_prototypes,
     label_stored,
     plan_set,
     relabelled_config,
 )
-from pipeline.root import create_root, plan_of
-from pipeline.worker import main as worker
+from semix.pipeline.root import create_root, plan_of
+from semix.pipeline.worker import main as worker
+from torch import Tensor
 
 
 def altered(config: BuildConfig, *overrides: str) -> BuildConfig:

@@ -11,14 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from scipy.special import expit, softmax
-from torch import Tensor
-
-from data.errors import InputError
-from data.formats import PROTOTYPES, Labels
-from data.labels import sharpen
-from data.root import Root
-from data.settings import load_settings
-from pipeline.annotate import (
+from semix.data.errors import InputError
+from semix.data.formats import PROTOTYPES, Labels
+from semix.data.labels import sharpen
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.pipeline.annotate import (
     Annotator,
     Encoders,
     build_annotator,
@@ -29,12 +27,14 @@ from pipeline.annotate import (
     simplex_projection,
     total_variation,
 )
-from pipeline.config import AnnotationConfig, EncoderConfig
-from pipeline.estimate import series_work
-from pipeline.measurement import Measurement, WeightVariance, unit
-from pipeline.plan import MixGroup
-from pipeline.prototypes import unpack
-from pipeline.root import create_root, plan_of
+from semix.pipeline.config import AnnotationConfig, EncoderConfig
+from semix.pipeline.estimate import series_work
+from semix.pipeline.measurement import Measurement, WeightVariance, unit
+from semix.pipeline.plan import MixGroup
+from semix.pipeline.prototypes import unpack
+from semix.pipeline.root import create_root, plan_of
+from torch import Tensor
+
 from tests.pipeline.roots import altered, begun, features, made, samples
 
 CAT, DOG = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
@@ -420,7 +420,7 @@ def test_a_build_stores_what_both_models_say(agreed):
 def test_annotating_stored_features_loads_no_clip(agreed, monkeypatch):
     config = load_settings(AnnotationConfig, agreed.plan.config["annotation"])
     ours = build_annotator(config, agreed.store.get(PROTOTYPES), device="cpu")
-    monkeypatch.setattr("pipeline.clip.ClipEncoder", None)
+    monkeypatch.setattr("semix.pipeline.clip.ClipEncoder", None)
     groups = [plan_of(agreed).group(index) for index in range(5)]
     found = ours.annotate(features(agreed, 0), groups)
     for labels, sample in zip(found, samples(agreed).values(), strict=True):

@@ -1,16 +1,16 @@
 """Labels baked into a new root: the same images byte for byte, other labels."""
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import Plan
+from semix.data.label_sets import LabelSet
+from semix.data.root import Root
+from semix.data.verify import verify
+from semix.pipeline.bake import bake_shard, open_baked
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.relabel import label_stored, relabelled_config
+from semix.pipeline.root import create_root, extend_root, plan_of
 
-from data.errors import InputError
-from data.formats import Plan
-from data.label_sets import LabelSet
-from data.root import Root
-from data.verify import verify
-from pipeline.bake import bake_shard, open_baked
-from pipeline.config import BuildConfig
-from pipeline.relabel import label_stored, relabelled_config
-from pipeline.root import create_root, extend_root, plan_of
 from tests.pipeline.roots import bake, contents, relabel, samples, tars, work
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-
-from data.errors import InputError
-from data.fingerprint import file_digest
-from data.settings import load_settings
-from pipeline.checks import check_generator, check_models, check_prompts, notes
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.model_paths import local_path, lora_file
-from pipeline.provenance import model_identities
+from semix.data.errors import InputError
+from semix.data.fingerprint import file_digest
+from semix.data.settings import load_settings
+from semix.pipeline.checks import check_generator, check_models, check_prompts, notes
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.model_paths import local_path, lora_file
+from semix.pipeline.provenance import model_identities
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -48,8 +47,8 @@ def test_good_models_of_every_family_pass(tiny_sd, tiny_sdxl, tiny_dit):
 @pytest.mark.process
 def test_checking_needs_no_heavy_library():
     script = (
-        "import sys; from pipeline.checks import check_generator;"
-        "from pipeline.config import GeneratorConfig;"
+        "import sys; from semix.pipeline.checks import check_generator;"
+        "from semix.pipeline.config import GeneratorConfig;"
         f"check_generator(GeneratorConfig(model='a/b', revision='{COMMIT}'));"
         "print([m for m in ('torch', 'diffusers', 'transformers', 'peft') if m in sys.modules])"
     )
@@ -280,8 +279,8 @@ def test_a_root_is_begun_without_torch(hasty_config, tmp_path):
     """Seconds, for whoever waits for the first shard or for an error."""
     script = """
 import sys
-from pipeline.config import BuildConfig
-from pipeline.root import create_root
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root
 
 create_root(BuildConfig.model_validate_json(sys.argv[1]), sys.argv[2])
 print("torch" in sys.modules, "open_clip" in sys.modules)

@@ -14,14 +14,14 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import save_file
+from semix.data.errors import InputError
+from semix.pipeline.annotate import Encoders
+from semix.pipeline.checks import check_clip
+from semix.pipeline.clip import ClipEncoder, image_tower, preprocess, unsupported
+from semix.pipeline.config import AnnotationConfig, EncoderConfig
+from semix.pipeline.estimate import clip_work
+from semix.pipeline.generators.loading import module_bytes
 
-from data.errors import InputError
-from pipeline.annotate import Encoders
-from pipeline.checks import check_clip
-from pipeline.clip import ClipEncoder, image_tower, preprocess, unsupported
-from pipeline.config import AnnotationConfig, EncoderConfig
-from pipeline.estimate import clip_work
-from pipeline.generators.loading import module_bytes
 from tests.pipeline import roots
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -114,7 +114,7 @@ def test_float16_is_refused_without_a_gpu(clip):
 
 
 def test_many_images_are_encoded_in_bounded_batches(clip, monkeypatch):
-    monkeypatch.setattr("pipeline.clip.BATCH", 3)
+    monkeypatch.setattr("semix.pipeline.clip.BATCH", 3)
     encoder, sizes = ClipEncoder(local(clip), device="cpu"), []
     encode = encoder.model.encode_image
     monkeypatch.setattr(
@@ -174,8 +174,8 @@ def test_a_pinned_hub_model_is_taken(hasty_standins):
 HUB = """
 import sys
 import numpy as np, torch
-from pipeline.clip import ClipEncoder
-from pipeline.config import EncoderConfig
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.config import EncoderConfig
 
 images = torch.from_numpy(np.load(sys.argv[1]))
 for source in ({"model": sys.argv[2]}, {"model": "hf-hub:owner/name", "revision": sys.argv[3]}):

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-
-from data.errors import InputError
-from pipeline.conditioning import Conditioning, concatenate, interpolate, mix
-from pipeline.config import GeneratorConfig
-from pipeline.prompts import padded_names, prompts, spoken_names
+from semix.data.errors import InputError
+from semix.pipeline.conditioning import Conditioning, concatenate, interpolate, mix
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.prompts import padded_names, prompts, spoken_names
 
 
 def config(**settings) -> GeneratorConfig:

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from open_clip import create_model
-
-from data.errors import InputError
-from data.formats import CommitRecord
-from data.images import ENCODINGS
-from pipeline.clip import ClipEncoder
-from pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
-from pipeline.estimate import (
+from semix.data.errors import InputError
+from semix.data.formats import CommitRecord
+from semix.data.images import ENCODINGS
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
+from semix.pipeline.estimate import (
     clip_work,
     computed_groups,
     estimate,
@@ -23,14 +22,15 @@ from pipeline.estimate import (
     hours,
     series_work,
 )
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import network_calls, network_rows
-from pipeline.model_paths import NotHere
-from pipeline.plan import BuildPlan
-from pipeline.rehearsal import device_rate, rehearse
-from pipeline.root import plan_of
-from pipeline.shard import generate_shard, load_models
-from pipeline.work import finish
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import network_calls, network_rows
+from semix.pipeline.model_paths import NotHere
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.rehearsal import device_rate, rehearse
+from semix.pipeline.root import plan_of
+from semix.pipeline.shard import generate_shard, load_models
+from semix.pipeline.work import finish
+
 from tests.pipeline.published import (
     DIT_XL_2,
     FLUX,

@@ -7,23 +7,23 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.fingerprint import hashed_seed
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.series import read_series, some_of_all_pairs
+from semix.data.verify import verify
+from semix.pipeline.audit import audit
+from semix.pipeline.audit.page import write_page
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.generators.latent_diffusion import LatentDiffusion
+from semix.pipeline.noise import initial_noise
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.relabel import relabelled_config
+from semix.pipeline.shard import regenerate
 
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.fingerprint import hashed_seed
-from data.pinned import Pinned
-from data.root import Root
-from data.series import read_series, some_of_all_pairs
-from data.verify import verify
-from pipeline.audit import audit
-from pipeline.audit.page import write_page
-from pipeline.clip import ClipEncoder
-from pipeline.config import BuildConfig
-from pipeline.generators.latent_diffusion import LatentDiffusion
-from pipeline.noise import initial_noise
-from pipeline.plan import BuildPlan
-from pipeline.relabel import relabelled_config
-from pipeline.shard import regenerate
 from tests.pipeline.roots import (
     altered,
     bake,

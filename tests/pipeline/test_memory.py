@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.estimate import TERA, generator_work
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.loading import META, load_pipeline, network_bytes, refuse_too_large
+from semix.pipeline.generators.schedulers import network_rows
+from semix.pipeline.memory import memory_needed, peak_bytes
 from torch.profiler import ProfilerActivity, profile
 
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.estimate import TERA, generator_work
-from pipeline.generators import load_generator
-from pipeline.generators.loading import META, load_pipeline, network_bytes, refuse_too_large
-from pipeline.generators.schedulers import network_rows
-from pipeline.memory import memory_needed, peak_bytes
 from tests.pipeline.published import (
     FLUX_DEV,
     KLEIN,

@@ -17,26 +17,25 @@ import open_clip
 import pytest
 import torch
 from open_clip.pretrained import _PRETRAINED, get_pretrained_cfg
-
-from data.errors import InputError
-from data.root import PLAN, Root
-from data.settings import load_settings
-from pipeline.checks import check_clip, check_models
-from pipeline.clip import ClipEncoder, image_tower
-from pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.provenance import identity
-from pipeline.worker import CONFIGURATION
+from semix.data.errors import InputError
+from semix.data.root import PLAN, Root
+from semix.data.settings import load_settings
+from semix.pipeline.checks import check_clip, check_models
+from semix.pipeline.clip import ClipEncoder, image_tower
+from semix.pipeline.config import AnnotationConfig, BuildConfig, EncoderConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.provenance import identity
+from semix.pipeline.worker import CONFIGURATION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLACE = Path(__file__).parents[2]
 
 LOADING = """
 import json, sys
-from data.settings import load_settings
-from pipeline.annotate import Encoders
-from pipeline.config import AnnotationConfig, GeneratorConfig
-from pipeline.generators import load_generator
+from semix.data.settings import load_settings
+from semix.pipeline.annotate import Encoders
+from semix.pipeline.config import AnnotationConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
 
 for kind, settings in json.load(sys.stdin):
     try:
@@ -196,13 +195,13 @@ def foreign(root) -> Callable[..., Root]:
         (
             "generator.model=attacker/model",
             "generator.revision",
-            ("flows.cli", "show", "URL", 0, "--regenerate", "--device", "cpu"),
+            ("semix.flows.cli", "show", "URL", 0, "--regenerate", "--device", "cpu"),
             2,
         ),
         (
             "annotation.model=hf-hub:attacker/clip",
             "annotation.revision",
-            ("pipeline.worker", "URL", "--device", "cpu"),
+            ("semix.pipeline.worker", "URL", "--device", "cpu"),
             CONFIGURATION,
         ),
     ],

@@ -2,11 +2,10 @@
 
 import huggingface_hub.constants
 import pytest
-
-from data.errors import InputError
-from pipeline.clip import ClipEncoder
-from pipeline.config import EncoderConfig, GeneratorConfig
-from pipeline.generators.loading import load_pipeline
+from semix.data.errors import InputError
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.config import EncoderConfig, GeneratorConfig
+from semix.pipeline.generators.loading import load_pipeline
 
 COMMIT = "0" * 40
 

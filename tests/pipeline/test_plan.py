@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
-from pipeline.plan import (
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig, GeneratorConfig, MixingConfig
+from semix.pipeline.plan import (
     BuildPlan,
     MixGroup,
     alpha_grid,
@@ -18,7 +17,8 @@ from pipeline.plan import (
     mixture_points,
     permuted,
 )
-from pipeline.provenance import identity, model_identities
+from semix.pipeline.provenance import identity, model_identities
+
 from tests.pipeline.roots import altered
 
 NAMES = ("ant", "bee", "cat", "dog", "elk")

@@ -5,15 +5,15 @@ import os
 from itertools import combinations
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import PAIRS, PROTOTYPES, Pairs, record_name
+from semix.data.machine import machine
+from semix.data.root import Root
+from semix.data.verify import damage
+from semix.flows.build_steps import put_damage_aside
+from semix.pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
+from semix.pipeline.root import create_root
 
-from data.errors import InputError
-from data.formats import PAIRS, PROTOTYPES, Pairs, record_name
-from data.machine import machine
-from data.root import Root
-from data.verify import damage
-from flows.build_steps import put_damage_aside
-from pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
-from pipeline.root import create_root
 from tests.command import semix
 from tests.pipeline.roots import begun, contents, made, samples, work
 
@@ -55,7 +55,7 @@ def test_who_measures_holds_a_lease_until_all_is_there(hasty_config, tmp_path, m
         seen.append(root.store.list("leases"))
         raise InputError("real", "class '3'", "has no training images")
 
-    monkeypatch.setattr("pipeline.prototypes.measure", fails)
+    monkeypatch.setattr("semix.pipeline.prototypes.measure", fails)
     with pytest.raises(InputError, match="class '3': has no training images"):
         prepare(root, device="cpu")
     assert seen == [["leases/prototypes.json"]]

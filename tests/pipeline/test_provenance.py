@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import PLAN
+from semix.data.store import Store
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.provenance import file_hashes, generator_identity, model_identities
+from semix.pipeline.relabel import is_own
+from semix.pipeline.root import _plan_record, create_root
 
-from data.errors import InputError
-from data.formats import PLAN
-from data.store import Store
-from pipeline.config import GeneratorConfig
-from pipeline.plan import BuildPlan
-from pipeline.provenance import file_hashes, generator_identity, model_identities
-from pipeline.relabel import is_own
-from pipeline.root import _plan_record, create_root
 from tests.pipeline.roots import altered
 
 # Beside what is loaded: other formats, other precisions, a training's weights, a checker of images.
@@ -139,7 +139,7 @@ def test_a_tokenizer_file_that_is_gone_is_a_change(published, config, tmp_path):
 HASHES = """
 import json, sys
 from pathlib import Path
-from pipeline.provenance import file_hashes
+from semix.pipeline.provenance import file_hashes
 print(json.dumps(file_hashes(Path(sys.argv[1]))))
 """
 

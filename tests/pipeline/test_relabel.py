@@ -14,17 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 from scipy.special import expit
-from torch import Tensor
-
-from data.errors import InputError
-from data.formats import PROTOTYPES
-from data.label_sets import LabelSet, label_sets
-from data.root import Root
-from data.settings import load_settings
-from pipeline.annotate import build_annotator
-from pipeline.config import AnnotationConfig
-from pipeline.prototypes import read_prototypes, unpack
-from pipeline.relabel import (
+from semix.data.errors import InputError
+from semix.data.formats import PROTOTYPES
+from semix.data.label_sets import LabelSet, label_sets
+from semix.data.root import Root
+from semix.data.settings import load_settings
+from semix.pipeline.annotate import build_annotator
+from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.prototypes import read_prototypes, unpack
+from semix.pipeline.relabel import (
     IMAGES,
     ROOT,
     ensure_set_prototypes,
@@ -33,7 +31,9 @@ from pipeline.relabel import (
     plan_set,
     relabelled_config,
 )
-from pipeline.root import create_root, plan_of
+from semix.pipeline.root import create_root, plan_of
+from torch import Tensor
+
 from tests.pipeline.roots import (
     altered,
     begin_set,
@@ -75,7 +75,7 @@ def test_stored_features_need_no_clip_and_no_images(root, hasty_standins, monkey
 
     monkeypatch.setattr("open_clip.create_model_and_transforms", refuse)
     monkeypatch.setattr("open_clip.create_model", refuse)
-    monkeypatch.setattr("pipeline.relabel.decode_image", refuse)
+    monkeypatch.setattr("semix.pipeline.relabel.decode_image", refuse)
     labels = relabel(root, "scale=2.0")
     assert labels.missing() == []
     assert labels.failures() == {}
@@ -135,7 +135,7 @@ def test_another_clip_gives_other_weights_and_its_features_serve_the_next_set(
     first = relabel(root, f"model=local-dir:{clip}")
     weights = by_group(first)[0].weights
     assert weights != pytest.approx(samples(root)[0].record.weights, abs=1e-3)
-    monkeypatch.setattr("pipeline.clip.ClipEncoder", None)  # none is loaded
+    monkeypatch.setattr("semix.pipeline.clip.ClipEncoder", None)  # none is loaded
     second = relabel(root, f"model=local-dir:{clip}", "scale=3.0")
     assert second.record.features == first.digest
     assert by_group(second)[0].weights == pytest.approx(weights, abs=0.02)
@@ -190,7 +190,7 @@ def unbroken(built, other_clip, tmp_path) -> dict[str, bytes]:
 
 
 def start_worker(root: Root, labels: LabelSet, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pipeline.worker", root.url, "--labels", labels.digest]
+    command = [sys.executable, "-m", "semix.pipeline.worker", root.url, "--labels", labels.digest]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
     }
@@ -268,7 +268,7 @@ def test_other_bytes_than_recorded_are_never_labelled(root, other_clip):
 
 def test_features_that_cannot_be_stored_fail_their_shard_by_name(root, other_clip, monkeypatch):
     """The images are committed: a label set can leave none of them out."""
-    from pipeline.clip import ClipEncoder
+    from semix.pipeline.clip import ClipEncoder
 
     labels, encode = begin_set(root, f"model=local-dir:{other_clip}"), ClipEncoder.encode
 

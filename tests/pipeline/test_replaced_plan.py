@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from semix.data.errors import InputError
+from semix.data.formats import PLAN, PROTOTYPES, Lease
+from semix.data.leases import lease_name
+from semix.data.machine import machine
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root, running_on
 
-from data.errors import InputError
-from data.formats import PLAN, PROTOTYPES, Lease
-from data.leases import lease_name
-from data.machine import machine
-from data.root import Root
-from pipeline.config import BuildConfig
-from pipeline.root import create_root, running_on
 from tests.command import semix
 from tests.pipeline.roots import altered, made, tars, work
 
@@ -98,10 +98,10 @@ def test_a_check_says_what_a_build_would_replace_and_writes_nothing(config, tmp_
 
 RACER = """
 import sys
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.config import BuildConfig
-from pipeline.root import create_root
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.root import create_root
 path, url = sys.argv[1:]
 config = load_settings(BuildConfig, path)
 print("ready", flush=True)

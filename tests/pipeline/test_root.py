@@ -5,16 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.formats import PLAN, CommitRecord, record_name
+from semix.data.layout import next_extension, stretch_of, write_extension
+from semix.data.root import Root
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.plan import BuildPlan
+from semix.pipeline.root import create_root, extend_root, open_root, plan_of
+from semix.pipeline.work import Building
+from semix.pipeline.worker import Worker
 
-from data.errors import InputError
-from data.formats import PLAN, CommitRecord, record_name
-from data.layout import next_extension, stretch_of, write_extension
-from data.root import Root
-from pipeline.config import BuildConfig
-from pipeline.plan import BuildPlan
-from pipeline.root import create_root, extend_root, open_root, plan_of
-from pipeline.work import Building
-from pipeline.worker import Worker
 from tests.command import semix
 from tests.pipeline.roots import altered, contents, made, tars, work
 

@@ -10,22 +10,21 @@ import pytest
 import torch
 from PIL import Image
 from scipy.special import expit, softmax
-
-from data.dataset import MixedDataset
-from data.errors import InputError
-from data.images import decode_image
-from data.root import Root
-from data.series import read_series
-from data.store import Store
-from data.verify import verify
-from pipeline.annotate import simplex_projection
-from pipeline.conditioning import Conditioning
-from pipeline.noise import initial_noise
-from pipeline.plan import MixGroup
-from pipeline.prompts import prompts
-from pipeline.prototypes import read_prototypes
-from pipeline.root import create_root, extend_root, plan_of
-from pipeline.shard import (
+from semix.data.dataset import MixedDataset
+from semix.data.errors import InputError
+from semix.data.images import decode_image
+from semix.data.root import Root
+from semix.data.series import read_series
+from semix.data.store import Store
+from semix.data.verify import verify
+from semix.pipeline.annotate import simplex_projection
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.noise import initial_noise
+from semix.pipeline.plan import MixGroup
+from semix.pipeline.prompts import prompts
+from semix.pipeline.prototypes import read_prototypes
+from semix.pipeline.root import create_root, extend_root, plan_of
+from semix.pipeline.shard import (
     Models,
     as_stored,
     batches,
@@ -39,7 +38,8 @@ from pipeline.shard import (
     resized,
     same_pixels,
 )
-from pipeline.work import finish
+from semix.pipeline.work import finish
+
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 
 
@@ -122,7 +122,7 @@ def test_publishing_is_no_part_of_a_shards_wall_seconds_and_waiting_for_it_is(
         publish(self, partial, name)
 
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("pipeline.shard_writer.time", clock)
+    monkeypatch.setattr("semix.pipeline.shard_writer.time", clock)
     monkeypatch.setattr(Store, "publish", slow)
     making = generate_shard(plan.shard(7), plan, models=models, root=root)
     next(making)
@@ -417,7 +417,7 @@ def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
         threads.append(threading.current_thread())
         return encode_series(images, extension)
 
-    monkeypatch.setattr("pipeline.shard.encode_series", watched)
+    monkeypatch.setattr("semix.pipeline.shard.encode_series", watched)
     files, pixels = as_stored(series, "jpg")
     assert len(threads) == 3 and threading.main_thread() not in threads
     assert files == [encode_series(images, "jpg") for images in series]

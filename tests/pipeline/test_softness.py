@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-
-from data.labels import sharpen
-from pipeline.config import EncoderConfig, GeneratorConfig
-from pipeline.standins.softness import (
+from semix.data.labels import sharpen
+from semix.pipeline.config import EncoderConfig, GeneratorConfig
+from semix.pipeline.standins.softness import (
     ALPHAS,
     SERIES,
     SOFT,

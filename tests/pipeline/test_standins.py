@@ -13,18 +13,23 @@ import torch
 from diffusers import StableDiffusionPipeline
 from PIL import Image
 from safetensors.torch import load_file
-
-from data.errors import InputError
-from data.files import published
-from data.real import ImageSplit, RealDataset
-from pipeline.prompts import prompts
-from pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
-from pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
-from pipeline.standins.fitting import batches, fit, load_images, seeded
-from pipeline.standins.recipe import Lines, recipe_for
-from pipeline.standins.small_clip import contrastive_loss, train_clip
-from pipeline.standins.text import build_tokenizer, captions_of, learn_merges, tokenise, words_of
-from pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
+from semix.data.errors import InputError
+from semix.data.files import published
+from semix.data.real import ImageSplit, RealDataset
+from semix.pipeline.prompts import prompts
+from semix.pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
+from semix.pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
+from semix.pipeline.standins.fitting import batches, fit, load_images, seeded
+from semix.pipeline.standins.recipe import Lines, recipe_for
+from semix.pipeline.standins.small_clip import contrastive_loss, train_clip
+from semix.pipeline.standins.text import (
+    build_tokenizer,
+    captions_of,
+    learn_merges,
+    tokenise,
+    words_of,
+)
+from semix.pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
 
 HASTY = Recipe(Stage(2, 4, 1e-3), Stage(2, 4, 1e-3), Stage(2, 4, 1e-3))
 ODD_NAMES = (

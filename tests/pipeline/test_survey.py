@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from semix.data.errors import InputError
+from semix.data.formats import PROTOTYPES
+from semix.data.machine import cache_folder
+from semix.data.real import ImageSplit, RealDataConfig, load_real
+from semix.data.settings import load_settings
+from semix.data.store import Store
+from semix.pipeline import survey
+from semix.pipeline.annotate import class_prototypes
+from semix.pipeline.clip import ClipEncoder
+from semix.pipeline.config import AnnotationConfig
+from semix.pipeline.measurement import Measurement, WeightVariance, coinciding, measured
+from semix.pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
+from semix.pipeline.provenance import annotation_identity
+from semix.pipeline.root import create_root
+from semix.pipeline.survey import FeatureChunks, similar_pairs
 
-from data.errors import InputError
-from data.formats import PROTOTYPES
-from data.machine import cache_folder
-from data.real import ImageSplit, RealDataConfig, load_real
-from data.settings import load_settings
-from data.store import Store
-from pipeline import survey
-from pipeline.annotate import class_prototypes
-from pipeline.clip import ClipEncoder
-from pipeline.config import AnnotationConfig
-from pipeline.measurement import Measurement, WeightVariance, coinciding, measured
-from pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
-from pipeline.provenance import annotation_identity
-from pipeline.root import create_root
-from pipeline.survey import FeatureChunks, similar_pairs
 from tests.pipeline.roots import altered, begun
 
 
@@ -124,10 +124,10 @@ def test_without_a_setting_the_cache_is_in_the_home_folder(monkeypatch):
 
 KILLED = """
 import os, sys
-from data.root import Root
-from data.store import Store
-from pipeline import survey
-from pipeline.prototypes import ensure_prototypes
+from semix.data.root import Root
+from semix.data.store import Store
+from semix.pipeline import survey
+from semix.pipeline.prototypes import ensure_prototypes
 
 survey.BATCH, survey.CHUNK = 32, 64
 create, made = Store.create, []
@@ -393,10 +393,10 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
         """
 import sys
 import numpy as np, psutil, torch
-from data.real import ImageSplit
-from data.store import Store
-from pipeline.measurement import measured
-from pipeline.survey import FeatureChunks
+from semix.data.real import ImageSplit
+from semix.data.store import Store
+from semix.pipeline.measurement import measured
+from semix.pipeline.survey import FeatureChunks
 
 matrix = torch.randn(192, 512, generator=torch.Generator().manual_seed(0))
 

@@ -14,16 +14,15 @@ from threading import Event
 
 import pytest
 import torch
-
-from data.errors import InputError
-from data.formats import Failure, shard_stem
-from data.leases import claim
-from data.ranges import Part, parse_part
-from data.store import Store
-from data.verify import verify
-from pipeline.shard import make_batch
-from pipeline.work import Making
-from pipeline.worker import (
+from semix.data.errors import InputError
+from semix.data.formats import Failure, shard_stem
+from semix.data.leases import claim
+from semix.data.ranges import Part, parse_part
+from semix.data.store import Store
+from semix.data.verify import verify
+from semix.pipeline.shard import make_batch
+from semix.pipeline.work import Making
+from semix.pipeline.worker import (
     DeviceError,
     FailsAlways,
     Held,
@@ -34,7 +33,8 @@ from pipeline.worker import (
     _is_passing,
     _parse,
 )
-from pipeline.worker import main as worker
+from semix.pipeline.worker import main as worker
+
 from tests.pipeline.roots import begun
 from tests.pipeline.roots import work as work_on
 
@@ -326,8 +326,8 @@ def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
 
 HOLD = """
 import sys, time
-from data.leases import claim
-from data.store import Store
+from semix.data.leases import claim
+from semix.data.store import Store
 assert claim(Store(sys.argv[1]), "numbers-0")
 print("held", flush=True)
 time.sleep(600)
@@ -335,7 +335,7 @@ time.sleep(600)
 
 
 def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=1)
     name = "leases/numbers-0.json"
     seen = []
@@ -358,7 +358,7 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
 
 
 def test_the_lease_of_a_shard_is_renewed_until_it_is_published(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=2)
     leases = [tmp_path / f"leases/numbers-{shard}.json" for shard in range(2)]
     make, seen, looked = work.make, [], Event()
@@ -390,7 +390,7 @@ def unreadable(lease: Path) -> None:
 
 @pytest.mark.parametrize("broken_at", ["renewal", "release"])
 def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broken_at):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work = Numbers(tmp_path, count=3)
     make = work.make
 
@@ -434,7 +434,7 @@ def test_only_what_may_pass_asks_for_a_new_process(error, passes):
 
 
 def test_a_lease_that_cannot_be_renewed_is_no_shards_failure(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     work, put = Numbers(tmp_path, count=2), Store.put
     faults = [OSError(116, "Stale file handle"), InputError("url", "s3://b", "refused: log in")]
     raised = []
@@ -508,7 +508,7 @@ def test_a_worker_that_is_asked_to_stop_lets_go(tmp_path):
 STOPPED = """
 import signal, sys, time
 from pathlib import Path
-from pipeline.worker import Worker, _stop
+from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
@@ -537,7 +537,7 @@ def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_made(tmp_path):
 PUBLISHING = """
 import signal, sys, time
 from pathlib import Path
-from pipeline.worker import Worker, _stop
+from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
@@ -591,8 +591,8 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.worker.LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr("pipeline.worker.LOOKS_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("semix.pipeline.worker.LOOKS_SHARE", 0)
     work = Numbers(tmp_path, count=100)
     asked = []
     make, is_done = work.make, work.is_done
@@ -675,7 +675,7 @@ def test_a_shard_is_published_while_the_next_one_is_generated(hasty_config, buck
             events.append(f"record {int(name[-12:-5])}")
         return create(self, name, content)
 
-    monkeypatch.setattr("pipeline.shard.make_batch", generate)
+    monkeypatch.setattr("semix.pipeline.shard.make_batch", generate)
     monkeypatch.setattr(Store, "publish", slow)
     monkeypatch.setattr(Store, "create", noted)
     assert work_on(root, "--shards", "0-3") == 0

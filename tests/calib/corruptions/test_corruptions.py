@@ -4,11 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-
-from calib.corruptions import EXTRA, STANDARD, corrupt
-from calib.corruptions.severities import PUBLISHED, published
-from data.errors import InputError
-from data.real import RealDataConfig, load_real
+from semix.calib.corruptions import EXTRA, STANDARD, corrupt
+from semix.calib.corruptions.severities import PUBLISHED, published
+from semix.data.errors import InputError
+from semix.data.real import RealDataConfig, load_real
 
 # For the others a higher severity is another kind of damage, not always a larger difference:
 # glass_blur and elastic_transform trade reach for fineness, frost dims the image, saturate
@@ -73,7 +72,7 @@ def test_an_image_does_not_depend_on_those_beside_it(name, monkeypatch):
             for start, stop in ((0, 1), (1, 3), (3, 7))
         ]
         assert (np.concatenate(parts) == whole).all()
-    monkeypatch.setattr("calib.corruptions.AT_ONCE", 2 * images[0].size)
+    monkeypatch.setattr("semix.calib.corruptions.AT_ONCE", 2 * images[0].size)
     assert (corrupt(images, name, severity, seed=3, first=10) == whole).all()
 
 

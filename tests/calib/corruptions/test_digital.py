@@ -4,10 +4,9 @@ import io
 
 import numpy as np
 from PIL import Image
-
-from calib.corruptions import corrupt
-from calib.corruptions.digital import _affine_places
-from calib.corruptions.pixels import mirrored, read_at, reflected
+from semix.calib.corruptions import corrupt
+from semix.calib.corruptions.digital import _affine_places
+from semix.calib.corruptions.pixels import mirrored, read_at, reflected
 
 
 def even(*colour: int, size: int = 32) -> np.ndarray:

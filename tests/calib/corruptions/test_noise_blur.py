@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-
-from calib.corruptions import corrupt
-from calib.corruptions.noise_blur import glass_blur
-from calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
+from semix.calib.corruptions import corrupt
+from semix.calib.corruptions.noise_blur import glass_blur
+from semix.calib.corruptions.pixels import enlarged, smooth, streaked, to_bytes
 
 GREY = np.full((20, 32, 32, 3), 128, dtype=np.uint8)  # 61,440 values
 TRUNCATED = -0.5  # what truncation to whole levels takes on average

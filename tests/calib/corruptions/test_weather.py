@@ -1,10 +1,9 @@
 """Snow, frost, fog and spatter: what they add, and plasma worked out by hand."""
 
 import numpy as np
-
-from calib.corruptions import corrupt
-from calib.corruptions.pixels import plasma
-from calib.corruptions.weather import MUD, WATER, _distance, _equalised, _rims, spatter
+from semix.calib.corruptions import corrupt
+from semix.calib.corruptions.pixels import plasma
+from semix.calib.corruptions.weather import MUD, WATER, _distance, _equalised, _rims, spatter
 
 BLACK = np.zeros((30, 32, 32, 3), dtype=np.uint8)
 

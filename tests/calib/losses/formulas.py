@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from semix.calib.losses.base import RealLoss
 from torch import Tensor
-
-from calib.losses.base import RealLoss
 
 STEP = 1e-6
 

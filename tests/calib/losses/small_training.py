@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from semix.calib.losses import build_training_loss
+from semix.calib.losses.base import Outputs
 from torch import Tensor, distributed
-
-from calib.losses import build_training_loss
-from calib.losses.base import Outputs
 
 SAMPLES, CLASSES, FEATURES, BATCH, EPOCHS = 24, 4, 6, 8, 3
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from semix.calib.losses import build_loss
+from semix.calib.losses.fedlas import FeDLaS
 from torch import Tensor
 
-from calib.losses import build_loss
-from calib.losses.fedlas import FeDLaS
 from tests.calib.runs import run_two
 
 BOTH = pytest.mark.parametrize("name", ["fedlas_ls", "fedlas_mbls"])
@@ -273,7 +273,7 @@ def test_missing_or_misshaped_features_are_named(name: str, features: Tensor | N
 WORKER = """
 import os, sys, torch
 from torch import distributed
-from calib.losses import build_loss
+from semix.calib.losses import build_loss
 rank = int(os.environ["RANK"])
 distributed.init_process_group("gloo")
 features = torch.tensor([[6.0], [10.0]]) if rank == 0 else torch.tensor([[1.0]])

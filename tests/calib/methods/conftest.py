@@ -5,9 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from semix.calib.batches import Batch
 from torch import Tensor, nn
-
-from calib.batches import Batch
 
 CLASSES, SIZE = 5, 4
 

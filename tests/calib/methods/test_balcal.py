@@ -3,21 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-from calib.batches import Batch
-from calib.losses import REAL_LOSSES, build_loss, build_mixed_loss
-from calib.losses.base import Outputs
-from calib.methods import build_method
-from calib.methods.balcal import (
+from semix.calib.batches import Batch
+from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss
+from semix.calib.losses.base import Outputs
+from semix.calib.methods import build_method
+from semix.calib.methods.balcal import (
     BalancedClassifier,
     BalCAL,
     find_balance,
     frequency_scale,
     simplex_frame,
 )
-from calib.models import build_model
-from data.errors import InputError
+from semix.calib.models import build_model
+from semix.data.errors import InputError
+from torch import Tensor, nn
 
 CE = build_loss("ce", 4)
 TARGETS = torch.tensor([0, 1, 1, 1, 2, 2, 0, 1])

@@ -3,15 +3,14 @@
 import pytest
 import torch
 from accelerate import Accelerator
-
-from calib.batches import Normalise
-from calib.check import check
-from calib.losses import build_loss
-from calib.methods import build_method
-from calib.network import Network
-from calib.real_data import count_pixels, open_data
-from calib.stage_one import BaseStage
-from data.errors import InputError
+from semix.calib.batches import Normalise
+from semix.calib.check import check
+from semix.calib.losses import build_loss
+from semix.calib.methods import build_method
+from semix.calib.network import Network
+from semix.calib.real_data import count_pixels, open_data
+from semix.calib.stage_one import BaseStage
+from semix.data.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-from calib.losses import build_loss
-from calib.losses.base import RealLoss
-from calib.methods import build_method
-from calib.methods.mixing import (
+from semix.calib.losses import build_loss
+from semix.calib.losses.base import RealLoss
+from semix.calib.methods import build_method
+from semix.calib.methods.mixing import (
     blend,
     blended_labels,
     draw_apart,
@@ -21,9 +19,10 @@ from calib.methods.mixing import (
     ndcg_shortfall,
     recover,
 )
-from calib.models import build_model
-from calib.models.base import ImageClassifier
-from data.errors import InputError
+from semix.calib.models import build_model
+from semix.calib.models.base import ImageClassifier
+from semix.data.errors import InputError
+from torch import Tensor, nn
 
 
 def test_a_blend_by_hand():

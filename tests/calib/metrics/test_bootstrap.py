@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from semix.calib.metrics import bootstrap_intervals, calibration_metrics
+from semix.calib.metrics.bootstrap import INTERVALS, resampled
+from semix.calib.metrics.one_pass import as_given, read_predictions
 from torch import Tensor
-
-from calib.metrics import bootstrap_intervals, calibration_metrics
-from calib.metrics.bootstrap import INTERVALS, resampled
-from calib.metrics.one_pass import as_given, read_predictions
 
 
 def random_case(seed: int, samples: int, levels: int = 10_000) -> tuple[Tensor, Tensor]:
@@ -61,7 +60,7 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch):
     assert bootstrap_intervals(logits, targets, resamples=30) == first
     assert bootstrap_intervals(logits, targets, resamples=30, seed=1) != first
     # The draws do not depend on how many of them fit into memory at once.
-    monkeypatch.setattr("calib.metrics.bootstrap.AT_ONCE", 200)
+    monkeypatch.setattr("semix.calib.metrics.bootstrap.AT_ONCE", 200)
     parts = bootstrap_intervals(logits, targets, resamples=30)
     assert parts == {name: pytest.approx(interval) for name, interval in first.items()}
 

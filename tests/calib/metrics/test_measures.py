@@ -9,11 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn.functional import one_hot
-from torchmetrics.classification import MulticlassCalibrationError
-
-from calib.metrics import (
+from semix.calib.metrics import (
     calibration_metrics,
     max_probability,
     ood_metrics,
@@ -21,17 +17,21 @@ from calib.metrics import (
     reliability_bins,
     underconfidence_error,
 )
-from calib.metrics.conformal import SCORES, conformal_sets, nonconformity, sets_within
-from calib.metrics.measures import (
+from semix.calib.metrics.conformal import SCORES, conformal_sets, nonconformity, sets_within
+from semix.calib.metrics.measures import (
     expected_error,
     maximum_error,
     smooth_error,
     smoothed_error,
     spectrum,
 )
-from calib.metrics.one_pass import equal_mass, equal_width, top_label
-from calib.metrics.selective import selective
-from calib.metrics.variational import top_label_error, variational_error
+from semix.calib.metrics.one_pass import equal_mass, equal_width, top_label
+from semix.calib.metrics.selective import selective
+from semix.calib.metrics.variational import top_label_error, variational_error
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchmetrics.classification import MulticlassCalibrationError
+
 from tests.calib.metrics.oracle import CASES, FILE, LIMITS, ORDERS, case, foreign
 
 

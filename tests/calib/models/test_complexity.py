@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-
-from calib.config import TrainConfig
-from calib.models.complexity import Complexity, complexity
+from semix.calib.config import TrainConfig
+from semix.calib.models.complexity import Complexity, complexity
 
 RESNET50 = {"name": "resnet50"}
 TIMM_RESNET50 = {"name": "timm", "architecture": "resnet50"}

@@ -8,11 +8,10 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from semix.calib.models import build_model
+from semix.calib.models.base import ImageClassifier
+from semix.data.errors import InputError
 from torch import Tensor, nn
-
-from calib.models import build_model
-from calib.models.base import ImageClassifier
-from data.errors import InputError
 
 VIT = "test_vit"
 
@@ -134,7 +133,7 @@ def test_nothing_is_loaded_on_the_meta_device(
 ):
     path = tmp_path / "weights.safetensors"
     save_peer(path, "test_resnet", num_classes=1000)
-    monkeypatch.delattr("calib.models.base.load_file")
+    monkeypatch.delattr("semix.calib.models.base.load_file")
     with torch.device("meta"), caplog.at_level(logging.INFO, logger="semix.train"):
         model = build("test_resnet", weights=str(path))
     assert all(parameter.is_meta for parameter in model.parameters())

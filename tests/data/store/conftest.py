@@ -1,8 +1,7 @@
 """One store of each kind; the same tests hold for all."""
 
 import pytest
-
-from data.store import Store
+from semix.data.store import Store
 
 
 @pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.process), "gs"])
@@ -19,8 +18,8 @@ def store(request, tmp_path):
 @pytest.fixture
 def quick_pauses(monkeypatch):
     """Our own pauses between attempts, shortened: faults of tests heal at once."""
-    monkeypatch.setattr("data.store.services.FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("data.store.services.LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("semix.data.store.services.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("semix.data.store.services.LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from data.errors import InputError
-from data.machine import machine
-from data.store import Store
-from data.store.local import WRITTEN_WITHIN_S, abandoned, in_use, link, staged, written_here
+from semix.data.errors import InputError
+from semix.data.machine import machine
+from semix.data.store import Store
+from semix.data.store.local import WRITTEN_WITHIN_S, abandoned, in_use, link, staged, written_here
 
 GONE = 2**22 + 1  # above the highest process number
 
@@ -66,7 +65,7 @@ def test_of_other_machines_age_tells_and_of_other_programs_nothing():
 def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path):
     store = Store(str(tmp_path))
     script = (
-        "import os, sys\nfrom data.store import Store\n"
+        "import os, sys\nfrom semix.data.store import Store\n"
         "with Store(sys.argv[1]).staging('shards/x.tar') as p:\n"
         "    p.write_bytes(b'half')\n    os._exit(9)\n"
     )
@@ -88,7 +87,7 @@ def test_what_dead_processes_left_is_listed_and_swept_and_nothing_else(tmp_path)
 @pytest.mark.process
 def test_what_a_process_of_another_container_stages_stays(tmp_path, in_a_container):
     script = (
-        "import sys\nfrom data.store import Store\n"
+        "import sys\nfrom semix.data.store import Store\n"
         "print(*(Store(sys.argv[1]).sweep(older_than_s=float(age)) for age in sys.argv[2:]))"
     )
     with Store(str(tmp_path)).staging("shards/x.tar") as partial:

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from semix.data.store import Store
+from semix.data.store.objects import FIRST_RANGE, LONGEST_RANGE, RangeFile
 
-from data.store import Store
-from data.store.objects import FIRST_RANGE, LONGEST_RANGE, RangeFile
 from tests.s3 import s3_client
 
 TWENTY_MB = bytes(1024) * 20_000  # about 20 MB
@@ -59,7 +59,7 @@ PART = 5 << 20  # the least that S3 takes
 @pytest.fixture
 def store(bucket, monkeypatch, quick_pauses, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # only what is staged here counts
-    monkeypatch.setattr("data.store.objects.PART", PART)
+    monkeypatch.setattr("semix.data.store.objects.PART", PART)
     return Store(f"{bucket}/root")
 
 
@@ -127,7 +127,7 @@ def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
     """SIGKILL while the second part is on its way."""
     faulty_s3.fail(stalled=1.0, methods=["PUT"], path="partNumber=2")
     script = (
-        "import sys\nfrom pathlib import Path\nfrom data.store import Store, objects\n"
+        "import sys\nfrom pathlib import Path\nfrom semix.data.store import Store, objects\n"
         f"objects.PART = {PART}\n"
         "Store(sys.argv[1]).publish(Path(sys.argv[2]), 'shards/x.tar')\n"
     )
@@ -165,7 +165,7 @@ def test_what_an_earlier_boot_staged_for_a_bucket_is_swept_when_it_is_old(store,
 
 def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
     script = (
-        "import os, sys\nfrom data.store import Store\n"
+        "import os, sys\nfrom semix.data.store import Store\n"
         "with Store(sys.argv[1]).staging('x.tar') as p:\n    print(p)\n"
         "    sys.stdout.flush()\n    os._exit(9)\n"
     )
@@ -177,7 +177,7 @@ def test_what_a_killed_process_staged_for_a_bucket_is_swept(store, tmp_path):
     )
     left = tmp_path / found.stdout.strip().rpartition("/")[2]
     assert left.exists()
-    sweep = "import sys\nfrom data.store import Store\nprint(Store(sys.argv[1]).sweep())"
+    sweep = "import sys\nfrom semix.data.store import Store\nprint(Store(sys.argv[1]).sweep())"
     with store.staging("y.tar") as mine:
         swept = subprocess.run(
             [sys.executable, "-c", sweep, store.url],
@@ -201,7 +201,7 @@ def test_more_objects_than_a_page_holds_are_listed(store):
 
 
 def test_google_takes_a_large_file_in_chunks(gs_bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.store.objects.PART", 4 << 20)
+    monkeypatch.setattr("semix.data.store.objects.PART", 4 << 20)
     large = tmp_path / "large"
     large.write_bytes(os.urandom(9 << 20))
     store = Store(f"{gs_bucket}/root")

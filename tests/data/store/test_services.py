@@ -8,10 +8,10 @@ import time
 import traceback
 
 import pytest
+from semix.data.errors import InputError
+from semix.data.store import Store, services
+from semix.data.store.services import Patience, retrying
 
-from data.errors import InputError
-from data.store import Store, services
-from data.store.services import Patience, retrying
 from tests.s3 import KEY_ID, SECRET, s3_client
 
 CONTENT = bytes(range(256)) * 3000
@@ -77,7 +77,8 @@ def test_an_open_file_goes_on_where_it_was_cut(store, faulty_s3):
 
 def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "data.store.services.PATIENT", Patience(seconds=0.5, attempts=1, connect_s=1, answer_s=1)
+        "semix.data.store.services.PATIENT",
+        Patience(seconds=0.5, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
     store.put("shard.tar", CONTENT)
@@ -93,7 +94,8 @@ def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
 
 def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "data.store.services.PATIENT", Patience(seconds=1.0, attempts=1, connect_s=1, answer_s=0.5)
+        "semix.data.store.services.PATIENT",
+        Patience(seconds=1.0, attempts=1, connect_s=1, answer_s=0.5),
     )
     store = Store(store.url)
     store.put("a", b"1")
@@ -192,7 +194,8 @@ def test_a_server_that_overwrites_is_refused(store, faulty_s3):
 
 def test_no_secret_in_logs_errors_or_pickles(store, faulty_s3, caplog, monkeypatch):
     monkeypatch.setattr(
-        "data.store.services.PATIENT", Patience(seconds=2, attempts=1, connect_s=1, answer_s=1)
+        "semix.data.store.services.PATIENT",
+        Patience(seconds=2, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
     assert not store.exists("a")  # connected, which may take a busy machine all the patience

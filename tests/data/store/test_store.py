@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-from data.errors import InputError, TooLarge
-from data.store import Store
+from semix.data.errors import InputError, TooLarge
+from semix.data.store import Store
 
 
 def test_accepted_urls():
@@ -86,7 +85,7 @@ def test_a_path_that_looks_like_a_command_is_a_path(tmp_path, monkeypatch):
 def test_a_missing_package_is_named(protocol, package):
     script = (
         f"import sys\nsys.modules['{package}'] = None\n"
-        f"from data.store import Store\nStore('{protocol}://bucket/x')\n"
+        f"from semix.data.store import Store\nStore('{protocol}://bucket/x')\n"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     remedy = f"url = {protocol}://bucket/x: needs {package}: pip install 'semix[{protocol}]'"
@@ -96,7 +95,7 @@ def test_a_missing_package_is_named(protocol, package):
 @pytest.mark.process
 def test_a_local_store_needs_no_cloud_package():
     script = (
-        "import sys\nfrom data.store import Store\nStore('/tmp').exists('x')\n"
+        "import sys\nfrom semix.data.store import Store\nStore('/tmp').exists('x')\n"
         "print([m for m in ('torch', 'fsspec', 's3fs', 'gcsfs', 'botocore') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -173,7 +172,7 @@ def test_of_four_processes_that_create_at_once_one_wins(store):
     if not store.shared:
         pytest.skip("other processes do not see the memory of this one")
     script = (
-        "import sys\nfrom data.store import Store\nstore = Store(sys.argv[1])\n"
+        "import sys\nfrom semix.data.store import Store\nstore = Store(sys.argv[1])\n"
         "store.exists('x'); print(flush=True); sys.stdin.readline()\n"
         "print(sum(store.create(f'lease/{n}', sys.argv[2].encode()) for n in range(20)))\n"
     )

@@ -5,15 +5,15 @@ import re
 
 import numpy as np
 import pytest
+from semix.data.formats import PROTOTYPES, SeriesLabels
+from semix.data.images import encode_image
+from semix.data.pages import DARK, LIGHT
+from semix.data.pinned import Pinned
+from semix.data.root import Root
+from semix.data.tar import GroupSample
+from semix.pipeline.audit import Audit, as_json, audit
+from semix.pipeline.audit.page import pair_rows, write_page
 
-from data.formats import PROTOTYPES, SeriesLabels
-from data.images import encode_image
-from data.pages import DARK, LIGHT
-from data.pinned import Pinned
-from data.root import Root
-from data.tar import GroupSample
-from pipeline.audit import Audit, as_json, audit
-from pipeline.audit.page import pair_rows, write_page
 from tests import featured, handmade
 
 COUNT = 4
@@ -295,7 +295,7 @@ def test_pairs_are_in_the_order_of_their_correlation_then_of_their_end_points():
 
 
 def test_the_page_does_not_list_half_a_million_pairs(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.audit.page.ROWS", 1)
+    monkeypatch.setattr("semix.pipeline.audit.page.ROWS", 1)
     page = tmp_path / "audit.html"
     write_page(page, whole, title="t")
     dash = "\N{EN DASH}"

@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
-
-from pipeline.audit.pictures import FAULTS, Duplicates, difference_hash, find_duplicates, look_at
+from semix.pipeline.audit.pictures import (
+    FAULTS,
+    Duplicates,
+    difference_hash,
+    find_duplicates,
+    look_at,
+)
 
 ALPHAS = np.linspace(0, 1, 3)
 

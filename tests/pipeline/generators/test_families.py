@@ -10,18 +10,17 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, DiTPipeline
 from diffusers.models.embeddings import LabelEmbedding
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.conditioning import Conditioning, concatenate, mix
+from semix.pipeline.config import FLOW_FAMILIES, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.dit import WeightedLabels, label_numbers
+from semix.pipeline.generators.flow_models import packed, unpacked
+from semix.pipeline.generators.latent_diffusion import unscaled
+from semix.pipeline.noise import initial_noise
+from semix.pipeline.prompts import checked_prompts, prompts
 from torch import Tensor
-
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.conditioning import Conditioning, concatenate, mix
-from pipeline.config import FLOW_FAMILIES, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.dit import WeightedLabels, label_numbers
-from pipeline.generators.flow_models import packed, unpacked
-from pipeline.generators.latent_diffusion import unscaled
-from pipeline.noise import initial_noise
-from pipeline.prompts import checked_prompts, prompts
 
 FAMILIES = {
     "tiny_sd_epsilon": {"family": "stable_diffusion", "guidance_scale": 3.0},

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, ZImagePipeline
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.checks import check_generator, check_prompts
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import flow_models, load_generator, texts
+from semix.pipeline.generators.flow_models import packed, unpacked
+from semix.pipeline.generators.loading import load_pipeline
+from semix.pipeline.generators.schedulers import inversion_pair, network_rows
+from semix.pipeline.noise import initial_noise, inversion_stability
+from semix.pipeline.noise.source import noise_source
+from semix.pipeline.plan import BuildPlan
 
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.checks import check_generator, check_prompts
-from pipeline.conditioning import Conditioning
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.generators import flow_models, load_generator, texts
-from pipeline.generators.flow_models import packed, unpacked
-from pipeline.generators.loading import load_pipeline
-from pipeline.generators.schedulers import inversion_pair, network_rows
-from pipeline.noise import initial_noise, inversion_stability
-from pipeline.noise.source import noise_source
-from pipeline.plan import BuildPlan
 from tests.pipeline.roots import made, samples, tars
 
 SD3 = {"family": "sd3", "prompt_length": 12, "steps": 4, "guidance_scale": 3.0}

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionXLPipeline
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.conditioning import concatenate
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
+from semix.pipeline.generators.schedulers import network_rows
+from semix.pipeline.noise import initial_noise
 from torch._dynamo.utils import counters
 
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.conditioning import concatenate
-from pipeline.config import GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
-from pipeline.generators.schedulers import network_rows
-from pipeline.noise import initial_noise
 from tests.emulated_cuda import emulated_cuda
 from tests.pipeline.roots import begun, work
 
@@ -142,7 +142,9 @@ def test_as_many_images_are_decoded_at_once_as_8_gib_hold(side, images):
 def test_the_size_of_the_images_alone_says_how_many_are_decoded_at_once(
     tiny_sd, monkeypatch, setting, parts
 ):
-    monkeypatch.setattr("pipeline.generators.latent_diffusion.DECODING_BYTES", 3 * 16 * 16 * 1920)
+    monkeypatch.setattr(
+        "semix.pipeline.generators.latent_diffusion.DECODING_BYTES", 3 * 16 * 16 * 1920
+    )
     generator = load(tiny_sd, **setting)
     seen, decode = [], generator.vae.decode
     monkeypatch.setattr(

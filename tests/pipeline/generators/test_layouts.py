@@ -11,6 +11,14 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, TorchAoConfig, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.checks import check_generator
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.loading import check_networks, load_pipeline
+from semix.pipeline.memory import memory_needed
+from semix.pipeline.noise import initial_noise
 from transformers import (
     BitsAndBytesConfig,
     CLIPTextModel,
@@ -19,14 +27,6 @@ from transformers import (
     T5EncoderModel,
 )
 
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.checks import check_generator
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.loading import check_networks, load_pipeline
-from pipeline.memory import memory_needed
-from pipeline.noise import initial_noise
 from tests.pipeline.test_memory import FAMILIES
 
 each_family = pytest.mark.parametrize("model", FAMILIES)

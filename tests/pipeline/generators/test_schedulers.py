@@ -15,20 +15,20 @@ from diffusers import (
     LCMScheduler,
     PNDMScheduler,
 )
-from torch import Tensor
-
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.config import GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import (
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.config import GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import (
     DETERMINISTIC,
     ddim_pair,
     network_calls,
     network_rows,
     sampler,
 )
-from pipeline.noise import initial_noise
+from semix.pipeline.noise import initial_noise
+from torch import Tensor
+
 from tests.pipeline.conftest import BETAS
 
 OWN = {

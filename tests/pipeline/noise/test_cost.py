@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
-
-from data.errors import InputError
-from data.settings import load_settings
-from pipeline.config import BuildConfig
-from pipeline.noise.cost import (
+from semix.data.errors import InputError
+from semix.data.settings import load_settings
+from semix.pipeline.config import BuildConfig
+from semix.pipeline.noise.cost import (
     Rung,
     noise_cost,
     refuse_cost,
@@ -17,7 +16,7 @@ from pipeline.noise.cost import (
     rungs,
     selection_rows,
 )
-from pipeline.plan import BuildPlan
+from semix.pipeline.plan import BuildPlan
 
 
 def build_config(*overrides: str) -> BuildConfig:
@@ -118,6 +117,8 @@ def test_what_is_allowed_passes():
 
 @pytest.mark.process
 def test_the_cost_is_known_without_torch():
-    script = "import sys, pipeline.noise.cost; print([m for m in ('torch',) if m in sys.modules])"
+    script = (
+        "import sys, semix.pipeline.noise.cost; print([m for m in ('torch',) if m in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr

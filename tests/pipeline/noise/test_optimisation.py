@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-
-from pipeline.config import GeneratorConfig, NoiseConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import ddim_pair
-from pipeline.noise import initial_noise, inversion_stability, optimise_noise
-from pipeline.noise.search import Scorer
+from semix.pipeline.config import GeneratorConfig, NoiseConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import ddim_pair
+from semix.pipeline.noise import initial_noise, inversion_stability, optimise_noise
+from semix.pipeline.noise.search import Scorer
 
 pytestmark = pytest.mark.process  # for its length
 

@@ -3,17 +3,16 @@
 import pytest
 import torch
 from diffusers import DDIMInverseScheduler, DDIMScheduler
+from semix.data.settings import load_settings
+from semix.pipeline.conditioning import Conditioning
+from semix.pipeline.config import BuildConfig, GeneratorConfig
+from semix.pipeline.generators import load_generator
+from semix.pipeline.generators.schedulers import ddim_pair
+from semix.pipeline.noise import initial_noise, inversion_stability, select_noise
+from semix.pipeline.noise.cost import Rung, choices_at_once, production_batch, rungs, selection_rows
+from semix.pipeline.noise.search import Scorer
+from semix.pipeline.noise.source import scoring_points
 from torch import Tensor
-
-from data.settings import load_settings
-from pipeline.conditioning import Conditioning
-from pipeline.config import BuildConfig, GeneratorConfig
-from pipeline.generators import load_generator
-from pipeline.generators.schedulers import ddim_pair
-from pipeline.noise import initial_noise, inversion_stability, select_noise
-from pipeline.noise.cost import Rung, choices_at_once, production_batch, rungs, selection_rows
-from pipeline.noise.search import Scorer
-from pipeline.noise.source import scoring_points
 
 STEPS = 4
 SHAPE = (4, 8, 8)

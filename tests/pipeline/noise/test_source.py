@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from semix.data.errors import InputError
+from semix.data.fingerprint import hashed_seed
+from semix.data.images import decode_image
+from semix.data.leases import TIME_TO_LIVE, living
+from semix.data.root import Root
+from semix.pipeline.conditioning import mix
+from semix.pipeline.generators.schedulers import ddim_pair
+from semix.pipeline.noise import initial_noise, inversion_stability
+from semix.pipeline.noise.source import noise_digest, noise_source
+from semix.pipeline.root import plan_of
+from semix.pipeline.shard import load_models, mix_groups, regenerate
+from semix.pipeline.work import Building
+from semix.pipeline.worker import Worker
 
-from data.errors import InputError
-from data.fingerprint import hashed_seed
-from data.images import decode_image
-from data.leases import TIME_TO_LIVE, living
-from data.root import Root
-from pipeline.conditioning import mix
-from pipeline.generators.schedulers import ddim_pair
-from pipeline.noise import initial_noise, inversion_stability
-from pipeline.noise.source import noise_digest, noise_source
-from pipeline.root import plan_of
-from pipeline.shard import load_models, mix_groups, regenerate
-from pipeline.work import Building
-from pipeline.worker import Worker
 from tests.pipeline.roots import begun, made, samples, tars, work
 
 pytestmark = pytest.mark.process  # for its length
@@ -143,7 +143,7 @@ def test_what_is_made_again_is_the_same_to_the_byte(build, tmp_path, overrides):
 def test_leases_are_renewed_while_noise_is_chosen(
     make_config, hasty_standins, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("data.leases.RENEW_EVERY_S", 0.0)
+    monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     one = ("mixing.pairs.count=1", "shards.groups_per_shard=2", "noise.candidates=16")
     root = begun(make_config(hasty_standins, *SETTINGS, *one), tmp_path)
     forgotten, held = [], []

@@ -1,0 +1,106 @@
+"""All that a Python user calls, under one name; a name loads what it needs at its first use.
+
+docs/python.md has them with examples.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semix.calib.config import TrainConfig
+    from semix.calib.losses import build_loss, build_mixed_loss
+    from semix.calib.metrics import calibration_metrics, ood_metrics
+    from semix.calib.posthoc import fit_temperature
+    from semix.data.dataset import MixedDataset
+    from semix.data.errors import InputError
+    from semix.data.labels import sharpen, soft_labels
+    from semix.data.pinned import shard_urls
+    from semix.data.root import Root
+    from semix.data.settings import load_settings
+    from semix.data.stream import mixed_pipeline
+    from semix.flows.audit import audit
+    from semix.flows.build import build, extend, resume
+    from semix.flows.evaluate import evaluate
+    from semix.flows.failures import RunFailed
+    from semix.flows.relabel import relabel
+    from semix.flows.report import report
+    from semix.flows.study import study
+    from semix.flows.train import train
+    from semix.pipeline.annotate import class_prototypes, projection_weight, similarity_labels
+    from semix.pipeline.conditioning import interpolate
+    from semix.pipeline.config import BuildConfig
+    from semix.pipeline.noise import initial_noise
+    from semix.pipeline.plan import BuildPlan
+
+__all__ = [
+    "BuildConfig",
+    "BuildPlan",
+    "InputError",
+    "MixedDataset",
+    "Root",
+    "RunFailed",
+    "TrainConfig",
+    "audit",
+    "build",
+    "build_loss",
+    "build_mixed_loss",
+    "calibration_metrics",
+    "class_prototypes",
+    "evaluate",
+    "extend",
+    "fit_temperature",
+    "initial_noise",
+    "interpolate",
+    "load_settings",
+    "mixed_pipeline",
+    "ood_metrics",
+    "projection_weight",
+    "relabel",
+    "report",
+    "resume",
+    "shard_urls",
+    "sharpen",
+    "similarity_labels",
+    "soft_labels",
+    "study",
+    "train",
+]
+
+_HOMES = {
+    "semix.calib.config": "TrainConfig",
+    "semix.calib.losses": "build_loss build_mixed_loss",
+    "semix.calib.metrics": "calibration_metrics ood_metrics",
+    "semix.calib.posthoc": "fit_temperature",
+    "semix.data.dataset": "MixedDataset",
+    "semix.data.errors": "InputError",
+    "semix.data.labels": "sharpen soft_labels",
+    "semix.data.pinned": "shard_urls",
+    "semix.data.root": "Root",
+    "semix.data.settings": "load_settings",
+    "semix.data.stream": "mixed_pipeline",
+    "semix.flows.audit": "audit",
+    "semix.flows.build": "build extend resume",
+    "semix.flows.failures": "RunFailed",
+    "semix.flows.evaluate": "evaluate",
+    "semix.flows.relabel": "relabel",
+    "semix.flows.report": "report",
+    "semix.flows.study": "study",
+    "semix.flows.train": "train",
+    "semix.pipeline.annotate": "class_prototypes projection_weight similarity_labels",
+    "semix.pipeline.conditioning": "interpolate",
+    "semix.pipeline.config": "BuildConfig",
+    "semix.pipeline.noise": "initial_noise",
+    "semix.pipeline.plan": "BuildPlan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names.split():
+            found = globals()[name] = getattr(import_module(module), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
