@@ -343,6 +343,11 @@ def _switched(shift: Any) -> Any:
     return {True: {}, False: None}[shift] if isinstance(shift, bool) else shift
 
 
+def _unmixed(precision: Any) -> Any:
+    """`no` is false to YAML."""
+    return "no" if precision is False else precision
+
+
 class EvaluationConfig(Settings):
     """Measures of the test images, of shifted ones and of foreign ones."""
 
@@ -440,7 +445,7 @@ class TrainConfig(Settings):
         None, gt=0, lt=1, description="decay a step of averaged weights, which are then measured"
     )
     compile: bool = Field(False, description="of the network, by torch.compile")
-    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_unmixed)] = Field(
         "no",
         description="of the network; losses are always float32; no: float32, on a GPU with TF32 "
         "convolutions as torch has them",

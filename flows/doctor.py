@@ -150,18 +150,19 @@ def check_device(subject: Subject) -> Iterator[Finding]:
         remedy = "install a torch for this driver's CUDA, and look at CUDA_VISIBLE_DEVICES"
         yield Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
     else:
-        yield _cpu(subject.dtype, hidden=bool(driver))
+        yield _cpu(subject, hidden=bool(driver))
 
 
-def _cpu(dtype: str, *, hidden: bool) -> Finding:
-    multiply("cpu", dtype)
+def _cpu(subject: Subject, *, hidden: bool) -> Finding:
+    multiply("cpu", subject.dtype)
     found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
         found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
         return Finding("device", WARNING, found, "unset it to use them")
-    if dtype == "float32":
+    if subject.dtype == "float32":
         return Finding("device", OK, found)
-    remedy = f"{dtype} is made for GPUs; run on one, or choose float32"
+    setting = "generator.dtype=float32" if subject.build else "mixed_precision=no"
+    remedy = f"{subject.dtype} is made for GPUs; run on one, or --set {setting}"
     return Finding("device", WARNING, found, remedy)
 
 

@@ -91,4 +91,5 @@ def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for key, value in facts.items():
-        emit(f"{key.replace('_', ' '):{width}}  {printable_line(str(value))}")
+        text = f"{value:.7g}" if isinstance(value, float) else str(value)
+        emit(f"{key.replace('_', ' '):{width}}  {printable_line(text)}")

@@ -138,6 +138,10 @@ def test_a_shift_can_be_switched_on_with_its_defaults(make_config):
     assert make_config("evaluation.shift=false").evaluation.shift is None
 
 
+def test_no_mixed_precision_is_not_false(make_config):
+    assert make_config("mixed_precision=no").mixed_precision == "no"  # false, as YAML reads it
+
+
 def test_the_mixing_ratio_takes_no_stored_labels(make_config):
     assert make_config("mixed.rule=mixing_ratio").mixed.rule == "mixing_ratio"
     for other in ("scale=4", "labels=abc"):

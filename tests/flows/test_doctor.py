@@ -268,7 +268,7 @@ def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     status, found = doctor(config_file, "--set", "generator.dtype=float16")
     assert status == 0 and found["device"]["state"] == "warning"
-    assert "choose float32" in found["device"]["remedy"]
+    assert "or --set generator.dtype=float32" in found["device"]["remedy"]
 
 
 @pytest.mark.parametrize(
