@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 from semix.calib.results import Method, Split, load_methods
 from semix.data.errors import InputError
+from semix.data.installation import install_command
 
 NAME = "semix"  # of the benchmark; its ending says how many classes there are
 COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")
@@ -79,7 +80,7 @@ def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        remedy = "needs h5py; install it with `pip install 'semix[export]'`"
+        remedy = f"needs h5py; run {install_command('export')}"
         raise InputError("export", "calarena", remedy) from error
     found: ModuleType = h5py
     return found

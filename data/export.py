@@ -16,6 +16,7 @@ from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
 from semix.data.images import MOST_PIXELS, check_header, decode_image, encode_image
+from semix.data.installation import install_command
 from semix.data.pinned import Pinned
 from semix.data.tar import GroupSample
 
@@ -240,7 +241,7 @@ def _pyarrow() -> ModuleType:
     try:
         import pyarrow.parquet
     except ImportError:
-        remedy = "needs pyarrow; run pip install 'semix[export]'"
+        remedy = f"needs pyarrow; run {install_command('export')}"
         raise InputError("--format", "parquet or huggingface", remedy) from None
     return pyarrow
 

@@ -9,6 +9,7 @@ from typing import Any
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import DATA, EVALUATION, is_measured
 from semix.calib.study import Cell
+from semix.configs import FOLDER as READY
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import file_digest
@@ -29,7 +30,7 @@ from semix.pipeline.standins.recipe import Report
 
 SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
-CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
+CONFIGS = READY / "quickstart"
 # The same number of series twice: from random noises, and from the stablest of several.
 RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {

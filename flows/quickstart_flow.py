@@ -61,7 +61,7 @@ def run_name(given: Mapping[str, Any]) -> str:
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
-def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> dict[str, Any]:
+def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
     """Tell the whole story on the bundled digits: small models, two builds, methods, a report.
 
     Start it again at any time: what is there and unchanged is kept.

@@ -3,7 +3,10 @@
 docs/python.md has them with examples.
 """
 
+import sys
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,3 +107,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _refuse_other_semix() -> None:
+    """Raises ImportError: the distribution `semix` is installed, whose files overlay ours."""
+    for folder in filter(None, sys.path):
+        with suppress(OSError):
+            for other in Path(folder).glob("semix-*.dist-info"):
+                raise ImportError(
+                    f"{other}: the distribution `semix` is another package of the same import "
+                    "name, or an earlier version of this one; run `pip uninstall semix`, then "
+                    "install semix-calibration again"
+                )
+
+
+_refuse_other_semix()

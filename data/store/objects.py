@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
 from semix.data.errors import InputError, TooLarge
+from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged
 from semix.data.store.places import Fact, Place
 from semix.data.store.services import Info, Memory, Patience, Service, Upload, retrying
@@ -329,6 +330,6 @@ def service_of(protocol: str, url: str) -> Service:
             return gs
     except ModuleNotFoundError:
         package = {"s3": "s3fs", "gs": "gcsfs"}[protocol]
-        remedy = f"needs {package}: pip install 'semix[{protocol}]'"
+        remedy = f"needs {package}: {install_command(protocol)}"
         raise InputError("url", url, remedy) from None
     return Memory()

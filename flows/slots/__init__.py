@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
 from semix.data.errors import InputError
+from semix.data.installation import install_command
 from semix.data.machine import usable_cores
 from semix.data.ranges import parse_part
 from semix.flows.child import started_ahead
@@ -114,7 +115,7 @@ def _check_runner(settings: SlotSettings) -> None:
             remedy = "needs --runner dask or ray; local slots are on this machine"
             raise InputError("cluster", settings.cluster, remedy)
     elif find_spec(PACKAGES[settings.runner]) is None:
-        remedy = f"is not installed; pip install 'semix[{settings.runner}]'"
+        remedy = f"is not installed; run {install_command(settings.runner)}"
         raise InputError("runner", settings.runner, remedy)
 
 

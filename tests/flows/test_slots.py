@@ -125,7 +125,7 @@ def test_an_extra_that_is_not_installed_is_named(runner, monkeypatch):
     monkeypatch.setattr(
         slots, "find_spec", lambda name: None if name == missing else find_spec(name)
     )
-    with pytest.raises(InputError, match=rf"not installed; pip install 'semix\[{runner}\]'"):
+    with pytest.raises(InputError, match=rf"not installed; run pip install .*\[{runner}\]'"):
         check_slots(SlotSettings(runner=runner))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from semix.data.errors import InputError, TooLarge
+from semix.data.installation import install_command
 from semix.data.store import Store
 
 
@@ -88,7 +89,7 @@ def test_a_missing_package_is_named(protocol, package):
         f"from semix.data.store import Store\nStore('{protocol}://bucket/x')\n"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    remedy = f"url = {protocol}://bucket/x: needs {package}: pip install 'semix[{protocol}]'"
+    remedy = f"url = {protocol}://bucket/x: needs {package}: {install_command(protocol)}"
     assert remedy in found.stderr
 
 
