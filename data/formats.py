@@ -53,8 +53,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MaybeSha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 FreeForm = dict[str, Any]  # as its own reader checks it
 ImageFormat = Literal["webp", "png", "jpg"]  # of stored images; their extensions
-Stage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
+ShardStage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
+STAGES: tuple[ShardStage, ...] = get_args(ShardStage)
 
 
 def shard_stem(shard: int, folder: str = SHARDS) -> str:
@@ -85,7 +85,7 @@ def spec_digest(plan_digest: str, shard: int) -> str:
     return fingerprint([plan_digest, shard])
 
 
-class Format(Strict):
+class StoredFile(Strict):
     """A file of its own.
 
     Attributes:
@@ -233,7 +233,7 @@ class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
         return read_strictly(cls, content, what=PAIRS, most=64 * MIB).root
 
 
-class Extension(Format):
+class Extension(StoredFile):
     """`extensions/N.json`: groups that were added behind the last."""
 
     WHAT = "extension"
@@ -253,7 +253,7 @@ class LeftOut(Strict):
     reason: Text
 
 
-class ShardEntry(Format):
+class ShardEntry(StoredFile):
     """A shard as an index lists it: what reading, and counting, want of its commit record.
 
     Names follow from number and hash, so that none can point elsewhere.
@@ -278,7 +278,7 @@ class ShardEntry(Format):
     groups: int = Field(ge=1, le=MOST_SERIES)
     first: Group
     left_out: list[LeftOut] = Field([])
-    seconds: dict[Stage, float] = Field({})
+    seconds: dict[ShardStage, float] = Field({})
     wall_seconds: float = 0.0
     tflop: float | None = None
     attempt: int = Field(1, ge=1, lt=2**63)
@@ -315,7 +315,7 @@ class CommitRecord(ShardEntry):
     WHAT = "commit record"
 
     spec: Digest
-    seconds: dict[Stage, float]
+    seconds: dict[ShardStage, float]
     wall_seconds: float
     attempt: int = Field(ge=1, lt=2**63)
     worker: Text = ""
@@ -328,7 +328,7 @@ class CommitRecord(ShardEntry):
         return ShardEntry.model_construct(**kept | {"seconds": seconds, "record_bytes": size})
 
 
-class Failure(Format):
+class Failure(StoredFile):
     """`failed/0012/0012345.1.json`: why an attempt failed."""
 
     WHAT = "failure record"
@@ -344,7 +344,7 @@ class Failure(Format):
     versions: dict[Text, Text] = Field({})
 
 
-class Agreement(Strict):
+class EncoderAgreement(Strict):
     """What a second encoder says of the same images, and how far it is from the first."""
 
     weights: list[float]
@@ -368,7 +368,7 @@ Mixture = Annotated[list[Share], AfterValidator(_sums_to_one)]
 Label = Annotated[list[tuple[ClassIndex, Share]], AfterValidator(_is_a_label)]
 
 
-class Labels(Format):
+class Labels(StoredFile):
     """The parts of a series' record that an annotation writes; one entry an image.
 
     Attributes:
@@ -382,11 +382,11 @@ class Labels(Format):
     weights: list[float] = Field(min_length=1, max_length=MOST_IMAGES)
     labels: list[Label]
     coordinates: list[list[float]] | None = None
-    agreement: Agreement | None = None
+    agreement: EncoderAgreement | None = None
 
     def parts(self) -> dict[str, Any]:
         """Those that are labels, by name."""
-        own = Labels.model_fields.keys() - Format.model_fields.keys()
+        own = Labels.model_fields.keys() - StoredFile.model_fields.keys()
         return {name: getattr(self, name) for name in own}
 
     @model_validator(mode="after")
@@ -466,7 +466,7 @@ class SeriesLabels(Labels):
     group: Group
 
 
-class ShardLabels(Format):
+class ShardLabels(StoredFile):
     """`labels/DIGEST/0012/0012345.json`: labels of one shard's images, and which those are.
 
     Attributes:
@@ -493,7 +493,7 @@ class ShardLabels(Format):
         return self
 
 
-class LabelSetRecord(Format):
+class LabelSetRecord(StoredFile):
     """`labels/DIGEST/set.json`: how the labels of a set are made.
 
     Attributes:
@@ -520,7 +520,7 @@ Flag = Literal["backwards", "not_monotone", "end_points", "duplicate", "still", 
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
-class SeriesFlags(Format):
+class SeriesFlags(StoredFile):
     """`audit/N.json`: group numbers by flag, ascending, for the series of one index.
 
     Another version may know other flags; what it did not look for is not there.
@@ -540,7 +540,7 @@ class SeriesFlags(Format):
     flags: dict[Text, list[Group]]
 
 
-class Tombstone(Format):
+class Tombstone(StoredFile):
     """`discarded/0012/0012345.N.json`: why a shard was discarded, and what its record said."""
 
     WHAT = "tombstone"
@@ -550,7 +550,7 @@ class Tombstone(Format):
     record: str
 
 
-class Lease(Format):
+class Lease(StoredFile):
     """`leases/NAME.json`: machine and process that work on something."""
 
     WHAT = "lease"
@@ -565,7 +565,7 @@ class _Versioned(BaseModel):
     schema_: int = Field(1, alias="schema")
 
 
-def refuse_newer(kind: type[Format], content: bytes, *, where: str = "") -> None:
+def refuse_newer(kind: type[StoredFile], content: bytes, *, where: str = "") -> None:
     """Raises InputError if a newer version of semix wrote this, which may have other fields."""
     try:
         schema = _Versioned.model_validate_json(content).schema_
@@ -574,7 +574,7 @@ def refuse_newer(kind: type[Format], content: bytes, *, where: str = "") -> None
     _refuse_newer(kind, schema, where)
 
 
-def _refuse_newer(kind: type[Format], schema: int, where: str) -> None:
+def _refuse_newer(kind: type[StoredFile], schema: int, where: str) -> None:
     if schema > kind.SCHEMA:
         remedy = f"a newer version of semix wrote it, this one reads {kind.SCHEMA}"
         raise InputError(f"{where or kind.WHAT} schema", schema, f"{remedy}; use that version")

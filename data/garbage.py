@@ -11,7 +11,7 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, forgotten, lease_name, living, release
 from semix.data.records import FILES, numbered_folders
 from semix.data.root import Root
-from semix.data.store import Fact
+from semix.data.store import FileInfo
 
 HOUR = 3600.0
 ATTEMPT = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
@@ -44,7 +44,7 @@ def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
             the record that names it.
     """
     newest = root.store.now() - older_than_s
-    found = [item for item, fact in _candidates(root) if fact.modified <= newest]
+    found = [item for item, info in _candidates(root) if info.modified <= newest]
     held = living(root.store)
     return [item for item in found if item.lease is None or lease_name(item.lease) not in held]
 
@@ -73,46 +73,46 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
     return gone
 
 
-def _candidates(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     # Files are listed before what refers to them: what was published since is not looked at.
-    failed = root.store.facts(FAILED)
-    for name, fact in root.store.partials().items():
-        yield Garbage(name, fact.bytes, UNFINISHED), fact
-    for name, fact in forgotten(root.store).items():
-        yield Garbage(name, fact.bytes, "its process is gone"), fact
+    failed = root.store.infos(FAILED)
+    for name, info in root.store.partials().items():
+        yield Garbage(name, info.bytes, UNFINISHED), info
+    for name, info in forgotten(root.store).items():
+        yield Garbage(name, info.bytes, "its process is gone"), info
     yield from _unreferred(root)
     done = set(root.done())
-    for name, fact in failed.items():
+    for name, info in failed.items():
         if (match := ATTEMPT.fullmatch(name)) and int(match[1]) in done:
-            yield Garbage(name, fact.bytes, "the shard was made since", int(match[1])), fact
+            yield Garbage(name, info.bytes, "the shard was made since", int(match[1])), info
     yield from _unreferred_labels(root)
     yield from _measured(root)
 
 
-def _unreferred(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     """Damaged indices, or else files of shards that no record and no index names."""
     stray = dict(_unrecorded(root))
     pins, damaged = _pins(root, stray)
-    facts = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
+    infos = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
     for name, reason in damaged.items():
-        if name in facts:
-            yield Garbage(name, facts[name].bytes, reason), facts[name]
+        if name in infos:
+            yield Garbage(name, infos[name].bytes, reason), infos[name]
     if damaged:
         return  # what such an index pinned is not known
-    for name, (shard, fact) in stray.items():
+    for name, (shard, info) in stray.items():
         if name not in pins:
-            yield Garbage(name, fact.bytes, "no record names it", shard, shard), fact
+            yield Garbage(name, info.bytes, "no record names it", shard, shard), info
 
 
-def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, Fact]]]:
+def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, FileInfo]]]:
     """Tars and features that no commit record names, with their shards."""
     for number in sorted(numbered_folders(root.store, SHARDS)):
         files = root.store.scan(f"{SHARDS}/{number:04d}")[0]
         entries = root.folder(number).values()
         named = {name for entry in entries for name in (entry.tar, entry.features.name)}
-        for name, fact in files.items():
+        for name, info in files.items():
             if name not in named and (match := FILES.fullmatch(name)):
-                yield name, (int(match[1]), fact)
+                yield name, (int(match[1]), info)
 
 
 def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
@@ -130,34 +130,34 @@ def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, 
     return pinned, damaged
 
 
-def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     """Features of label sets that no labels name, and failures that are past."""
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
-        failed = root.store.facts(f"{labels.folder}/{FAILED}")
-        heads = labels.heads()
-        named = {head.features.name for head in heads.values() if head.features}
+        failed = root.store.infos(f"{labels.folder}/{FAILED}")
+        headers = labels.headers()
+        named = {header.features.name for header in headers.values() if header.features}
         for number in sorted(numbered_folders(root.store, labels.folder)):
-            for name, fact in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():
+            for name, info in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():
                 match = FEATURES.fullmatch(name.removeprefix(f"{labels.folder}/"))
                 if match and name not in named:
                     shard = int(match[1])
                     lease = f"labels-{digest[:12]}-{shard:07d}"
-                    yield Garbage(name, fact.bytes, "no labels name it", shard, lease), fact
-        for name, fact in failed.items():
+                    yield Garbage(name, info.bytes, "no labels name it", shard, lease), info
+        for name, info in failed.items():
             match = ATTEMPT.fullmatch(name.removeprefix(f"{labels.folder}/"))
-            if match and int(match[1]) in heads:
-                yield Garbage(name, fact.bytes, "the labels were made since", int(match[1])), fact
+            if match and int(match[1]) in headers:
+                yield Garbage(name, info.bytes, "the labels were made since", int(match[1])), info
 
 
-def _measured(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+def _measured(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     """Features that waited for prototypes: all as old as the newest, which shows work going on."""
-    facts = root.store.facts("prototypes")
-    files = {name: fact for name, fact in facts.items() if MEASURED.fullmatch(name)}
+    infos = root.store.infos("prototypes")
+    files = {name: info for name, info in infos.items() if MEASURED.fullmatch(name)}
     if files and root.store.exists(PROTOTYPES):
-        newest = max(fact.modified for fact in files.values())
-        for name, fact in files.items():
-            yield Garbage(name, fact.bytes, "its measurement is over"), Fact(fact.bytes, newest)
+        newest = max(info.modified for info in files.values())
+        for name, info in files.items():
+            yield Garbage(name, info.bytes, "its measurement is over"), FileInfo(info.bytes, newest)
 
 
 def _still(root: Root, item: Garbage) -> bool:

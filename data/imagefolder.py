@@ -71,7 +71,7 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
     bad: Mapping[Path, str] = {}
-    if config.skip_bad and (surveyed := survey(config)).bad:
+    if config.skip_bad and (surveyed := inspect_folder(config)).bad:
         bad = surveyed.bad
         log.warning("%s", surveyed.left_out())
     if folders:
@@ -85,7 +85,7 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
 
 
 @dataclass(frozen=True)
-class Survey:
+class FolderReport:
     """What a folder of pictures holds.
 
     Attributes:
@@ -119,7 +119,9 @@ class Survey:
         return f"left out {count} that cannot be decoded: {'; '.join([*first, *more])}"
 
 
-def survey(config: RealDataConfig, listener: Listener = lambda done, total: None) -> Survey:
+def inspect_folder(
+    config: RealDataConfig, listener: Listener = lambda done, total: None
+) -> FolderReport:
     """Decode every image, and look at what lies beside them.
 
     Raises:
@@ -145,7 +147,7 @@ def survey(config: RealDataConfig, listener: Listener = lambda done, total: None
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
     alike = [same for same in alike if len(same) > 1]
-    return Survey(len(paths), bad, _ignored(root, places, names), alike)
+    return FolderReport(len(paths), bad, _ignored(root, places, names), alike)
 
 
 def _refuse_more(
@@ -226,10 +228,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return {}
 
 
-Part = tuple[list[Path], np.ndarray]
+PathsAndTargets = tuple[list[Path], np.ndarray]
 
 
-def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> Part:
+def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> PathsAndTargets:
     """The images of all classes but the bad ones, in order of their names."""
     unknown = sorted(p.name for p in _folders(folder) if p.name not in names)
     if unknown:
@@ -244,13 +246,13 @@ def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> P
     return paths, np.array(targets, dtype=np.int64)
 
 
-def _take(part: Part, indices: np.ndarray) -> Part:
+def _take(part: PathsAndTargets, indices: np.ndarray) -> PathsAndTargets:
     return [part[0][index] for index in indices], part[1][indices]
 
 
 def _made_splits(
     config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
-) -> list[Part]:
+) -> list[PathsAndTargets]:
     everything = _list(root, names, bad)
     _refuse_empty(root, "train", names, everything[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
@@ -264,7 +266,7 @@ def _given_splits(
     folders: dict[str, Path],
     names: Sequence[str],
     bad: Mapping[Path, str],
-) -> list[Part]:
+) -> list[PathsAndTargets]:
     """As the folders say; without validation/ some training images become it."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])

@@ -96,7 +96,7 @@ def load_square(path: Path, size: int) -> np.ndarray:
         if width * height > MOST_TAKEN:
             most = f"at most {MOST_TAKEN} are decoded; save it smaller"
             raise ValueError(f"{width} x {height} pixels, {most}")
-        with _room.taken(width * height):
+        with _decode_budget.taken(width * height):
             return _square(content, size, claimed=width * height)
     except (OSError, MemoryError):
         raise
@@ -106,7 +106,7 @@ def load_square(path: Path, size: int) -> np.ndarray:
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-class _Room:
+class DecodeBudget:
     """What the threads of a process decode at a time."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Room:
                 self._changed.notify_all()
 
 
-_room = _Room()
+_decode_budget = DecodeBudget()
 
 
 def _content(path: Path) -> bytes:

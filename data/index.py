@@ -15,8 +15,8 @@ from semix.data.formats import (
     STAGES,
     Digest,
     File,
-    Format,
     ShardEntry,
+    StoredFile,
     features_name,
     refuse_newer,
     tar_name,
@@ -156,7 +156,7 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
     return f"{INDICES}/{number}.json"
 
 
-class _Head(Format):
+class _Head(StoredFile):
     """The first line; that of a newer version says so, or the entries do."""
 
     WHAT = "index"

@@ -20,9 +20,9 @@ from semix.data.formats import (
     shard_stem,
     spec_digest,
 )
-from semix.data.records import Attempts, numbered_folders, record_facts
-from semix.data.root import Progress, Root
-from semix.data.store import Fact
+from semix.data.records import Attempts, numbered_folders, record_infos
+from semix.data.root import Root, RootProgress
+from semix.data.store import FileInfo
 
 ROOT, IMAGES = "root", "images"  # where features come from, besides another set
 SHORTEST = 6  # digits that may stand for a digest
@@ -31,7 +31,7 @@ AT_ONCE = 64  # label files that are read at once; a shard's are some ten kiloby
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LabelHeader:
     """What the labels of a shard say but the labels.
 
     Attributes:
@@ -70,41 +70,41 @@ class LabelSet:
         self.folder = f"{SETS}/{self.digest}"
         self.record = _read_set(root, self.digest)
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
-        self._heads: dict[int, tuple[Fact, Head | None]] = {}
+        self._headers: dict[int, tuple[FileInfo, LabelHeader | None]] = {}
         self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
 
     @cached_property
-    def keeper(self) -> "LabelSet | None":
+    def feature_source(self) -> "LabelSet | None":
         """The set that keeps the features these labels are made from; None where the root does."""
         source = self.record.features
         if source == ROOT:
             return None
         return self if source == IMAGES else LabelSet(self.root, source)
 
-    def heads(self) -> dict[int, Head]:
+    def headers(self) -> dict[int, LabelHeader]:
         """Of labels that are of just the images that are committed now, by shard ascending."""
-        self._look()
+        self._refresh()
         images = self.root.images()
-        known = ((shard, head) for shard, (_, head) in sorted(self._heads.items()) if head)
-        return {shard: head for shard, head in known if images.get(shard) == head.images}
+        known = ((shard, header) for shard, (_, header) in sorted(self._headers.items()) if header)
+        return {shard: header for shard, header in known if images.get(shard) == header.images}
 
     def done(self) -> list[int]:
         """Shards whose images are committed and labelled."""
-        return list(self.heads())
+        return list(self.headers())
 
     def missing(self) -> list[int]:
         """Shards whose images are committed and have no labels of this set."""
-        done = self.heads()
+        done = self.headers()
         return [shard for shard in self.root.images() if shard not in done]
 
-    def head(self, shard: int) -> Head | None:
+    def header(self, shard: int) -> LabelHeader | None:
         """Of the labels that are there now, whatever images they are of."""
         return dict(self._read([shard])).get(shard)
 
     def is_committed(self, shard: int, images: str) -> bool:
         """Whether the tar with this sha256 is labelled."""
-        head = self.head(shard)
-        return head is not None and head.images == images
+        header = self.header(shard)
+        return header is not None and header.images == images
 
     def labels(self, shard: int, *, images: str | None = None) -> dict[int, SeriesLabels]:
         """What the set says of each series, by group number.
@@ -180,13 +180,13 @@ class LabelSet:
         """Attempts that failed, of shards that are still not labelled."""
         return self._attempts.read(self._failed())
 
-    def progress(self) -> Progress:
+    def progress(self) -> RootProgress:
         """How many of the shards that have images are labelled."""
-        images, heads = self.root.progress(), self.heads()
-        groups, series = sum(h.groups for h in heads.values()), self.root.plan.images_per_group
-        return Progress(
+        images, headers = self.root.progress(), self.headers()
+        groups, series = sum(h.groups for h in headers.values()), self.root.plan.images_per_group
+        return RootProgress(
             shards=images.done,
-            done=len(heads),
+            done=len(headers),
             failed=len(self._failed()),
             groups=images.groups_done,
             groups_done=groups,
@@ -217,21 +217,21 @@ class LabelSet:
         planned = range(self.root.plan.num_shards)
         return self._attempts.numbers(shard for shard in planned if shard not in done)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read the heads of labels that are new, or not as they were."""
-        listed: dict[int, Fact] = {}
+        listed: dict[int, FileInfo] = {}
         for number in sorted(numbered_folders(self.store, self.folder)):
-            facts = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
-            listed |= record_facts(facts, self.folder)
-            self.root.beat()
-        known = self._heads
-        self._heads = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
-        unread = [shard for shard in listed if shard not in self._heads]
-        self._heads |= {shard: (listed[shard], None) for shard in unread}
-        for shard, head in self._read(unread):
-            self._heads[shard] = listed[shard], head
+            infos = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
+            listed |= record_infos(infos, self.folder)
+            self.root.heartbeat()
+        known = self._headers
+        self._headers = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
+        unread = [shard for shard in listed if shard not in self._headers]
+        self._headers |= {shard: (listed[shard], None) for shard in unread}
+        for shard, header in self._read(unread):
+            self._headers[shard] = listed[shard], header
 
-    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, Head]]:
+    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, LabelHeader]]:
         """Heads of those that can be read."""
         names = {self.name(shard): shard for shard in shards}
         for start in range(0, len(names), AT_ONCE):
@@ -241,7 +241,7 @@ class LabelSet:
                     found = self._checked(content, names[name])
                 except ValueError:
                     continue
-                yield names[name], Head(found.images, len(found.groups), found.features)
+                yield names[name], LabelHeader(found.images, len(found.groups), found.features)
 
     def _checked(self, content: bytes, shard: int) -> ShardLabels:
         found = ShardLabels.read(content, where=f"{self.store.url}/{self.name(shard)}")

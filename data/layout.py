@@ -13,7 +13,7 @@ NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Shards of one size that follow each other, over groups that follow each other.
 
     Attributes:
@@ -42,40 +42,40 @@ class Layout:
         size: groups of a whole shard.
     """
 
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     size: int
 
     @property
     def num_groups(self) -> int:
-        return sum(stretch.groups for stretch in self.stretches)
+        return sum(segment.groups for segment in self.segments)
 
     @property
     def num_shards(self) -> int:
-        return sum(stretch.shards for stretch in self.stretches)
+        return sum(segment.shards for segment in self.segments)
 
     def groups_of(self, shard: int) -> range:
         """The groups in a shard. Raises IndexError."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard}: the plan has {self.num_shards}")
-        stretch = self._at([s.first_shard for s in self.stretches], shard)
-        start = stretch.first_group + (shard - stretch.first_shard) * self.size
-        return range(start, min(start + self.size, stretch.last_group + 1))
+        segment = self._at([s.first_shard for s in self.segments], shard)
+        start = segment.first_group + (shard - segment.first_shard) * self.size
+        return range(start, min(start + self.size, segment.last_group + 1))
 
     def shard_of(self, group: int) -> int:
         """The shard that a group is in. Raises IndexError."""
         if not 0 <= group < self.num_groups:
             raise IndexError(f"group {group}: the plan has {self.num_groups}")
-        stretch = self._at([s.first_group for s in self.stretches], group)
-        return stretch.first_shard + (group - stretch.first_group) // self.size
+        segment = self._at([s.first_group for s in self.segments], group)
+        return segment.first_shard + (group - segment.first_group) // self.size
 
-    def _at(self, starts: Sequence[int], number: int) -> Stretch:
-        return self.stretches[bisect_right(starts, number) - 1]
+    def _at(self, starts: Sequence[int], number: int) -> Segment:
+        return self.segments[bisect_right(starts, number) - 1]
 
 
 def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
     """Of a plan of so many groups, `size` a shard, and what was added to it."""
-    base = Stretch(0, 0, groups, -(-groups // size))
-    return Layout((base, *map(stretch_of, extensions)), size)
+    base = Segment(0, 0, groups, -(-groups // size))
+    return Layout((base, *map(segment_of, extensions)), size)
 
 
 def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
@@ -83,9 +83,9 @@ def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
     return layout(plan.num_groups, plan.config["shards"]["groups_per_shard"], extensions)
 
 
-def stretch_of(extension: Extension) -> Stretch:
+def segment_of(extension: Extension) -> Segment:
     places = extension.first_group, extension.first_shard
-    return Stretch(*places, extension.groups, extension.shards)
+    return Segment(*places, extension.groups, extension.shards)
 
 
 def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
@@ -135,10 +135,10 @@ def extension_name(number: int) -> str:
 
 def _refuse_gap(extension: Extension, plan: Plan, before: Layout) -> None:
     shards = -(-extension.groups // before.size)
-    expected = Stretch(before.num_groups, before.num_shards, extension.groups, shards)
+    expected = Segment(before.num_groups, before.num_shards, extension.groups, shards)
     if extension.plan != plan.digest:
         raise ValueError("belongs to another plan")
-    found = stretch_of(extension)
+    found = segment_of(extension)
     if found != expected:
         wrong = {k: v for k, v in asdict(found).items() if v != getattr(expected, k)}
         raise ValueError(f"does not continue what is before it ({', '.join(wrong)})")

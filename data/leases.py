@@ -10,7 +10,7 @@ from threading import Lock
 from semix.data.errors import InputError
 from semix.data.formats import Lease
 from semix.data.machine import machine
-from semix.data.store import Fact, Store, process_alive
+from semix.data.store import FileInfo, Store, process_alive
 
 FOLDER = "leases"
 # On a shard, a flow's run, a shard of a label set, the prototypes, the plan: no others are claimed.
@@ -36,8 +36,8 @@ def claim(store: Store, work: int | str) -> bool:
         return True
     holder = _holder(store, name)
     if holder not in (None, _us()):
-        fact = store.facts(FOLDER).get(name)
-        if fact is not None and _lives(store, holder, fact):
+        info = store.infos(FOLDER).get(name)
+        if info is not None and _lives(store, holder, info):
             return False
     store.put(name, _note())
     return True
@@ -55,18 +55,18 @@ def release(store: Store, work: int | str) -> None:
         store.delete(lease_name(work))
 
 
-class Renewing:
+class LeaseHeartbeat:
     """A beat that also renews, now and then, the leases on the work this process is at.
 
-    Beats may be nested: work within work is handed the outer one as its `beat`, so that the
+    Beats may be nested: work within work is handed the outer one as its `heartbeat`, so that the
     leases of both are renewed. What is held may be let go on another thread.
 
     Args:
-        beat: called each time.
+        heartbeat: called each time.
     """
 
-    def __init__(self, store: Store, beat: Callable[[], None] = lambda: None) -> None:
-        self._store, self._beat = store, beat
+    def __init__(self, store: Store, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self._store, self._heartbeat = store, heartbeat
         self._renewed: dict[int | str, float] = {}  # by work, monotonic
         self._lock = Lock()  # what was let go, and then released, must not be renewed after that
 
@@ -81,7 +81,7 @@ class Renewing:
                 del self._renewed[work]
 
     def __call__(self) -> None:
-        self._beat()
+        self._heartbeat()
         with self._lock:
             for work, renewed in list(self._renewed.items()):
                 if time.monotonic() - renewed >= RENEW_EVERY_S:
@@ -93,20 +93,20 @@ class Renewing:
 
 def living(store: Store, *, others: bool = False) -> set[str]:
     """Names of the leases whose holder lives; this process included, unless `others` is set."""
-    held = {name for name, fact in store.facts(FOLDER).items() if _held(store, name, fact)}
+    held = {name for name, info in store.infos(FOLDER).items() if _held(store, name, info)}
     return {name for name in held if not (others and _is_ours(store, name))}
 
 
-def forgotten(store: Store) -> dict[str, Fact]:
+def forgotten(store: Store) -> dict[str, FileInfo]:
     """Leases whose holder is gone, by name; other files that lie there are none."""
-    facts = {name: fact for name, fact in store.facts(FOLDER).items() if NAME.fullmatch(name)}
-    return {name: fact for name, fact in facts.items() if not _held(store, name, fact)}
+    infos = {name: info for name, info in store.infos(FOLDER).items() if NAME.fullmatch(name)}
+    return {name: info for name, info in infos.items() if not _held(store, name, info)}
 
 
 def held_by(store: Store, pid: int) -> list[str]:
     """The work that a process of this machine claimed and did not release, dead or alive."""
     us = (machine(), pid)
-    held = (name for name in store.facts(FOLDER) if _holder(store, name) == us)
+    held = (name for name in store.infos(FOLDER) if _holder(store, name) == us)
     return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in held]
 
 
@@ -127,11 +127,11 @@ def _us() -> Holder:
     return machine(), os.getpid()
 
 
-def _held(store: Store, name: str, fact: Fact) -> bool:
-    return _lives(store, _holder(store, name), fact)
+def _held(store: Store, name: str, info: FileInfo) -> bool:
+    return _lives(store, _holder(store, name), info)
 
 
-def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
+def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
     """Whether a holder lives, as far as this machine can tell.
 
     A process of this machine lives or does not. Of another machine, or of this one before it
@@ -143,7 +143,7 @@ def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
         return False
     if holder[0] == machine() and not process_alive(holder[1]):
         return False
-    return abs(store.now() - fact.modified) < TIME_TO_LIVE
+    return abs(store.now() - info.modified) < TIME_TO_LIVE
 
 
 def _holder(store: Store, name: str) -> Holder | None:

@@ -166,13 +166,13 @@ class Pinned:
 
     def _features_file(self, shard: ShardEntry) -> File:
         """Of the images, or of a label set where an encoder of its own saw them."""
-        keeper = self.label_set.keeper if self.label_set else None
-        if keeper is None:
+        feature_source = self.label_set.feature_source if self.label_set else None
+        if feature_source is None:
             return shard.features
-        head = keeper.head(shard.shard)
-        if head is None or head.images != shard.sha256 or head.features is None:
-            raise ValueError(f"{keeper.name(shard.shard)}: has no features of {shard.tar}")
-        return head.features
+        header = feature_source.header(shard.shard)
+        if header is None or header.images != shard.sha256 or header.features is None:
+            raise ValueError(f"{feature_source.name(shard.shard)}: has no features of {shard.tar}")
+        return header.features
 
     @property
     def _unit_length(self) -> bool:

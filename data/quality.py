@@ -30,7 +30,7 @@ class WeightCurve:
     quantiles: Tensor  # [Q, A]
 
 
-class Agreement(TypedDict):
+class EndPointAgreement(TypedDict):
     """How many end-point images a classifier reads as the class they were made for."""
 
     agreed: int
@@ -180,7 +180,7 @@ def read_end_points(
     return found
 
 
-def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:
+def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement:
     """Share of end-point images read as the class they were made for.
 
     Args:

@@ -23,7 +23,7 @@ from semix.data.formats import (
     spec_digest,
 )
 from semix.data.index import ROW, Index, ShardRows, newest_index
-from semix.data.store import Fact, Store
+from semix.data.store import FileInfo, Store
 from semix.data.threads import mapped
 
 MOST_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
@@ -47,8 +47,8 @@ class Folder:
     """
 
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
-    refused: dict[int, tuple[Fact, str]] = field(default_factory=dict)
-    gone: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, tuple[FileInfo, str]] = field(default_factory=dict)
+    tombstones: dict[int, int] = field(default_factory=dict)
     whole: bool = False
 
     def entries(self) -> list[ShardEntry]:
@@ -65,7 +65,7 @@ class Records:
     Args:
         shards: how many the plan has.
         trusting: take from the newest index what it knows; else every record is read.
-        beat: called after each folder of a look, which takes long where no index helps.
+        heartbeat: called after each folder of a look, which takes long where no index helps.
     """
 
     def __init__(
@@ -75,32 +75,37 @@ class Records:
         *,
         shards: int,
         trusting: bool = True,
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._plan, self._shards, self._beat = store, plan_digest, shards, beat
+        self._store, self._plan, self._shards, self._heartbeat = (
+            store,
+            plan_digest,
+            shards,
+            heartbeat,
+        )
         self._folders: dict[int, Folder] = {}
         self._trusting = trusting
         self._index: Index | None = None
 
-    def look(self, start: int = 0, stop: int | None = None) -> None:
+    def refresh(self, start: int = 0, stop: int | None = None) -> None:
         """Bring what is known of these shards up to date; all of the plan by default."""
         stop = self._shards if stop is None else min(stop, self._shards)
         wanted = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
-        buried = numbered_folders(self._store, DISCARDED) & wanted
+        discarded = numbered_folders(self._store, DISCARDED) & wanted
         there = numbered_folders(self._store, SHARDS) & wanted
         for number in wanted - there:
             self._folders.pop(number, None)
-        wanted = {n for n in there if n in buried or not self._folder(n).whole}
+        wanted = {n for n in there if n in discarded or not self._folder(n).whole}
         if wanted and self._trusting and not self._folders.keys() & wanted:
             self._index = newest_index(self._store, self._plan)
-        update = partial(self._updated, buried=buried)
+        update = partial(self._updated, discarded=discarded)
         for number, found in zip(
             sorted(wanted),
             mapped(update, sorted(wanted), threads=self._store.parallel),
             strict=True,
         ):
             self._folders[number] = found
-            self._beat()
+            self._heartbeat()
         self._index = None  # it is large, and what it said is known
 
     def rows(self) -> ShardRows:
@@ -136,43 +141,43 @@ class Records:
     def _folder(self, number: int) -> Folder:
         return self._folders.get(number) or Folder()
 
-    def _updated(self, number: int, *, buried: Iterable[int]) -> Folder:
+    def _updated(self, number: int, *, discarded: Iterable[int]) -> Folder:
         before = self._folder(number)
         # Tombstones first: what is discarded between the two listings is discarded later.
-        gone = discards(self._store, number) if number in buried else {}
-        if before.whole and gone == before.gone:
+        tombstones = discards(self._store, number) if number in discarded else {}
+        if before.whole and tombstones == before.tombstones:
             return before
-        facts = record_facts(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
+        infos = record_infos(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
         known = {int(row["shard"]): row for row in self._indexed(number)}
         known |= {int(row["shard"]): row for row in before.rows}
-        kept = {s: known[s] for s in facts if s in known and _fits(known[s], facts[s], gone)}
-        refused = {s: r for s, r in before.refused.items() if r[0] == facts.get(s)}
-        if gone != before.gone:
+        kept = {s: known[s] for s in infos if s in known and _fits(known[s], infos[s], tombstones)}
+        refused = {s: r for s, r in before.refused.items() if r[0] == infos.get(s)}
+        if tombstones != before.tombstones:
             refused = {}
-        unread = [s for s in facts if s not in kept and s not in refused]
-        read, also_refused = self._read(unread, facts, gone)
-        rows = _noted([*kept.values(), *read.array], facts)
+        unread = [s for s in infos if s not in kept and s not in refused]
+        read, also_refused = self._read(unread, infos, tombstones)
+        rows = _noted([*kept.values(), *read.array], infos)
         planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
         whole = int((rows["shard"] < self._shards).sum()) == planned
-        return Folder(rows, refused | also_refused, gone, whole)
+        return Folder(rows, refused | also_refused, tombstones, whole)
 
     def _read(
-        self, shards: Sequence[int], facts: Mapping[int, Fact], gone: Mapping[int, int]
-    ) -> tuple[ShardRows, dict[int, tuple[Fact, str]]]:
+        self, shards: Sequence[int], infos: Mapping[int, FileInfo], tombstones: Mapping[int, int]
+    ) -> tuple[ShardRows, dict[int, tuple[FileInfo, str]]]:
         """Records that count, and why others do not; those gone meanwhile are in neither."""
         most, found, refused = CommitRecord.MOST, [], {}
         for shard in shards:
-            if facts[shard].bytes > most:
-                refused[shard] = facts[shard], f"has {facts[shard].bytes} bytes, far too many"
+            if infos[shard].bytes > most:
+                refused[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
         names = {record_name(shard): shard for shard in shards if shard not in refused}
         for name, content in self._store.get_many(names, most=most).items():
             shard = names[name]
             try:
                 record = self._checked(content, shard)
-                if record.discards != gone.get(shard, 0):
+                if record.discards != tombstones.get(shard, 0):
                     raise ValueError("was discarded and is still there")
             except ValueError as error:
-                refused[shard] = facts[shard], str(error)
+                refused[shard] = infos[shard], str(error)
                 continue
             found.append(record.entry(len(content)))
         return ShardRows.of(found), refused
@@ -253,11 +258,11 @@ class Attempts:
         return [pair for pair in pairs if pair[0] // PER_FOLDER == folder]
 
 
-def record_facts(facts: Mapping[str, Fact], folder: str = SHARDS) -> dict[int, Fact]:
+def record_infos(infos: Mapping[str, FileInfo], folder: str = SHARDS) -> dict[int, FileInfo]:
     """Of the commit records, or labels, among these files that lie in their place, by shard."""
-    stems = ((name, name[-12:-5]) for name in facts)
+    stems = ((name, name[-12:-5]) for name in infos)
     found = ((name, int(stem)) for name, stem in stems if stem.isascii() and stem.isdigit())
-    return {shard: facts[name] for name, shard in found if name == record_name(shard, folder)}
+    return {shard: infos[name] for name, shard in found if name == record_name(shard, folder)}
 
 
 def discards(store: Store, folder: int) -> dict[int, int]:
@@ -272,7 +277,7 @@ def discards_of(store: Store, shard: int) -> int:
     return discards(store, shard // PER_FOLDER).get(shard, 0)
 
 
-def bury(store: Store, shard: int, *, why: str) -> None:
+def discard_record(store: Store, shard: int, *, why: str) -> None:
     """Remove a commit record, so that the shard counts as missing and is made again.
 
     A tombstone says why, and what the record said. It comes first: from then on neither the
@@ -298,16 +303,16 @@ def numbered_folders(store: Store, parent: str) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
-def _fits(row: np.void, fact: Fact, gone: Mapping[int, int]) -> bool:
+def _fits(row: np.void, info: FileInfo, tombstones: Mapping[int, int]) -> bool:
     """Whether what is known of a shard is what is listed now; an index does not know when."""
-    same_time = row["modified"] in (0.0, fact.modified)
-    same_count = row["discards"] == gone.get(int(row["shard"]), 0)
-    return bool(same_time and same_count and row["record_bytes"] == fact.bytes)
+    same_time = row["modified"] in (0.0, info.modified)
+    same_count = row["discards"] == tombstones.get(int(row["shard"]), 0)
+    return bool(same_time and same_count and row["record_bytes"] == info.bytes)
 
 
-def _noted(rows: Sequence[np.void], facts: Mapping[int, Fact]) -> np.ndarray:
+def _noted(rows: Sequence[np.void], infos: Mapping[int, FileInfo]) -> np.ndarray:
     """These rows, ascending, with when their records got their content."""
     found = np.array(list(rows), ROW)
     found = found[np.argsort(found["shard"])]
-    found["modified"] = [facts[shard].modified for shard in found["shard"].tolist()]
+    found["modified"] = [infos[shard].modified for shard in found["shard"].tolist()]
     return found

@@ -26,14 +26,14 @@ from semix.data.formats import (
 )
 from semix.data.index import index_names, write_index
 from semix.data.layout import Layout, layout_of, read_extensions
-from semix.data.records import Attempts, Records, bury, discards_of
+from semix.data.records import Attempts, Records, discard_record, discards_of
 from semix.data.store import Store
 
-Made = Literal["prototypes", "pairs"]  # files that shards are made with
+ShardInput = Literal["prototypes", "pairs"]  # files that shards are made with
 
 
 @dataclass(frozen=True)
-class Progress:
+class RootProgress:
     """Counts over a root.
 
     Attributes:
@@ -65,20 +65,20 @@ class Root:
         layout: which groups are in which shard.
         overrides: settings that are otherwise here than plan.json says, and decide no byte, such as
             where models lie on this machine.
-        beat: called after each folder that is looked at, for whoever watches that work goes on.
+        heartbeat: called after each folder that is listed, so that a watcher sees progress.
     Raises:
         InputError: there is no plan.json, it is damaged, or another version of semix wrote it.
     """
 
-    def __init__(self, url: str, *, beat: Callable[[], None] = lambda: None) -> None:
-        self.beat = beat
+    def __init__(self, url: str, *, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self.heartbeat = heartbeat
         self.overrides: Sequence[str] = ()
         self.store = Store(url)
         self.url = self.store.url
         self.written = _read_plan(self.store)
         self.extensions: list[Extension] = read_extensions(self.store, self.written)
         self._records = Records(
-            self.store, self.plan.digest, shards=self.plan.num_shards, beat=beat
+            self.store, self.plan.digest, shards=self.plan.num_shards, heartbeat=heartbeat
         )
         self._attempts = Attempts(self.store)
         self._hashes: dict[str, str] = {}
@@ -104,18 +104,18 @@ class Root:
 
     def entries(self) -> Iterator[ShardEntry]:
         """As `committed`, one after the other, which takes less memory."""
-        self._records.look()
+        self._records.refresh()
         return iter(self._records.rows())
 
     def images(self) -> dict[int, str]:
         """SHA-256 of the tar of each committed shard, ascending."""
-        self._records.look()
+        self._records.refresh()
         return self._records.rows().images()
 
     def folder(self, number: int) -> dict[int, ShardEntry]:
         """As `committed`, of the thousand shards from 1000 x `number` on."""
         start = number * PER_FOLDER
-        self._records.look(start, start + PER_FOLDER)
+        self._records.refresh(start, start + PER_FOLDER)
         rows = self._records.rows().between(start, start + PER_FOLDER)
         return {entry.shard: entry for entry in rows}
 
@@ -128,7 +128,7 @@ class Root:
 
     def done(self) -> list[int]:
         """Shards that are committed, ascending; all others are missing."""
-        self._records.look()
+        self._records.refresh()
         numbers: list[int] = self._records.rows().numbers.tolist()
         return numbers
 
@@ -137,7 +137,7 @@ class Root:
 
         Only the folders that these are in are looked at.
         """
-        self._records.look(start, stop)
+        self._records.refresh(start, stop)
         return self._records.missing(start, stop)
 
     def failed_attempts(self, missing: Sequence[int] | None = None) -> dict[int, int]:
@@ -177,14 +177,14 @@ class Root:
 
     def discard(self, shard: int, *, why: str = "") -> None:
         """Bury a commit record, so that the shard counts as missing and is made again."""
-        bury(self.store, shard, why=why)
+        discard_record(self.store, shard, why=why)
 
-    def progress(self) -> Progress:
+    def progress(self) -> RootProgress:
         failed = len(self.failed_attempts())
         rows, plan = self._records.rows().array, self.plan
         groups, images = int(rows["groups"].sum()), plan.images_per_group
         tflop = float(rows["tflop"].sum())
-        return Progress(
+        return RootProgress(
             shards=plan.num_shards,
             done=len(rows),
             failed=failed,
@@ -202,24 +202,24 @@ class Root:
         """What `semix status` shows, as plain values."""
         return {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
 
-    def made_with(self, file: Made) -> Counter[str]:
+    def made_with(self, file: ShardInput) -> Counter[str]:
         """How many shards name which `prototypes` or `pairs`, by SHA-256; "" where they do not."""
-        self._records.look()
+        self._records.refresh()
         names = self._records.rows().array[file].tolist()
         return Counter(name.decode() for name in names)
 
     def write_index(self) -> str:
         """Pin the committed shards as `index/N.json`; the newest one if nothing changed."""
-        self._records.look()
+        self._records.refresh()
         return write_index(self.store, self._records.rows(), plan=self.plan.digest)
 
     def indices(self) -> list[str]:
         """Names of the indices, oldest first."""
         return index_names(self.store)
 
-    def made_from(self) -> dict[Made, str]:
+    def made_from(self) -> dict[ShardInput, str]:
         """SHA-256 of the prototypes and pairs that shards are made with, as their records say."""
-        files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
+        files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
         return {kind: found for kind, name in files.items() if (found := self._hash(name))}
 
     def _hash(self, name: str) -> str | None:

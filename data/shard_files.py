@@ -27,11 +27,11 @@ from semix.data.tar import GroupPlace, scan_tar
 from semix.data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
-NOTES_SHARE = 8  # times the bytes of notes may be those of tars
-MOST_NOTE = 2**30  # bytes; a note has a shard's records, and places of its images
+MANIFESTS_SHARE = 8  # times the bytes of notes may be those of tars
+MOST_MANIFEST = 2**30  # bytes; a note has a shard's records, and places of its images
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
-OUR_NOTE = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
+OUR_MANIFEST = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
 MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy keeps its room on the disk
 
 
@@ -48,7 +48,7 @@ class ShardContents:
     places: np.ndarray
 
 
-class _Note(Strict):
+class _Manifest(Strict):
     records: list[SeriesRecord]
     places: list[list[list[int]]]
 
@@ -84,11 +84,11 @@ class ShardFiles:
             ValueError: the shard is damaged, gone, or not what its index says.
         """
         entry = self.shards[shard]
-        found = self.cache.noted(entry) if self.cache else None
+        found = self.cache.read_manifest(entry) if self.cache else None
         if found is None:
             found = _read_contents(self._opened(shard).number, entry)
             if self.cache:
-                self.cache.note(entry, found)
+                self.cache.write_manifest(entry, found)
         return found
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
@@ -167,11 +167,11 @@ class ShardCache:
         self.folder = folder or cache_folder() / "shards"
         self.limit = limit
         try:
-            self._notes.mkdir(parents=True, exist_ok=True)
+            self._manifests.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        notes = (path for path in self._notes.iterdir() if OUR_NOTE.fullmatch(path.name))
-        _remove_oldest(notes, limit=limit // NOTES_SHARE)
+        notes = (path for path in self._manifests.iterdir() if OUR_MANIFEST.fullmatch(path.name))
+        _remove_oldest(notes, limit=limit // MANIFESTS_SHARE)
 
     def open(self, shard: ShardEntry, store: Store) -> int:
         """A descriptor of the local copy, for `os.pread`; the caller closes it.
@@ -182,10 +182,10 @@ class ShardCache:
             ValueError: the store holds something else than the index says, or nothing.
             InputError: the folder cannot be written.
         """
-        found = self._verified(shard)
+        found = self._open_verified(shard)
         if found is None:
-            with self._turn(shard.sha256):
-                found = self._verified(shard)
+            with self._lock(shard.sha256):
+                found = self._open_verified(shard)
                 if found is None:
                     found = self._fetched(shard, store)
         return found
@@ -194,58 +194,58 @@ class ShardCache:
         """Remove a copy, so that it is fetched again."""
         self._path(shard).unlink(missing_ok=True)
 
-    def note(self, shard: ShardEntry, contents: ShardContents) -> None:
+    def write_manifest(self, shard: ShardEntry, contents: ShardContents) -> None:
         """Keep what a shard holds.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        text = _Note(records=contents.records, places=contents.places.tolist()).model_dump_json(
+        text = _Manifest(records=contents.records, places=contents.places.tolist()).model_dump_json(
             exclude_defaults=True
         )
         content = text.encode()
         digest = hashlib.sha256(content).hexdigest().encode()
         try:
-            write_atomically(self._note_path(shard), digest + b"\n" + content)
+            write_atomically(self._manifest_path(shard), digest + b"\n" + content)
         except OSError as error:
             raise self._unusable(error) from None
 
-    def noted(self, shard: ShardEntry) -> ShardContents | None:
-        """What `note` kept; None if it is not there, or damaged."""
-        path = self._note_path(shard)
+    def read_manifest(self, shard: ShardEntry) -> ShardContents | None:
+        """What `write_manifest` kept; None if it is not there, or damaged."""
+        path = self._manifest_path(shard)
         try:
-            digest, _, text = read_bytes(path, most=MOST_NOTE).partition(b"\n")
+            digest, _, text = read_bytes(path, most=MOST_MANIFEST).partition(b"\n")
             os.utime(path)
         except (FileNotFoundError, TooLarge):
             return None
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return None
-        found = _Note.model_validate_json(text)
+        found = _Manifest.model_validate_json(text)
         return ShardContents(found.records, np.array(found.places, dtype=np.int64))
 
     @property
-    def _notes(self) -> Path:
+    def _manifests(self) -> Path:
         return self.folder / "contents"
 
-    def _note_path(self, shard: ShardEntry) -> Path:
-        return self._notes / f"{shard.sha256}.json"
+    def _manifest_path(self, shard: ShardEntry) -> Path:
+        return self._manifests / f"{shard.sha256}.json"
 
     def _path(self, shard: ShardEntry) -> Path:
         return self.folder / f"{shard.sha256}{COPY}"
 
-    def _verified(self, shard: ShardEntry) -> int | None:
+    def _open_verified(self, shard: ShardEntry) -> int | None:
         try:
             descriptor = os.open(self._path(shard), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         state = os.fstat(descriptor)
         whole = state.st_size == shard.bytes
-        if whole and state.st_mtime_ns != _mark(shard):
+        if whole and state.st_mtime_ns != _mtime_tag(shard):
             whole = sha256_of(descriptor) == shard.sha256
         if not whole:
             os.close(descriptor)
             return None
-        _stamp(descriptor, shard)
+        _touch(descriptor, shard)
         return descriptor
 
     def _fetched(self, shard: ShardEntry, store: Store) -> int:
@@ -258,7 +258,7 @@ class ShardCache:
             raise self._unusable(error) from None
         try:
             self._download(shard, store, descriptor)
-            _stamp(descriptor, shard)
+            _touch(descriptor, shard)
             partial.replace(self._path(shard))
             self._make_room(0, keep=self._path(shard))  # others fetched meanwhile
         except BaseException:
@@ -302,14 +302,14 @@ class ShardCache:
         if path.suffix != PARTIAL:
             return False
         try:
-            with self._turn(path.name.lstrip("."), wait=False):
+            with self._lock(path.name.lstrip("."), wait=False):
                 path.unlink(missing_ok=True)
                 return True
         except BlockingIOError:
             return False
 
     @contextmanager
-    def _turn(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
+    def _lock(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
         """Alone with one shard, over all threads and processes of this machine."""
         # One of 256 files stands for a shard: they are never removed, which would be a race.
         path = self.folder / f".{sha256[:2]}.lock"
@@ -346,14 +346,14 @@ def _remove_oldest(
             used -= size
 
 
-def _mark(shard: ShardEntry) -> int:
+def _mtime_tag(shard: ShardEntry) -> int:
     """The time of modification of a verified copy; whatever writes to it changes that."""
     return int(shard.sha256[:7], 16) * 10**9
 
 
-def _stamp(descriptor: int, shard: ShardEntry) -> None:
+def _touch(descriptor: int, shard: ShardEntry) -> None:
     """Note that the copy is verified, and used now."""
-    os.utime(descriptor, ns=(time.time_ns(), _mark(shard)))
+    os.utime(descriptor, ns=(time.time_ns(), _mtime_tag(shard)))
 
 
 def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:

@@ -14,7 +14,7 @@ from semix.data.settings import Settings
 
 Indices = Sequence[int] | np.ndarray
 SPLITS = ("train", "validation", "test")
-Place = tuple[str, int]  # split, and index in it
+ImagePosition = tuple[str, int]  # split, and index in it
 
 
 class RealDataConfig(Settings):
@@ -183,7 +183,9 @@ def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
     return train, validation
 
 
-def shared_images(splits: Mapping[str, Iterable[np.ndarray]]) -> list[tuple[Place, Place]]:
+def shared_images(
+    splits: Mapping[str, Iterable[np.ndarray]],
+) -> list[tuple[ImagePosition, ImagePosition]]:
     """Where images of later splits are, and where the same one is in an earlier split.
 
     A digest of 16 bytes is kept for each image, so a split may come in parts.
@@ -191,10 +193,10 @@ def shared_images(splits: Mapping[str, Iterable[np.ndarray]]) -> list[tuple[Plac
     Args:
         splits: parts of each split by its name, uint8 [n, S, S, 3], in their order.
     """
-    found: list[tuple[Place, Place]] = []
-    seen: dict[bytes, Place] = {}
+    found: list[tuple[ImagePosition, ImagePosition]] = []
+    seen: dict[bytes, ImagePosition] = {}
     for split, parts in splits.items():
-        own: dict[bytes, Place] = {}
+        own: dict[bytes, ImagePosition] = {}
         images = (image for part in parts for image in part)
         for index, image in enumerate(images):
             digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()

@@ -98,7 +98,7 @@ def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[Group
         ValueError: a damaged or compressed tar, a member that no shard has, members out of
             order, or a series whose record and images do not fit together.
     """
-    for series in _series(members(file, read, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, read_content, most_bytes=most_bytes)):
         *images, last = series.members
         try:
             record = SeriesRecord.read(last.content)
@@ -117,7 +117,7 @@ def scan_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[Group
     Raises:
         ValueError: as `read_tar`, but for what only contents show.
     """
-    for series in _series(members(file, skip, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, skip_content, most_bytes=most_bytes)):
         *images, record = (member.span for member in series.members)
         yield GroupPlace(int(series.key), record, tuple(images), series.extension)
 
@@ -170,7 +170,7 @@ def _expected(
         raise ValueError(f"{count} groups, its record says {len(wanted)}")
 
 
-class _Series(NamedTuple):
+class _SeriesMembers(NamedTuple):
     """The members of one sample: its images, then its record."""
 
     key: str
@@ -178,7 +178,7 @@ class _Series(NamedTuple):
     members: list[Member]
 
 
-def _series(found: Iterator[Member]) -> Iterator[_Series]:
+def _group_by_keys(found: Iterator[Member]) -> Iterator[_SeriesMembers]:
     """Members by sample: images from position 0 on, then the record; keys ascend."""
     last, series = "", None
     for member in found:
@@ -186,7 +186,7 @@ def _series(found: Iterator[Member]) -> Iterator[_Series]:
         if match is None:
             raise ValueError(f"{member.name!r} does not belong in a shard")
         key, image = match.group("key", "image")
-        series = series or _Series(key, image or "", [])
+        series = series or _SeriesMembers(key, image or "", [])
         wanted = f"{key}.{len(series.members):02d}.{series.extension}" if image else f"{key}.json"
         if key <= last or key != series.key or member.name != wanted:
             raise ValueError(f"{member.name!r} is out of order")
@@ -222,8 +222,8 @@ class Hashing(io.RawIOBase):
         return self._hash.hexdigest()
 
 
-def members(
-    file: BinaryIO, take: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
+def tar_file_iterator(
+    file: BinaryIO, load: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
 ) -> Iterator[Member]:
     """Members of the tar in `file`, from where it stands up to the tar's end and the file's.
 
@@ -231,7 +231,7 @@ def members(
     any size, and takes zeros or a cut between members for the end.
 
     Args:
-        take: `read` or `skip`.
+        load: `read_content` or `skip_content`.
         most_bytes: of the whole tar.
     Raises:
         ValueError: anything but regular files with plain headers in a whole tar.
@@ -243,11 +243,11 @@ def members(
         offset = _padded(span.offset + size, BLOCK)
         if most_bytes is not None and offset > most_bytes:
             raise ValueError(f"damaged tar: {name!r} goes beyond its {most_bytes} bytes")
-        yield Member(name, span, take(file, span))
+        yield Member(name, span, load(file, span))
     _check_end(file, offset, most_bytes)
 
 
-def read(file: BinaryIO, span: Span) -> bytes:
+def read_content(file: BinaryIO, span: Span) -> bytes:
     padded = _padded(span.size, BLOCK)
     content = file.read(padded)
     if len(content) != padded:
@@ -257,7 +257,7 @@ def read(file: BinaryIO, span: Span) -> bytes:
     return content[: span.size]
 
 
-def skip(file: BinaryIO, span: Span) -> bytes:
+def skip_content(file: BinaryIO, span: Span) -> bytes:
     file.seek(_padded(span.size, BLOCK), 1)
     return b""
 

@@ -15,7 +15,7 @@ from semix.data.machine import cache_folder
 BLOCK = 8 * 2**20  # bytes read at a time
 FOLDER = "hashed-tars"  # of the cache: an empty file for each tar, its name says which
 LOCK = ".lock"
-MOST_MARKS = 4096  # in each of 256 folders; for a million tars
+MOST_MARKERS = 4096  # in each of 256 folders; for a million tars
 
 log = logging.getLogger("semix.root")
 _known: set[str] = set()  # by this process, whose cache may not be writable
@@ -35,17 +35,17 @@ def check_tar(descriptor: int, shard: ShardEntry, *, place: str) -> None:
     state = os.fstat(descriptor)
     if state.st_size != shard.bytes:
         raise ValueError(f"{state.st_size:,} bytes, its record says {shard.bytes:,}")
-    mark = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
-    path = cache_folder() / FOLDER / mark[:2] / mark
-    if mark in _known or path.exists():
+    marker = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
+    path = cache_folder() / FOLDER / marker[:2] / marker
+    if marker in _known or path.exists():
         return
-    with _turn(path) as writable:
+    with _lock(path) as writable:
         if not path.exists():
             if sha256_of(descriptor) != shard.sha256:
                 raise ValueError("does not have the recorded SHA-256")
             if writable:
                 _remember(path)
-    _known.add(mark)
+    _known.add(marker)
 
 
 def sha256_of(descriptor: int) -> str:
@@ -58,7 +58,7 @@ def sha256_of(descriptor: int) -> str:
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[bool]:
+def _lock(path: Path) -> Iterator[bool]:
     """Alone with tars of this folder, if the cache can be written; whether it can."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _turn(path: Path) -> Iterator[bool]:
 
 def _remember(path: Path) -> None:
     """Leave the mark, in place of the oldest where there are too many."""
-    marks = [mark for mark in path.parent.iterdir() if mark.name != LOCK]
-    if len(marks) >= MOST_MARKS:
-        min(marks, key=lambda mark: mark.stat().st_mtime_ns).unlink(missing_ok=True)
+    markers = [marker for marker in path.parent.iterdir() if marker.name != LOCK]
+    if len(markers) >= MOST_MARKERS:
+        min(markers, key=lambda marker: marker.stat().st_mtime_ns).unlink(missing_ok=True)
     path.touch()

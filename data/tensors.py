@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does wit
     from torch import Tensor
 
 T = TypeVar("T")
-Facts = dict[str, str]
+Metadata = dict[str, str]
 SEAL = "semix"  # the one entry of the metadata: safetensors writes several in any order
 
 LENGTH = 8  # bytes, little endian, of the JSON header that follows
@@ -33,7 +33,7 @@ class Entry(Strict):
 class Note(Strict):
     """What a sealed file says beside its numbers: facts for a reader, and the hash of it all."""
 
-    facts: Facts
+    facts: Metadata
     sha256: str
 
 
@@ -72,7 +72,7 @@ def seal(tensors: "Mapping[str, Tensor | ndarray]", facts: Mapping[str, str]) ->
     return save_arrays(whole, {SEAL: canonical_json(note.model_dump())})
 
 
-def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Facts]:
+def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Metadata]:
     """Tensors and facts. Raises ValueError for anything but what `seal` gave."""
     tensors, metadata = read_arrays(content, where=where)
     if SEAL not in metadata:

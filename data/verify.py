@@ -30,14 +30,14 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, release
 from semix.data.machine import cores
 from semix.data.records import FILES, RECORD, Folder, Records, numbered_folders
-from semix.data.root import Made, Root
-from semix.data.store import Fact, Store
+from semix.data.root import Root, ShardInput
+from semix.data.store import FileInfo, Store
 from semix.data.tar import GroupSample, Hashing, read_tar
 from semix.data.tensors import open_sealed, read_arrays
 from semix.data.threads import mapped
 
-Kind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
-Facts = Mapping[str, Fact]
+ProblemKind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
+Listing = Mapping[str, FileInfo]
 REMEDY = "bring back the file that was there, or build into a new place"
 
 
@@ -53,7 +53,7 @@ class Problem:
 
     shard: int | None
     text: str
-    kind: Kind = "shard"
+    kind: ProblemKind = "shard"
     files: tuple[str, ...] = ()
 
     @property
@@ -72,7 +72,7 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
     """
     store, shards = root.store, root.plan.num_shards
     records = Records(store, root.plan.digest, shards=shards, trusting=not full)
-    records.look()
+    records.refresh()
     known, bad = records.folders(), set()
     for number in sorted(numbered_folders(store, SHARDS) | known.keys()):
         for problem in _folder_problems(root, number, known.get(number, Folder()), full=full):
@@ -91,16 +91,16 @@ def damage(root: Root, *, full: bool = False) -> list[Problem]:
     return [problem for problem in verify(root, full=full) if problem.damage]
 
 
-def put_aside(root: Root, problems: Iterable[Problem]) -> int:
+def quarantine(root: Root, problems: Iterable[Problem]) -> int:
     """Discard what is damaged, with a tombstone, so that it is made again; how many.
 
     A shard that a living process works on is left to it. Other problems (an index, a folder in a
     record's place) are a person's to repair, and are passed over.
     """
-    return sum(_put_aside(root, problem) for problem in problems)
+    return sum(_quarantine(root, problem) for problem in problems)
 
 
-def refuse_others(root: Root, file: Made, ours: str) -> None:
+def refuse_others(root: Root, file: ShardInput, ours: str) -> None:
     """Raises InputError if committed shards were made with another such file than ours.
 
     Args:
@@ -117,8 +117,8 @@ def refuse_others(root: Root, file: Made, ours: str) -> None:
 def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
     """Why a prototypes file cannot serve this plan; None if it can."""
     try:
-        tensors, facts = open_sealed(content)
-        encoder = json.loads(facts["encoder"])
+        tensors, metadata = open_sealed(content)
+        encoder = json.loads(metadata["encoder"])
     except (ValueError, KeyError, RecursionError) as error:
         return f"cannot be read: {error}"
     vectors, classes = tensors.get("prototypes"), len(plan.class_names)
@@ -147,9 +147,9 @@ def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> s
 
 def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> Iterator[Problem]:
     """A thousand shards: what is listed against what their records say."""
-    facts, inner = root.store.scan(f"{SHARDS}/{number:04d}")
+    infos, inner = root.store.scan(f"{SHARDS}/{number:04d}")
     for folder in inner:
-        facts |= root.store.facts(folder)
+        infos |= root.store.infos(folder)
     for shard, (_, reason) in known.refused.items():
         name = record_name(shard)
         yield Problem(shard, f"its commit record {reason}", "record", (name,))
@@ -163,13 +163,13 @@ def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> I
             text = f"{record_name(entry.shard)} is of no shard of the plan; "
             yield Problem(entry.shard, f"{text}is an extension missing?", "record")
     planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
-    check = partial(_shard_problem, root, facts, full=full)
+    check = partial(_shard_problem, root, infos, full=full)
     checked = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
     yield from filter(None, checked)
-    yield from _strays(facts, {name for e in entries for name in (e.tar, e.features.name)})
+    yield from _strays(infos, {name for e in entries for name in (e.tar, e.features.name)})
 
 
-def _shard_problem(root: Root, facts: Facts, entry: ShardEntry, *, full: bool) -> Problem | None:
+def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool) -> Problem | None:
     found: dict[str, str] = {}
     planned = root.layout.groups_of(entry.shard)
     gone = {series.group for series in entry.left_out}
@@ -180,7 +180,7 @@ def _shard_problem(root: Root, facts: Facts, entry: ShardEntry, *, full: bool) -
         entry.features.name: (entry.features.bytes, _features_problems),
     }
     for name, (size, check) in checks.items():
-        problem = _size_problem(facts.get(name), size)
+        problem = _size_problem(infos.get(name), size)
         if problem is None and full and "" not in found:  # else the record is what is wrong
             problem = "; ".join(check(root, entry)) or None
         if problem:
@@ -188,13 +188,13 @@ def _shard_problem(root: Root, facts: Facts, entry: ShardEntry, *, full: bool) -
     if not found:
         return None
     text = "; ".join(f"{name} {problem}".strip() for name, problem in found.items())
-    return Problem(entry.shard, text, files=tuple(name for name in found if name in facts))
+    return Problem(entry.shard, text, files=tuple(name for name in found if name in infos))
 
 
-def _size_problem(fact: Fact | None, size: int) -> str | None:
-    if fact is None:
+def _size_problem(info: FileInfo | None, size: int) -> str | None:
+    if info is None:
         return "is missing"
-    return None if fact.bytes == size else f"has {fact.bytes} bytes, not {size}"
+    return None if info.bytes == size else f"has {info.bytes} bytes, not {size}"
 
 
 def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
     """Prototypes and pairs: readable, of this plan, and those that the shards were made with."""
     pairs = root.plan.config["mixing"].get("pairs", {})
-    checks: list[tuple[Made, str, Callable[[bytes, Plan], str | None]]]
+    checks: list[tuple[ShardInput, str, Callable[[bytes, Plan], str | None]]]
     checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
     if pairs.get("kind") == "similar":
         checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
@@ -298,15 +298,15 @@ def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
             yield Problem(None, str(error), "index", (name,))
             continue
         others = [e for e in index.rows if sound.get(e.shard) != e.sha256]
-        changed = [e for e in others if _size_problem(_fact(root.store, e.tar), e.bytes)]
+        changed = [e for e in others if _size_problem(_file_info(root.store, e.tar), e.bytes)]
         if changed:
             text = f"{name}: pins {len(changed)} tars that are gone or cut, {changed[0].tar} on"
             yield Problem(changed[0].shard, text, "index")
 
 
-def _fact(store: Store, name: str) -> Fact | None:
+def _file_info(store: Store, name: str) -> FileInfo | None:
     try:
-        return Fact(store.size(name), 0.0)
+        return FileInfo(store.size(name), 0.0)
     except FileNotFoundError:
         return None
 
@@ -321,7 +321,7 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
             continue
         if not full:
             continue
-        where, counting = f"labels/{digest[:12]}", labels.heads()
+        where, counting = f"labels/{digest[:12]}", labels.headers()
         for entry in root.entries():
             name = labels.name(entry.shard)
             if entry.shard in counting:
@@ -333,32 +333,32 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
                 yield Problem(entry.shard, text, "labels", (name,))
 
 
-def _strays(facts: Facts, referred: Iterable[str]) -> Iterator[Problem]:
+def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
     """Files beside the shards that no commit record names."""
     referred = set(referred)
-    for name, fact in facts.items():
+    for name, info in infos.items():
         if RECORD.match(name) or name in referred:
             continue
         match = FILES.fullmatch(name)
         what = "no commit record names it" if match else "does not belong here"
-        text = f"{name}: {what} ({fact.bytes} bytes)"
+        text = f"{name}: {what} ({info.bytes} bytes)"
         yield Problem(int(match[1]) if match else None, text, "orphan")
 
 
-def _beside_folders(root: Root) -> dict[str, Fact]:
+def _beside_folders(root: Root) -> dict[str, FileInfo]:
     """Files below shards/ that are in no folder of shards."""
     files, folders = root.store.scan(SHARDS)
     numbered = {f"{SHARDS}/{number:04d}" for number in numbered_folders(root.store, SHARDS)}
     for folder in folders:
         if folder not in numbered:
-            files |= root.store.facts(folder)
+            files |= root.store.infos(folder)
     return files
 
 
-def _put_aside(root: Root, problem: Problem) -> bool:
+def _quarantine(root: Root, problem: Problem) -> bool:
     discardable = problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
     if problem.kind in ("prototypes", "pairs") and problem.files:
-        _bury(root, problem)
+        _discard_file(root, problem)
     elif problem.shard is not None and discardable:
         if not claim(root.store, problem.shard):
             return False
@@ -376,7 +376,7 @@ def _put_aside(root: Root, problem: Problem) -> bool:
     return True
 
 
-def _bury(root: Root, problem: Problem) -> None:
+def _discard_file(root: Root, problem: Problem) -> None:
     number = 1
     note = json.dumps({"why": problem.text}).encode()
     while not root.store.create(f"{DISCARDED}/{problem.kind}.{number}.json", note):

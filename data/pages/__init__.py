@@ -89,7 +89,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Series:
+class SeriesFigure:
     """One group, from its other classes (alpha 0) to its first (alpha 1)."""
 
     group: int
@@ -100,7 +100,7 @@ class Series:
     frames: tuple[Frame, ...]
 
 
-def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> Series:
+def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> SeriesFigure:
     """What series.html.j2 draws.
 
     Args:
@@ -120,7 +120,7 @@ def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: s
     )
     name, *others = record.names
     pixelated = max(images[0].shape[:2]) <= PIXEL_ART
-    return Series(record.group, name, " + ".join(others), note, pixelated, frames)
+    return SeriesFigure(record.group, name, " + ".join(others), note, pixelated, frames)
 
 
 def _data_uri(image: np.ndarray) -> str:

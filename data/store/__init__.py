@@ -14,8 +14,8 @@ from semix.data.store.local import PARTIAL, LocalFiles, process_alive
 from semix.data.store.places import (
     PROTOCOLS,
     Backend,
-    Fact,
-    Place,
+    FileInfo,
+    StoreLocation,
     check_folder,
     check_name,
     parse_url,
@@ -58,7 +58,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self._place = parse_url(url)
-        self._backend = _backend(self._place, patient=True)
+        self._backend = _backend(self._place, persistent=True)
         self.url = self._backend.url
         self.local = self._backend.local
         self.shared = self._backend.shared
@@ -87,9 +87,9 @@ class Store:
         return self._backend.exists(check_name(name))
 
     def size(self, name: str) -> int:
-        return self._backend.fact(check_name(name)).bytes
+        return self._backend.info(check_name(name)).bytes
 
-    def scan(self, folder: str, *, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+    def scan(self, folder: str, *, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
         """Facts of the files directly in `folder` that end so, and its sub-folders, by name."""
         files, folders = self._backend.scan(check_folder(folder), suffix)
         return dict(sorted(files.items())), sorted(folders)
@@ -99,7 +99,7 @@ class Store:
         folder, backend = check_folder(folder), self._backend
         return list(walk(backend.names, folder, parallel=backend.parallel))
 
-    def facts(self, folder: str) -> dict[str, Fact]:
+    def infos(self, folder: str) -> dict[str, FileInfo]:
         """Size and time of all published files below `folder`, by name in order."""
         folder, backend = check_folder(folder), self._backend
         return walk(backend.scan, folder, parallel=backend.parallel)
@@ -127,7 +127,7 @@ class Store:
         """The store's clock, UNIX seconds: whatever this machine's clock says, ages are right."""
         return self._backend.now()
 
-    def partials(self) -> dict[str, Fact]:
+    def partials(self) -> dict[str, FileInfo]:
         """What unfinished writes left: partial files that no living process of this machine
         writes, or uploads in parts that were not completed (by anyone, perhaps going on)."""
         return self._backend.partials()
@@ -141,7 +141,7 @@ class Store:
         """
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 
-    def refuse_strangers(self, kind: str, *, own: str = "") -> None:
+    def require_empty_or_own(self, kind: str, *, own: str = "") -> None:
         """Let only an empty place be begun, or one that was begun before.
 
         Args:
@@ -173,7 +173,7 @@ class Store:
         """
         place = Path(self.url)
         made = [p for p in (place, *place.parents) if not p.exists()] if self.local else []
-        backend = _backend(self._place, patient=False)
+        backend = _backend(self._place, persistent=False)
         try:
             _probe(backend)
         except OSError as error:
@@ -183,14 +183,14 @@ class Store:
                 folder.rmdir()
 
 
-def _backend(place: Place, *, patient: bool) -> Backend:
+def _backend(place: StoreLocation, *, persistent: bool) -> Backend:
     if place.protocol == "file":
         return LocalFiles(place)
     # fsspec and the services' packages are imported by those who need them.
     from semix.data.store.objects import Objects
-    from semix.data.store.services import PATIENT, QUICK
+    from semix.data.store.services import DEFAULT_RETRIES, QUICK_RETRIES
 
-    return Objects(place, patience=PATIENT if patient else QUICK)
+    return Objects(place, policy=DEFAULT_RETRIES if persistent else QUICK_RETRIES)
 
 
 def _probe(backend: Backend) -> None:

@@ -12,14 +12,14 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
 from semix.data.errors import InputError
 from semix.data.store.places import shown
-from semix.data.store.services import Info, Patience, Upload
+from semix.data.store.services import Info, RetryPolicy, Upload
 
 SHARED = True
 EMULATOR = "STORAGE_EMULATOR_HOST"
 FAULTS = (aiohttp.ClientError, requests.RequestException, ChecksumError)
 
 
-def connect(patience: Patience) -> AbstractFileSystem:
+def connect(policy: RetryPolicy) -> AbstractFileSystem:
     """A file system with the application default credentials of the environment.
 
     gcsfs repeats single requests itself, six times with growing and drawn pauses.
@@ -30,12 +30,12 @@ def connect(patience: Patience) -> AbstractFileSystem:
         skip_instance_cache=True,
         use_listings_cache=False,
         requests_timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=patience.connect_s, sock_read=patience.answer_s
+            total=None, sock_connect=policy.connect_s, sock_read=policy.answer_s
         ),
     )
 
 
-def heals(error: Exception) -> str | None:
+def is_transient(error: Exception) -> str | None:
     if isinstance(error, HttpError):
         return f"HTTP {error.code}" if error.code != 401 and is_retriable(error) else None
     if isinstance(error, google_auth.GoogleAuthError):
@@ -44,7 +44,7 @@ def heals(error: Exception) -> str | None:
     return type(error).__name__ if healing else None
 
 
-def told(error: Exception, url: str, where: str) -> Exception:
+def translate_error(error: Exception, url: str, where: str) -> Exception:
     # Texts of servers and of libraries are left out: they may hold tokens.
     if isinstance(error, google_auth.GoogleAuthError) or _status(error) == 401:
         remedy = "no valid credentials; set GOOGLE_APPLICATION_CREDENTIALS in the environment"

@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from semix.data.files import open_regular, read_bytes, require_regular, sync_folder
 from semix.data.machine import DIGITS, machine
-from semix.data.store.places import Fact, Place
+from semix.data.store.places import FileInfo, StoreLocation
 
 PARTIAL = ".partial"
 # A living process that has not touched its file for so long is another one with the same number.
@@ -42,7 +42,7 @@ class LocalFiles:
     shared = True
     parallel = 8  # network file systems answer several at a time
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreLocation) -> None:
         self.url = place.url
         self._base = Path(place.base)
 
@@ -55,11 +55,11 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return self._path(name).exists()
 
-    def fact(self, name: str) -> Fact:
-        return _fact(self._path(name).stat())
+    def info(self, name: str) -> FileInfo:
+        return _file_info(self._path(name).stat())
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
-        return self._scan(folder, suffix, lambda entry: _fact(entry.stat()))
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
+        return self._scan(folder, suffix, lambda entry: _file_info(entry.stat()))
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
         return self._scan(folder, "", lambda entry: None)
@@ -99,13 +99,13 @@ class LocalFiles:
         with self.staging("clock") as partial:
             return partial.stat().st_mtime
 
-    def partials(self) -> dict[str, Fact]:
-        return {str(path.relative_to(self._base)): fact for path, fact in self._left()}
+    def partials(self) -> dict[str, FileInfo]:
+        return {str(path.relative_to(self._base)): info for path, info in self._left()}
 
     def sweep(self, *, before: float) -> int:
         count = 0
-        for path, fact in self._left():
-            if written_here(path) or fact.modified < before:
+        for path, info in self._left():
+            if written_here(path) or info.modified < before:
                 path.unlink(missing_ok=True)
                 count += 1
         return count
@@ -114,7 +114,7 @@ class LocalFiles:
         reason = error.strerror or str(error)
         return f"cannot be written ({reason}); choose another place"
 
-    def _left(self) -> Iterator[tuple[Path, Fact]]:
+    def _left(self) -> Iterator[tuple[Path, FileInfo]]:
         """Partial files that no living process of this machine writes."""
         found = [
             Path(folder, file)
@@ -125,9 +125,9 @@ class LocalFiles:
         now = self.now() if found else 0.0
         for path in sorted(found):
             with suppress(FileNotFoundError):  # published or swept a moment ago
-                fact = _fact(path.lstat())
-                if not in_use(path, age_s=now - fact.modified):
-                    yield path, fact
+                info = _file_info(path.lstat())
+                if not in_use(path, age_s=now - info.modified):
+                    yield path, info
 
     def _scan(
         self, folder: str, suffix: str, value: Callable[[os.DirEntry[str]], T]
@@ -198,8 +198,8 @@ def _complete(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _fact(stat: os.stat_result) -> Fact:
-    return Fact(stat.st_size, stat.st_mtime)
+def _file_info(stat: os.stat_result) -> FileInfo:
+    return FileInfo(stat.st_size, stat.st_mtime)
 
 
 @contextmanager

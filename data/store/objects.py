@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from fsspec import AbstractFileSystem
 from semix.data.errors import InputError, TooLarge
 from semix.data.store.local import PARTIAL, abandoned, staged
-from semix.data.store.places import Fact, Place
-from semix.data.store.services import Info, Memory, Patience, Service, Upload, retrying
+from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, Upload, retrying
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -43,10 +43,10 @@ class Objects:
     local = False
     parallel = 16
 
-    def __init__(self, place: Place, *, patience: Patience) -> None:
+    def __init__(self, place: StoreLocation, *, policy: RetryPolicy) -> None:
         self.url = place.url
         self._base = place.base
-        self._connection = Connection(place, patience)
+        self._connection = Connection(place, policy)
         self._service = self._connection.service
         self._ask, self._path = self._connection.ask, self._connection.path
         self.shared = self._service.SHARED
@@ -60,33 +60,33 @@ class Objects:
         except FileNotFoundError:
             raise
         except OSError:
-            if self.fact(name).bytes:
+            if self.info(name).bytes:
                 raise
             return b""  # of nothing there is no range
         if len(content) > most:
-            raise TooLarge.refused(f"{self.url}/{name}", self.fact(name).bytes, most)
+            raise TooLarge.refused(f"{self.url}/{name}", self.info(name).bytes, most)
         return content
 
     def open(self, name: str) -> BinaryIO:
         def read(start: int, end: int) -> bytes:
             return self._ask(name, lambda fs: _whole(fs, self._path(name), start, end))
 
-        return io.BufferedReader(RangeFile(read, self.fact(name).bytes))
+        return io.BufferedReader(RangeFile(read, self.info(name).bytes))
 
     def exists(self, name: str) -> bool:
         try:
-            self._info(name)
+            self._raw_info(name)
         except FileNotFoundError:
             return False
         return True
 
-    def fact(self, name: str) -> Fact:
-        info = self._info(name)
+    def info(self, name: str) -> FileInfo:
+        info = self._raw_info(name)
         if info["type"] != "file":
             raise IsADirectoryError(name)
-        return self._fact(info)
+        return self._file_info(info)
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
         try:
             infos = self._ask(folder, lambda fs: fs.ls(self._path(folder), detail=True))
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class Objects:
             elif not name.endswith(suffix) or name.endswith(PARTIAL):
                 continue
             elif name != folder:  # some tools put folder markers
-                files[name] = self._fact(info)
+                files[name] = self._file_info(info)
         return files, folders
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
@@ -142,19 +142,19 @@ class Objects:
     def now(self) -> float:
         return self._ask("", lambda fs: self._service.now(fs, self._base))
 
-    def partials(self) -> dict[str, Fact]:
-        found: dict[str, list[Fact]] = defaultdict(list)
+    def partials(self) -> dict[str, FileInfo]:
+        by_name: dict[str, list[FileInfo]] = defaultdict(list)
         for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
-            found[upload.name].append(upload.fact)
+            by_name[upload.name].append(upload.info)
         return {
-            name: Fact(sum(f.bytes for f in facts), max(f.modified for f in facts))
-            for name, facts in sorted(found.items())
+            name: FileInfo(sum(info.bytes for info in infos), max(info.modified for info in infos))
+            for name, infos in sorted(by_name.items())
         }
 
     def sweep(self, *, before: float) -> int:
         count = _sweep_staged()
         for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
-            if upload.fact.modified < before:
+            if upload.info.modified < before:
                 self._abort(upload)
                 count += 1
         return count
@@ -168,7 +168,7 @@ class Objects:
         at = self._service.address()
         return f"cannot be used at {at} ({reason}); correct the address or choose another place"
 
-    def _info(self, name: str) -> Info:
+    def _raw_info(self, name: str) -> Info:
         path = self._path(name)
         try:
             return self._ask(name, lambda fs: fs.info(path))
@@ -195,7 +195,7 @@ class Objects:
             return False
 
     def _is_copy(self, partial: Path, name: str) -> bool:
-        if self.fact(name).bytes != partial.stat().st_size:
+        if self.info(name).bytes != partial.stat().st_size:
             return False
         with partial.open("rb") as ours, self.open(name) as theirs:
             return (
@@ -203,8 +203,8 @@ class Objects:
                 == hashlib.file_digest(theirs, "sha256").digest()  # type: ignore[arg-type]
             )
 
-    def _fact(self, info: Info) -> Fact:
-        return Fact(info["size"], self._service.modified(info))
+    def _file_info(self, info: Info) -> FileInfo:
+        return FileInfo(info["size"], self._service.modified(info))
 
 
 class Connection:
@@ -216,10 +216,10 @@ class Connection:
         InputError: the package for this service is not installed.
     """
 
-    def __init__(self, place: Place, patience: Patience) -> None:
+    def __init__(self, place: StoreLocation, policy: RetryPolicy) -> None:
         self.url, self.base = place.url, place.base
         self.service = service_of(place.protocol, place.url)
-        self._patience = patience
+        self._policy = policy
         # By process: connections and fsspec's loop do not survive a fork. A parent's entry stays
         # referred to in its children, which must not close the connections they share.
         self._connected: dict[int, AbstractFileSystem] = {}
@@ -231,11 +231,11 @@ class Connection:
             return retrying(
                 lambda: operation(self._file_system()),
                 what=where,
-                heals=self.service.heals,
-                patience=self._patience,
+                is_transient=self.service.is_transient,
+                policy=self._policy,
             )
         except Exception as error:
-            raise self.service.told(error, self.url, where) from None
+            raise self.service.translate_error(error, self.url, where) from None
 
     def path(self, name: str) -> str:
         return f"{self.base}/{name}" if name else self.base
@@ -243,7 +243,7 @@ class Connection:
     def _file_system(self) -> AbstractFileSystem:
         pid = os.getpid()
         if pid not in self._connected:
-            self._connected.setdefault(pid, self.service.connect(self._patience))
+            self._connected.setdefault(pid, self.service.connect(self._policy))
         return self._connected[pid]
 
 
@@ -331,4 +331,4 @@ def service_of(protocol: str, url: str) -> Service:
         package = {"s3": "s3fs", "gs": "gcsfs"}[protocol]
         remedy = f"needs {package}: pip install 'semix[{protocol}]'"
         raise InputError("url", url, remedy) from None
-    return Memory()
+    return InMemoryService()

@@ -17,7 +17,7 @@ SPECIAL = re.compile(r"[?#*\\]")
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """Where a store lives.
 
     Attributes:
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fact:
+class FileInfo:
     """What a store says about one file.
 
     Attributes:
@@ -59,9 +59,9 @@ class Backend(Protocol):
 
     def exists(self, name: str) -> bool: ...
 
-    def fact(self, name: str) -> Fact: ...
+    def info(self, name: str) -> FileInfo: ...
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], Sequence[str]]:
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], Sequence[str]]:
         """Files directly in a folder that end so, and its sub-folders; nothing if it is not
         there."""
         ...
@@ -82,7 +82,7 @@ class Backend(Protocol):
 
     def now(self) -> float: ...
 
-    def partials(self) -> dict[str, Fact]:
+    def partials(self) -> dict[str, FileInfo]:
         """What unfinished writes left, except those of living processes of this machine."""
         ...
 
@@ -95,7 +95,7 @@ class Backend(Protocol):
         ...
 
 
-def parse_url(url: str) -> Place:
+def parse_url(url: str) -> StoreLocation:
     """The place of a URL or local path.
 
     Raises:
@@ -148,12 +148,12 @@ def _refuse_odd_characters(url: str) -> None:
         raise _error(url, f"chained URLs are not used; use one of {', '.join(PROTOCOLS)}")
 
 
-def _local(path: str) -> Place:
+def _local(path: str) -> StoreLocation:
     absolute = str(Path(path).absolute())
-    return Place("file", absolute, absolute)
+    return StoreLocation("file", absolute, absolute)
 
 
-def _remote(protocol: str, path: str, url: str) -> Place:
+def _remote(protocol: str, path: str, url: str) -> StoreLocation:
     if "@" in path:
         raise _error(url, "no user or password in a URL; credentials come from the environment")
     if SPECIAL.search(path):
@@ -163,7 +163,7 @@ def _remote(protocol: str, path: str, url: str) -> Place:
         raise _error(url, f"write {protocol}://BUCKET/FOLDER")
     if {"", ".", ".."} & set(prefix):
         raise _error(url, "no empty parts, . or .. in a URL")
-    return Place(protocol, path, f"{protocol}://{path}")
+    return StoreLocation(protocol, path, f"{protocol}://{path}")
 
 
 def _error(url: str, remedy: str) -> InputError:

@@ -10,8 +10,8 @@ import botocore.exceptions as boto
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 from semix.data.errors import InputError
-from semix.data.store.places import Fact, shown
-from semix.data.store.services import Info, Patience, Upload
+from semix.data.store.places import FileInfo, shown
+from semix.data.store.services import Info, RetryPolicy, Upload
 
 SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other
@@ -57,7 +57,7 @@ REFUSED_CREDENTIALS = {
 }
 
 
-def connect(patience: Patience) -> AbstractFileSystem:
+def connect(policy: RetryPolicy) -> AbstractFileSystem:
     """A file system of its own: fsspec's shared ones remember listings that others change.
 
     Endpoint, region and credentials are what botocore finds in the environment.
@@ -69,9 +69,9 @@ def connect(patience: Patience) -> AbstractFileSystem:
         config_kwargs={
             # botocore repeats single requests (pages of a listing, parts of an upload) with
             # pauses that grow and are drawn; whole operations are repeated by ours.
-            "retries": {"mode": "standard", "total_max_attempts": patience.attempts},
-            "connect_timeout": patience.connect_s,
-            "read_timeout": patience.answer_s,
+            "retries": {"mode": "standard", "total_max_attempts": policy.attempts},
+            "connect_timeout": policy.connect_s,
+            "read_timeout": policy.answer_s,
             "max_pool_connections": PARALLEL,
         },
     )
@@ -79,7 +79,7 @@ def connect(patience: Patience) -> AbstractFileSystem:
     return fs
 
 
-def heals(error: Exception) -> str | None:
+def is_transient(error: Exception) -> str | None:
     code, status = _answer(error)
     if code:
         return f"{code} ({status})" if status in HEALING_STATUS or code in HEALING_CODES else None
@@ -88,7 +88,7 @@ def heals(error: Exception) -> str | None:
     return type(error).__name__ if isinstance(error, HEALING_FAULTS) else None
 
 
-def told(error: Exception, url: str, where: str) -> Exception:
+def translate_error(error: Exception, url: str, where: str) -> Exception:
     # Texts of servers and of libraries are left out: they may hold keys and signatures.
     code, status = _answer(error)
     if isinstance(error, NO_CREDENTIALS):
@@ -142,8 +142,8 @@ def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
         page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start, **marker)
         for upload in page.get("Uploads", []):
             size = _uploaded(fs, bucket, upload)
-            fact = Fact(size, upload["Initiated"].timestamp())
-            found.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], fact))
+            info = FileInfo(size, upload["Initiated"].timestamp())
+            found.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], info))
         if not page.get("IsTruncated"):
             return found
         names = ("KeyMarker", "UploadIdMarker")

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from semix.data.store.places import Fact
+from semix.data.store.places import FileInfo
 
 T = TypeVar("T")
 Info = Mapping[str, Any]  # what a service says of an object, or of an upload, as it spells that
@@ -21,7 +21,7 @@ _random = random.Random()  # its own: nobody's seeds are touched
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long one operation goes on.
 
     Attributes:
@@ -36,9 +36,9 @@ class Patience:
     answer_s: float
 
 
-PATIENT = Patience(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
+DEFAULT_RETRIES = RetryPolicy(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
 # For the first look at a place, where a wrong address is likelier than an outage.
-QUICK = Patience(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
+QUICK_RETRIES = RetryPolicy(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Upload:
 
     name: str
     id: str
-    fact: Fact
+    info: FileInfo
 
 
 class Service(Protocol):
@@ -55,13 +55,13 @@ class Service(Protocol):
 
     SHARED: bool
 
-    def connect(self, patience: Patience) -> AbstractFileSystem: ...
+    def connect(self, policy: RetryPolicy) -> AbstractFileSystem: ...
 
-    def heals(self, error: Exception) -> str | None:
+    def is_transient(self, error: Exception) -> str | None:
         """The fault's name if another attempt may succeed."""
         ...
 
-    def told(self, error: Exception, url: str, where: str) -> Exception:
+    def translate_error(self, error: Exception, url: str, where: str) -> Exception:
         """The error as our callers know it, its text free of secrets."""
         ...
 
@@ -86,18 +86,18 @@ class Service(Protocol):
         ...
 
 
-class Memory:
+class InMemoryService:
     """Objects in this process's memory: for tests."""
 
     SHARED = False
 
-    def connect(self, patience: Patience) -> AbstractFileSystem:
+    def connect(self, policy: RetryPolicy) -> AbstractFileSystem:
         return MemoryFileSystem()
 
-    def heals(self, error: Exception) -> str | None:
+    def is_transient(self, error: Exception) -> str | None:
         return None
 
-    def told(self, error: Exception, url: str, where: str) -> Exception:
+    def translate_error(self, error: Exception, url: str, where: str) -> Exception:
         return error
 
     def modified(self, info: Info) -> float:
@@ -127,8 +127,8 @@ def retrying(
     operation: Callable[[], T],
     *,
     what: str,
-    heals: Callable[[Exception], str | None],
-    patience: Patience,
+    is_transient: Callable[[Exception], str | None],
+    policy: RetryPolicy,
 ) -> T:
     """The operation's result, at the latest attempt that the patience allows.
 
@@ -141,10 +141,10 @@ def retrying(
         try:
             return operation()
         except Exception as error:
-            fault = heals(error)
+            fault = is_transient(error)
             # Half of the pause is drawn, so that many workers do not come back as one.
             wait = pause * _random.uniform(0.5, 1.5)
-            if fault is None or time.monotonic() + wait > started + patience.seconds:
+            if fault is None or time.monotonic() + wait > started + policy.seconds:
                 raise
         logger.warning("%s: %s; again in %.1f s", what, fault, wait)
         time.sleep(wait)

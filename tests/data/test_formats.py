@@ -7,7 +7,6 @@ from semix.data.errors import InputError
 from semix.data.fingerprint import canonical_json
 from semix.data.formats import (
     CommitRecord,
-    Format,
     LabelSetRecord,
     Pairs,
     Plan,
@@ -15,6 +14,7 @@ from semix.data.formats import (
     SeriesRecord,
     ShardEntry,
     ShardLabels,
+    StoredFile,
 )
 
 from tests.handmade import ENCODER, EXAMPLES, HASH, MODELS, STEM, make_plan, record
@@ -33,7 +33,7 @@ def nested(**changes):
 
 
 @every_format
-def test_what_is_right_comes_back_as_it_was_written(kind: type[Format]):
+def test_what_is_right_comes_back_as_it_was_written(kind: type[StoredFile]):
     found = kind.read(text(EXAMPLES[kind]))
     assert json.loads(found.written()) == EXAMPLES[kind]
     assert found.written() == canonical_json(EXAMPLES[kind]).encode()
@@ -68,7 +68,7 @@ def test_a_plan_of_another_schema_is_told_by_its_number_alone():
 
 
 @every_format
-def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[Format]):
+def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[StoredFile]):
     message = r"^at/it\.json schema = 7: a newer version of semix wrote it, this one reads 1; use"
     newer = {"schema": 7, "of a newer version": [1]}
     for value in (EXAMPLES[kind] | newer, newer, EXAMPLES[kind] | {"schema": 7}):
@@ -81,14 +81,14 @@ def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[Format]):
 
 
 @every_format
-def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[Format], monkeypatch):
+def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[StoredFile], monkeypatch):
     monkeypatch.setattr(kind, "MOST", 9)
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: \d+ bytes, at most 9 are read"):
         kind.read(text(EXAMPLES[kind] | {"schema": 7}))
 
 
 @every_format
-def test_nothing_may_be_missing_and_nothing_more_there(kind: type[Format]):
+def test_nothing_may_be_missing_and_nothing_more_there(kind: type[StoredFile]):
     for key in EXAMPLES[kind].keys() - {"left_out"}:
         short = {name: value for name, value in EXAMPLES[kind].items() if name != key}
         with pytest.raises(ValueError, match=rf"^{kind.WHAT}: {key}: Field required"):
@@ -152,13 +152,13 @@ def test_a_record_of_a_series_is_refused_by_its_field(changes, message):
     ],
     ids=range(9),
 )
-def test_hostile_json_is_a_named_error(kind: type[Format], content, message):
+def test_hostile_json_is_a_named_error(kind: type[StoredFile], content, message):
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: .*({message}|bytes, at most 4096)"):
         kind.read(content)
 
 
 @every_format
-def test_good_values_in_hostile_json(kind: type[Format]):
+def test_good_values_in_hostile_json(kind: type[StoredFile]):
     good = text(EXAMPLES[kind])
     for content, message in [
         (good.decode().encode("utf-16"), "Invalid JSON"),

@@ -16,7 +16,7 @@ from semix.data.leases import claim, release
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.verify import damage, put_aside
+from semix.data.verify import damage, quarantine
 from semix.flows.build_steps import Selection, gaps
 
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
@@ -118,7 +118,7 @@ from semix.data.garbage import garbage
 from semix.data.label_sets import label_sets
 from semix.data.pinned import Pinned
 from semix.data.root import Root
-from semix.data.series import read_series
+from semix.data.contact_sheet import read_series
 from semix.data.verify import damage
 
 root = Root(sys.argv[1])
@@ -153,7 +153,7 @@ def test_damage_is_found_put_aside_and_made_again(url):
         root.store.put(name, whole[name][:700] + b"?" + whole[name][701:])
     root.store.delete(entries[2].tar)
     watching = Root(url)
-    assert put_aside(watching, damage(watching, full=True)) == 3
+    assert quarantine(watching, damage(watching, full=True)) == 3
     assert watching.missing() == Root(url).missing() == [0, 1, 2]
     root.store.put(record.tar, whole[record.tar])
     assert root.commit(record.model_copy(update={"spec": root.record(3).spec}))

@@ -15,7 +15,7 @@ from semix.data.label_sets import LabelSet
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.verify import damage, put_aside, refuse_others, unusable_pairs, verify
+from semix.data.verify import damage, quarantine, refuse_others, unusable_pairs, verify
 
 from tests.data.whole_roots import FACTS, prototypes, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
@@ -236,10 +236,10 @@ def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reaso
     (problem,) = damage(similar)
     assert (problem.kind, problem.files) == ("pairs", ("pairs.json",))
     assert problem.text.startswith(f"pairs.json {reason}")
-    assert put_aside(similar, [problem]) == 1
+    assert quarantine(similar, [problem]) == 1
     assert json.loads(similar.store.get("discarded/pairs.1.json")) == {"why": problem.text}
     assert found(similar) == ["pairs.json is missing"]
-    assert put_aside(similar, damage(similar)) == 0
+    assert quarantine(similar, damage(similar)) == 0
     similar.store.put("pairs.json", PAIRS)  # as they are drawn again
     assert found(similar) == []
 
@@ -249,7 +249,7 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
     (problem,) = damage(similar)
     assert (problem.kind, problem.files) == ("pairs", ())
     assert problem.text == "pairs.json is not what 3 shards were made with"
-    assert put_aside(similar, [problem]) == 0
+    assert quarantine(similar, [problem]) == 0
     message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; bring back"
     with pytest.raises(InputError, match=message):
         refuse_others(similar, "pairs", Root(similar.url).made_from()["pairs"])
@@ -292,7 +292,7 @@ def test_labels_that_are_damaged_or_of_other_images(root):
     assert LabelSet(root, LABELS_DIGEST).missing() == [1]
     (problem,) = damage(root, full=True)
     assert str(problem) == "shard 1: labels/ab12ab12ab12: damaged, or of other images"
-    assert put_aside(root, [problem]) == 1
+    assert quarantine(root, [problem]) == 1
     assert not root.store.exists(labels.name(1))
     labels.commit(1, images=root.committed()[1].sha256, groups=[labels_of(2)])
     assert found(root, full=True) == ["shard 1: labels/ab12ab12ab12: other groups than the shard's"]
@@ -330,8 +330,8 @@ def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
     entry, record = root.committed()[1], root.record(1)
     whole = root.store.get(entry.tar)
     root.store.put(entry.tar, whole[:600] + b"?" + whole[601:])
-    assert put_aside(root, verify(root)) == 0
-    assert put_aside(root, verify(root, full=True)) == 1
+    assert quarantine(root, verify(root)) == 0
+    assert quarantine(root, verify(root, full=True)) == 1
     assert root.missing() == Root(root.url).missing() == [1]
     # A store may keep an object of the same name and size, so the damaged one must be gone.
     assert not root.store.exists(entry.tar)
@@ -348,7 +348,7 @@ def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
 def test_a_damaged_record_is_put_aside_and_its_tar_stays(root):
     tar = root.committed()[1].tar
     root.store.put(record_name(1), b'{"shard"')
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert not root.store.exists(record_name(1))
     assert root.store.exists(tar)
     assert root.missing() == [1]
@@ -359,23 +359,23 @@ def test_a_shard_that_a_living_process_works_on_is_left_to_it(root):
     with subprocess.Popen(["sleep", "60"]) as other:
         note = {"host": machine(), "pid": other.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
-        assert put_aside(root, verify(root)) == 0
+        assert quarantine(root, verify(root)) == 0
         assert root.missing() == []
         other.kill()
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert root.store.list("leases") == []
     assert root.missing() == [1]
 
 
 def test_unreadable_prototypes_are_put_aside_with_a_tombstone(root):
     root.store.put("prototypes.safetensors", b"x")
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert not root.store.exists("prototypes.safetensors")
     why = json.loads(root.store.get("discarded/prototypes.1.json"))["why"]
     assert why.startswith("prototypes.safetensors cannot be read")
-    assert put_aside(root, verify(root)) == 0  # missing: there is nothing to put aside
+    assert quarantine(root, verify(root)) == 0  # missing: there is nothing to put aside
     root.store.put("prototypes.safetensors", b"y")
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert root.store.exists("discarded/prototypes.2.json")
 
 
@@ -388,7 +388,7 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
     names = root.store.list("")
     problems = list(verify(Root(root.url)))
     assert {p.kind for p in problems} == {"record", "index", "orphan"}
-    assert put_aside(root, problems) == 0
+    assert quarantine(root, problems) == 0
     assert root.store.list("") == names
 
 

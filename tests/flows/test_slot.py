@@ -211,9 +211,9 @@ import os, sys
 from semix.pipeline import work, worker
 make = work.Building.make
 
-def make_or_die(self, shard, *, beat):
+def make_or_die(self, shard, *, heartbeat):
     if shard == 3: os.kill(os.getpid(), 9)
-    return make(self, shard, beat=beat)
+    return make(self, shard, heartbeat=heartbeat)
 
 work.Building.make = make_or_die
 sys.exit(worker.main())

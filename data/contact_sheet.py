@@ -273,4 +273,4 @@ def _letters(file: str) -> frozenset[int]:
 def _sets(root: Root) -> int:
     """After how many groups a plan begins anew with its first classes."""
     turns = root.plan.config["mixing"]["groups_per_pair"]
-    return max(1, root.layout.stretches[0].groups // turns)
+    return max(1, root.layout.segments[0].groups // turns)
