@@ -54,8 +54,8 @@ def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
             for at in [(2 * turn + 1) * len(starts) // (2 * count)]
         ]
     before = np.arange(len(sets)) - np.repeat(starts, sizes)  # how often its set came already
-    taken: list[int] = order[np.lexsort((order, before))][:count].tolist()
-    return taken
+    positions: list[int] = order[np.lexsort((order, before))][:count].tolist()
+    return positions
 
 
 def shard_of(root: Root, group: int) -> int:
@@ -73,22 +73,22 @@ def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
         InputError: a group that is in no committed shard, or was left out of its shard.
         ValueError: a shard is damaged.
     """
-    wanted = set(groups)
-    found: dict[int, GroupSample] = {}
+    requested = set(groups)
+    series_by_group: dict[int, GroupSample] = {}
     for shard in sorted({shard_of(root, group) for group in groups}):
         record = root.record(shard)
         if record is None:
             continue
         for series in record.left_out:
-            if series.group in wanted:
+            if series.group in requested:
                 raise InputError("group", series.group, f"was left out: {series.reason}")
         samples = read_shard(root.store, record, num_classes=root.num_classes)
-        found |= {s.record.group: s for s in samples if s.record.group in wanted}
+        series_by_group |= {s.record.group: s for s in samples if s.record.group in requested}
     for group in groups:
-        if group not in found:
+        if group not in series_by_group:
             remedy = f"is not made yet; run `semix resume {root.url} --shards "
             raise InputError("group", group, f"{remedy}{shard_of(root, group)}`")
-    return [found[group] for group in groups]
+    return [series_by_group[group] for group in groups]
 
 
 def entropy_share(samples: Sequence[GroupSample]) -> float:
@@ -164,10 +164,10 @@ class Name:
         """Each name from a line of its own on, in the largest size that is no higher than CELL."""
         shown = [_legible(name) for name in names]
         for size in NAME_SIZES:
-            found = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
-            if found.height <= CELL:
+            fitted = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
+            if fitted.height <= CELL:
                 break
-        return found
+        return fitted
 
     @property
     def line_height(self) -> int:
@@ -243,12 +243,12 @@ def _font_files() -> list[str]:
     import matplotlib.font_manager  # takes a second; most commands draw nothing
 
     shipped = Path(matplotlib.get_data_path())
-    found = sorted(
+    fonts = sorted(
         (font.style != "normal", font.weight != 400, font.fname)
         for font in matplotlib.font_manager.fontManager.ttflist
         if not Path(font.fname).is_relative_to(shipped)
     )
-    return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in found)]
+    return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in fonts)]
 
 
 def _has(file: str, letter: str) -> bool:

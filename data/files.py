@@ -117,11 +117,11 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                listed = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        yield from found
-        below = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
+        yield from listed
+        below = [entry for entry in listed if entry.is_dir(follow_symlinks=False)]
         folders += [entry.path for entry in below if entry.name not in TRACKERS]
 
 

@@ -1,4 +1,4 @@
-"""Files of a root that nothing refers to any more: found by name, removed only on request."""
+"""Garbage collection: files that nothing refers to any more, removed only on request."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +22,11 @@ UNFINISHED = "was never finished"
 
 @dataclass(frozen=True)
 class Garbage:
-    """One file that can go.
+    """One file that can be removed.
 
     Attributes:
-        shard: whose it was.
-        lease: on the work that might still want it; it goes under that lease only.
+        shard: the shard that it belonged to.
+        lease: on work that might still use the file, which is removed under that lease only.
     """
 
     name: str
@@ -37,28 +37,30 @@ class Garbage:
 
 
 def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
-    """What no commit record, index or label set refers to, and no living builder may want.
+    """Files that no commit record, index or label set refers to, and no living process may use.
 
     Args:
-        older_than_s: younger files stay, by the store's clock: a builder publishes a tar before
-            the record that names it.
+        older_than_s: younger files stay, by the store's clock, because a build publishes a tar
+            before the record that names it.
     """
     newest = root.store.now() - older_than_s
-    found = [item for item, info in _candidates(root) if info.modified <= newest]
-    held = living(root.store)
-    return [item for item in found if item.lease is None or lease_name(item.lease) not in held]
+    candidates = [item for item, info in _candidates(root) if info.modified <= newest]
+    leased = living(root.store)
+    return [
+        item for item in candidates if item.lease is None or lease_name(item.lease) not in leased
+    ]
 
 
-def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
-    """Remove them and unfinished uploads; returns what went.
+def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
+    """Remove these files and unfinished uploads; returns the removed ones.
 
-    Each shard's files go while this process holds its lease, and only if they are garbage still.
+    The files of a shard are removed under its lease, and only if they are still garbage.
     """
-    found = list(found)
+    items = list(items)
     root.store.sweep(older_than_s=older_than_s)
     partial = root.store.partials()
-    gone = [item for item in found if item.why == UNFINISHED and item.name not in partial]
-    for item in found:
+    removed = [item for item in items if item.why == UNFINISHED and item.name not in partial]
+    for item in items:
         if item.why == UNFINISHED:
             continue
         if item.lease is not None and not claim(root.store, item.lease):
@@ -66,15 +68,15 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
         try:
             if _still(root, item) and root.store.exists(item.name):
                 root.store.delete(item.name)
-                gone.append(item)
+                removed.append(item)
         finally:
             if item.lease is not None:
                 release(root.store, item.lease)
-    return gone
+    return removed
 
 
 def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    # Files are listed before what refers to them: what was published since is not looked at.
+    # Files are listed before the records that refer to them, so that newer files are not listed.
     failed = root.store.infos(FAILED)
     for name, info in root.store.partials().items():
         yield Garbage(name, info.bytes, UNFINISHED), info
@@ -98,7 +100,7 @@ def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
         if name in infos:
             yield Garbage(name, infos[name].bytes, reason), infos[name]
     if damaged:
-        return  # what such an index pinned is not known
+        return  # the shards that a damaged index pins are not known
     for name, (shard, info) in stray.items():
         if name not in pins:
             yield Garbage(name, info.bytes, "no record names it", shard, shard), info
@@ -116,7 +118,7 @@ def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, FileInfo]]]:
 
 
 def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
-    """Which of these files some index names, and why indices cannot be read."""
+    """The files among these that an index names, and why other indices cannot be read."""
     pinned: set[str] = set()
     damaged = {}
     for name in index_names(root.store):
@@ -131,7 +133,7 @@ def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, 
 
 
 def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    """Features of label sets that no labels name, and failures that are past."""
+    """Features of label sets that no labels name, and past failures."""
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
         failed = root.store.infos(f"{labels.folder}/{FAILED}")
@@ -151,7 +153,7 @@ def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
 
 
 def _measured(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
-    """Features that waited for prototypes: all as old as the newest, which shows work going on."""
+    """Measured features of existing prototypes; the newest, a sign of work, sets the age of all."""
     infos = root.store.infos("prototypes")
     files = {name: info for name, info in infos.items() if MEASURED.fullmatch(name)}
     if files and root.store.exists(PROTOTYPES):
@@ -161,7 +163,7 @@ def _measured(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
 
 
 def _still(root: Root, item: Garbage) -> bool:
-    """Whether a file is garbage, now that no one else works on what might name it."""
+    """Whether a file is still garbage, once this process holds its lease."""
     if item.lease is None:
         return True
     record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)
@@ -169,5 +171,5 @@ def _still(root: Root, item: Garbage) -> bool:
         return item.name.encode() not in root.store.get(record, most=ShardLabels.MOST)
     except FileNotFoundError:
         return True
-    except TooLarge:  # nobody knows what it names
+    except TooLarge:  # it may name the file
         return False

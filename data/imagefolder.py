@@ -55,8 +55,8 @@ def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str
     if pictures is None or not (root := Path(pictures)).is_dir():
         return
     folders = [root, *filter(Path.is_symlink, _folders(root))]
-    given = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
-    above = (path for each in given for path in (each, *each.parents) if path.is_dir())
+    paths = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
+    above = (path for each in paths for path in (each, *each.parents) if path.is_dir())
     if any(path.samefile(folder) for path in above for folder in folders):
         remedy = f"lies in {root}, the folder of your pictures, which it would change (a folder "
         raise InputError(field, place, f"{remedy}there is a class); choose a place outside of it")
@@ -102,14 +102,14 @@ class FolderReport:
 
     def notes(self) -> list[str]:
         """What a user may not expect, a sentence each."""
-        found = [self.left_out()] if self.bad else []
+        sentences = [self.left_out()] if self.bad else []
         for names in self.alike:
-            found.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
+            sentences.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
         if self.ignored:
             each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
             remedy = f"images are {PICTURES} files directly in the folder of a class"
-            found.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
-        return found
+            sentences.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
+        return sentences
 
     def left_out(self) -> str:
         """How many images are bad, and the first of them."""
@@ -130,8 +130,8 @@ def inspect_folder(
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
-    places = [folders[split] for split in SPLITS if split in folders] or [root]
-    paths = [path for place in places for path in _list(place, names)[0]]
+    split_folders = [folders[split] for split in SPLITS if split in folders] or [root]
+    paths = [path for place in split_folders for path in _list(place, names)[0]]
     threads = min(MOST_THREADS, cores())
     bad, unread = dict[Path, str](), dict[Path, str]()
     faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
@@ -147,7 +147,7 @@ def inspect_folder(
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
     alike = [same for same in alike if len(same) > 1]
-    return FolderReport(len(paths), bad, _ignored(root, places, names), alike)
+    return FolderReport(len(paths), bad, _ignored(root, split_folders, names), alike)
 
 
 def _refuse_more(
@@ -171,15 +171,15 @@ def _lines(root: Path, faults: Mapping[Path, str]) -> list[str]:
     return [printable_line(line) for line in lines]
 
 
-def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for folder in {root, *places}:
-        found["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
-    if places != [root]:
-        found["folders beside train and test"] = len(_folders(root)) - len(places)
-    for folder in (place / name for place in places for name in names):
-        found += _no_pictures(folder)
-    return {what: count for what, count in sorted(found.items()) if count}
+def _ignored(root: Path, split_folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for folder in {root, *split_folders}:
+        counts["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
+    if split_folders != [root]:
+        counts["folders beside train and test"] = len(_folders(root)) - len(split_folders)
+    for folder in (place / name for place in split_folders for name in names):
+        counts += _no_pictures(folder)
+    return {what: count for what, count in sorted(counts.items()) if count}
 
 
 def _no_pictures(folder: Path) -> Counter[str]:
@@ -216,12 +216,12 @@ def _split_folders(root: Path) -> dict[str, Path]:
         InputError: folders are named as splits, but train or test is missing.
     """
     folders = _folders(root)
-    found = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
-    if {"train", "test"} <= set(found):
-        return found
+    split_folders = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
+    if {"train", "test"} <= set(split_folders):
+        return split_folders
     splits = [p.name for p in folders if p.name.lower() in SPLIT_NAMES]
     if len(splits) > 1 or 0 < len(splits) == len(folders):
-        lacking = " and no ".join(name for name in ("train", "test") if name not in found)
+        lacking = " and no ".join(name for name in ("train", "test") if name not in split_folders)
         remedy = f"holds {' and '.join(splits)}, but no {lacking}; add or rename it, or give a "
         remedy += "folder that holds the classes themselves, which is then split"
         raise InputError("real.path", root, remedy)
@@ -240,9 +240,9 @@ def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> P
     for target, name in enumerate(names):
         files = (folder / name).glob("*") if (folder / name).is_dir() else ()
         images = (path for path in files if path.suffix.lower() in EXTENSIONS)
-        found = sorted(path for path in images if _is_shown(path) and path not in bad)
-        paths += found
-        targets += [target] * len(found)
+        files_of_class = sorted(path for path in images if _is_shown(path) and path not in bad)
+        paths += files_of_class
+        targets += [target] * len(files_of_class)
     return paths, np.array(targets, dtype=np.int64)
 
 
@@ -270,13 +270,17 @@ def _given_splits(
     """As the folders say; without validation/ some training images become it."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
-    given = _list(folders["validation"], names, bad) if "validation" in folders else None
+    validation_folder = (
+        _list(folders["validation"], names, bad) if "validation" in folders else None
+    )
     rarest = int(np.bincount(train[1]).min())
-    held_out = 0 if given else config.validation_per_class or max(1, rarest // 10)
-    kept = config.train_per_class or len(train[1])
+    held_out = 0 if validation_folder else config.validation_per_class or max(1, rarest // 10)
+    train_size = config.train_per_class or len(train[1])
     # The held-out part comes first, so that a smaller training set keeps the same validation.
-    validation, chosen, _ = stratified_split(train[1], (held_out, kept), seed=config.split_seed)
-    return [_take(train, chosen), given or _take(train, validation), test]
+    validation, chosen, _ = stratified_split(
+        train[1], (held_out, train_size), seed=config.split_seed
+    )
+    return [_take(train, chosen), validation_folder or _take(train, validation), test]
 
 
 def _refuse_empty(
@@ -297,8 +301,8 @@ def _refuse_empty(
 def _without(name: str, folder: Path | None) -> str:
     """`'cat' (12 .heic)`."""
     kinds = _no_pictures(folder / name) if folder else {}
-    held = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    return f"{name!r} ({held})" if held else repr(name)
+    contents = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    return f"{name!r} ({contents})" if contents else repr(name)
 
 
 def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:

@@ -178,9 +178,9 @@ def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
     if deep and key is not None:  # of colours only the high bytes are decoded
         image.info["transparency"] = tuple(value >> 8 for value in key)
     image = image.convert("RGBA")
-    found = Image.new("RGB", image.size, BEHIND)
-    found.paste(image, mask=image)
-    return found
+    opaque = Image.new("RGB", image.size, BEHIND)
+    opaque.paste(image, mask=image)
+    return opaque
 
 
 def check_header(content: bytes, *, most_pixels: int) -> None:
@@ -254,8 +254,8 @@ class Encoding:
 
 
 def _encoding_of(content: bytes) -> Encoding | None:
-    found = (e for e in ENCODINGS.values() if re.match(e.start, content, re.DOTALL))
-    return next(found, None)
+    matching = (e for e in ENCODINGS.values() if re.match(e.start, content, re.DOTALL))
+    return next(matching, None)
 
 
 def _foreign(content: bytes) -> str:
@@ -287,12 +287,12 @@ def _jpeg_size(content: bytes) -> tuple[int, int]:
     """The largest width and height of its frames, if its scans up to its end are not too many."""
     width = height = scans = 0
     at = len(JPEG_START) - 1
-    while (found := JPEG_MARKER.search(content, at)) and found[1] != JPEG_END[1:]:
-        at = found.end()
-        if found[1][0] in JPEG_SIZES:
+    while (marker := JPEG_MARKER.search(content, at)) and marker[1] != JPEG_END[1:]:
+        at = marker.end()
+        if marker[1][0] in JPEG_SIZES:
             tall, wide = struct.unpack(">HH", _bytes(content, at + 3, at + 7))
             width, height = max(width, wide), max(height, tall)
-        scans += found[1] == JPEG_SCAN[1:]
+        scans += marker[1] == JPEG_SCAN[1:]
         at += int.from_bytes(_bytes(content, at, at + 2))
     if not scans:
         raise ValueError("it is cut")

@@ -1,4 +1,4 @@
-"""Where the groups of each shard lie, of a plan and of what was added behind it."""
+"""Which groups are in which shard, for a plan and its extensions."""
 
 import re
 from bisect import bisect_right
@@ -14,10 +14,10 @@ NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
 
 @dataclass(frozen=True)
 class Segment:
-    """Shards of one size that follow each other, over groups that follow each other.
+    """Consecutive shards of one size, over consecutive groups.
 
     Attributes:
-        shards: how many; the last of them may be short, and stays so when more are added.
+        shards: how many; the last may be short, and stays short when more are added.
     """
 
     first_group: int
@@ -39,7 +39,7 @@ class Layout:
     """The groups of every shard and the shard of every group, by arithmetic.
 
     Attributes:
-        size: groups of a whole shard.
+        size: groups per full shard.
     """
 
     segments: tuple[Segment, ...]
@@ -73,23 +73,23 @@ class Layout:
 
 
 def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
-    """Of a plan of so many groups, `size` a shard, and what was added to it."""
+    """The layout of a plan of so many groups, `size` per shard, and of its extensions."""
     base = Segment(0, 0, groups, -(-groups // size))
     return Layout((base, *map(segment_of, extensions)), size)
 
 
 def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
-    """Of plan.json as it was written, and what was added to it."""
+    """The layout of plan.json as it was written, and of its extensions."""
     return layout(plan.num_groups, plan.config["shards"]["groups_per_shard"], extensions)
 
 
 def segment_of(extension: Extension) -> Segment:
-    places = extension.first_group, extension.first_shard
-    return Segment(*places, extension.groups, extension.shards)
+    start = extension.first_group, extension.first_shard
+    return Segment(*start, extension.groups, extension.shards)
 
 
 def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
-    """The one that raises a root to so many series of each pair."""
+    """The extension that raises a root to so many series per pair."""
     groups = groups_per_pair * pairs - before.num_groups
     return Extension(
         plan=plan,
@@ -102,26 +102,26 @@ def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) 
 
 
 def read_extensions(store: Store, plan: Plan) -> list[Extension]:
-    """What was added to the plan in plan.json, in order.
+    """The extensions of the plan in plan.json, in order.
 
     Raises:
-        InputError: a file is damaged, missing in the row, or does not continue what is before it.
+        InputError: a file is damaged or missing, or does not continue the one before it.
     """
-    found = [match for match in map(NAME.fullmatch, store.list(EXTENSIONS)) if match]
-    read: list[Extension] = []
-    for number in range(1, 1 + max((int(match[1]) for match in found), default=0)):
-        place = f"{store.url}/{extension_name(number)}"
+    matches = [match for match in map(NAME.fullmatch, store.list(EXTENSIONS)) if match]
+    extensions: list[Extension] = []
+    for number in range(1, 1 + max((int(match[1]) for match in matches), default=0)):
+        location = f"{store.url}/{extension_name(number)}"
         try:
             content = store.get(extension_name(number), most=Extension.MOST)
-            extension = Extension.read(content, where=place)
-            _refuse_gap(extension, plan, layout_of(plan, read))
+            extension = Extension.read(content, where=location)
+            _refuse_gap(extension, plan, layout_of(plan, extensions))
         except TooLarge:
             raise
         except (FileNotFoundError, IsADirectoryError, ValueError) as error:
-            remedy = f"{error}; bring it back, for the shards behind depend on it"
-            raise InputError(place, "damaged", remedy) from None
-        read.append(extension)
-    return read
+            remedy = f"{error}; restore it from a copy: later shards depend on it"
+            raise InputError(location, "damaged", remedy) from None
+        extensions.append(extension)
+    return extensions
 
 
 def write_extension(store: Store, number: int, extension: Extension) -> bool:
@@ -138,7 +138,7 @@ def _refuse_gap(extension: Extension, plan: Plan, before: Layout) -> None:
     expected = Segment(before.num_groups, before.num_shards, extension.groups, shards)
     if extension.plan != plan.digest:
         raise ValueError("belongs to another plan")
-    found = segment_of(extension)
-    if found != expected:
-        wrong = {k: v for k, v in asdict(found).items() if v != getattr(expected, k)}
-        raise ValueError(f"does not continue what is before it ({', '.join(wrong)})")
+    segment = segment_of(extension)
+    if segment != expected:
+        wrong = {k: v for k, v in asdict(segment).items() if v != getattr(expected, k)}
+        raise ValueError(f"does not continue the one before it ({', '.join(wrong)})")

@@ -57,8 +57,10 @@ def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
         ValueError: the shapes differ or a series has fewer than two images.
     """
     if alphas.shape != weights.shape or alphas.ndim != 2 or alphas.shape[1] < 2:
-        found = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
-        raise ValueError(f"alphas and weights have shapes {found}: give both as [G, A] with A >= 2")
+        shapes = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
+        raise ValueError(
+            f"alphas and weights have shapes {shapes}: give both as [G, A] with A >= 2"
+        )
     first, second = (rank - rank.mean(-1, keepdim=True) for rank in map(ranks, (alphas, weights)))
     length = (first.square().sum(-1) * second.square().sum(-1)).sqrt()  # [G]
     return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
@@ -110,8 +112,8 @@ def weight_curve(
         common = torch.linspace(0, 1, alphas.shape[1])
         rows = [np.interp(common, *pair) for pair in zip(alphas, weights, strict=True)]
         alphas, weights = common[None], torch.from_numpy(np.stack(rows)).to(weights)
-    wanted = torch.tensor(levels, dtype=weights.dtype)
-    return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(wanted, dim=0))
+    probabilities = torch.tensor(levels, dtype=weights.dtype)
+    return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(probabilities, dim=0))
 
 
 def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,16 +170,16 @@ def read_end_points(
         mixture: conditioning weights of the series' classes in each image, [A][k].
         features: CLIP's of the images, [A, D]; prototypes: [K, D].
     """
-    mixtures, own = torch.tensor(mixture)[None], torch.tensor(classes)
-    _, position, made_for = end_points(mixtures, own[None])
+    mixtures, class_indices = torch.tensor(mixture)[None], torch.tensor(classes)
+    _, position, made_for = end_points(mixtures, class_indices[None])
     distances = prototype_distances(features[position], prototypes)  # [M, K]
-    found = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
-    found.intended[position] = made_for
+    end_points_read = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
+    end_points_read.intended[position] = made_for
     known = distances.isfinite().all(-1)
-    found.nearest[position] = torch.where(known, distances.argmin(-1), -1)
-    of_series = own[distances[:, own].argmin(-1)]
-    found.of_series[position] = torch.where(known, of_series, -1)
-    return found
+    end_points_read.nearest[position] = torch.where(known, distances.argmin(-1), -1)
+    of_series = class_indices[distances[:, class_indices].argmin(-1)]
+    end_points_read.of_series[position] = torch.where(known, of_series, -1)
+    return end_points_read
 
 
 def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement:
@@ -189,8 +191,8 @@ def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement
         ValueError: the lengths differ or there is no image.
     """
     if predicted.shape != intended.shape or predicted.ndim != 1 or not len(predicted):
-        found = f"{tuple(predicted.shape)} and {tuple(intended.shape)}"
-        raise ValueError(f"predicted and intended have shapes {found}: give both as [M], M >= 1")
+        shapes = f"{tuple(predicted.shape)} and {tuple(intended.shape)}"
+        raise ValueError(f"predicted and intended have shapes {shapes}: give both as [M], M >= 1")
     agreed = int((predicted == intended).sum())
     return {"agreed": agreed, "images": len(predicted), "share": agreed / len(predicted)}
 
@@ -228,8 +230,8 @@ def label_gap(labels: Tensor, probabilities: Tensor) -> float:
         ValueError: the shapes differ.
     """
     if labels.shape != probabilities.shape:
-        found = f"{tuple(labels.shape)} and {tuple(probabilities.shape)}"
-        raise ValueError(f"labels and probabilities have shapes {found}: give both as [N, K]")
+        shapes = f"{tuple(labels.shape)} and {tuple(probabilities.shape)}"
+        raise ValueError(f"labels and probabilities have shapes {shapes}: give both as [N, K]")
     return float((labels - probabilities).abs().sum(-1).mean() / 2)
 
 

@@ -61,7 +61,7 @@ def parse_partition(text: str) -> Partition:
     """`1/4` is the second of four; empty is the whole. Raises InputError for anything else."""
     if not text:
         return WHOLE
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-    if not found or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
         raise InputError("range", text, "write i/n with i from 0 to n - 1, such as 0/4 ... 3/4")
-    return Partition(int(found[1]), int(found[2]))
+    return Partition(int(match[1]), int(match[2]))

@@ -25,10 +25,10 @@ def load_real(config: RealDataConfig) -> RealDataset:
             with fewer test images than are asked for; more images that cannot be decoded than
             `skip_bad`, where that is set.
     """
-    found = load_digits(config) if config.name == "digits" else load_imagefolder(config)
+    dataset = load_digits(config) if config.name == "digits" else load_imagefolder(config)
     if config.test_per_class is None:
-        return found
-    return replace(found, test=_fewer(found, config.test_per_class, seed=config.split_seed))
+        return dataset
+    return replace(dataset, test=_fewer(dataset, config.test_per_class, seed=config.split_seed))
 
 
 def _fewer(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:

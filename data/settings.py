@@ -82,23 +82,23 @@ def _mistakes(
     kind: type[Settings], error: ValidationError, values: Mapping[str, Any]
 ) -> InputError:
     """The first mistake, with a further line in its remedy for each of the others."""
-    found: list[InputError] = []
+    mistakes: list[InputError] = []
     for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
         mistake = _mistake(kind, problem, values)
         # A misspelt key that is required is missing as well; its misspelling says more.
         misspelt = problem["type"] == "missing" and any(
-            f"did you mean {mistake.field}?" in other.remedy for other in found
+            f"did you mean {mistake.field}?" in other.remedy for other in mistakes
         )
         # Each member of a union finds fault with one value, or with parts of it.
-        if not misspelt and not any(_overlap(mistake.field, other.field) for other in found):
-            found.append(mistake)
-    first, lines = found[0], []
-    for other, before in zip(found[1:MOST_MISTAKES], found, strict=False):
+        if not misspelt and not any(_overlap(mistake.field, other.field) for other in mistakes):
+            mistakes.append(mistake)
+    first, lines = mistakes[0], []
+    for other, before in zip(mistakes[1:MOST_MISTAKES], mistakes, strict=False):
         same = KNOWN in other.remedy and other.remedy == before.remedy  # a list of all settings
         remedy = "unknown setting here, too" if same else other.remedy
         lines.append(str(InputError(other.field, other.value, remedy)))
-    if len(found) > MOST_MISTAKES:
-        lines.append(f"and {len(found) - MOST_MISTAKES} more")
+    if len(mistakes) > MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - MOST_MISTAKES} more")
     return InputError(first.field, first.value, "\n".join([first.remedy, *lines]))
 
 
@@ -108,7 +108,7 @@ def _overlap(one: str, other: str) -> bool:
 
 def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, Any]) -> InputError:
     keys = _written(problem["loc"], values)
-    path, given = ".".join(keys) or "config", problem["input"]
+    path, value = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
         return _unknown(kind, keys, known=_known_keys(kind, problem["loc"][:-1]))
     if problem["type"] == "missing":
@@ -117,12 +117,12 @@ def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, A
     if problem["type"] == "union_tag_invalid":
         return _no_such_kind(keys, problem["ctx"])
     if problem["type"] == "model_type":
-        return InputError(path, repr(given), "must hold `key: value` settings")
+        return InputError(path, repr(value), "must hold `key: value` settings")
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "literal_error" and isinstance(given, str):
-        message = choices(given, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        message = choices(value, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
     # A whole section does not fit together: what it holds would fill the screen.
-    shown = NOT_SHOWN if isinstance(given, Mapping) else repr(given)
+    shown = NOT_SHOWN if isinstance(value, Mapping) else repr(value)
     return InputError(path, shown, message[0].lower() + message[1:])
 
 
@@ -192,7 +192,7 @@ def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[st
         fields = [model.model_fields.get(str(part)) for model in models.values()]
         inner = [_models(field.annotation) for field in fields if field is not None]
         if inner:  # else a place in a list or dictionary of models
-            models = {name: model for found in inner for name, model in found.items()}
+            models = {name: model for inner_models in inner for name, model in inner_models.items()}
     return sorted({name for model in models.values() for name in model.model_fields})
 
 
@@ -320,9 +320,9 @@ def _refuse_repetition(root: yaml.Node) -> None:
                 _refuse(node, "an alias stands inside what it names")
             return sizes[node]
         sizes[node] = 0
-        own = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        written += own
-        sizes[node] = own + sum(size(part) for part in _parts(node))
+        size_alone = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        written += size_alone
+        sizes[node] = size_alone + sum(size(part) for part in _parts(node))
         if sizes[node] > written + MOST_REPEATED:
             _refuse(node, "aliases repeat too much here; write the values out")
         return sizes[node]
@@ -357,10 +357,10 @@ def _content(source: str) -> bytes:
 
 
 def _fetched(url: str) -> bytes:
-    place = parse_url(url)
-    if place.protocol == "file":
-        return read_bytes(Path(place.base), most=MOST)
-    folder, _, name = place.url.rpartition("/")
+    location = parse_url(url)
+    if location.protocol == "file":
+        return read_bytes(Path(location.base), most=MOST)
+    folder, _, name = location.url.rpartition("/")
     if folder.endswith("/"):  # a bucket alone
         raise IsADirectoryError
     return Store(folder).get(name, most=MOST)

@@ -193,15 +193,15 @@ def shared_images(
     Args:
         splits: parts of each split by its name, uint8 [n, S, S, 3], in their order.
     """
-    found: list[tuple[ImagePosition, ImagePosition]] = []
-    seen: dict[bytes, ImagePosition] = {}
+    shared: list[tuple[ImagePosition, ImagePosition]] = []
+    earlier: dict[bytes, ImagePosition] = {}
     for split, parts in splits.items():
-        own: dict[bytes, ImagePosition] = {}
+        this_split: dict[bytes, ImagePosition] = {}
         images = (image for part in parts for image in part)
         for index, image in enumerate(images):
             digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-            if digest in seen:
-                found.append(((split, index), seen[digest]))
-            own.setdefault(digest, (split, index))
-        seen = own | seen
-    return found
+            if digest in earlier:
+                shared.append(((split, index), earlier[digest]))
+            this_split.setdefault(digest, (split, index))
+        earlier = this_split | earlier
+    return shared

@@ -77,10 +77,10 @@ def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, nd
     tensors, metadata = read_arrays(content, where=where)
     if SEAL not in metadata:
         raise ValueError(f"{where}: not written by semix")
-    note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
-    if note.sha256 != _hash(tensors, note.facts):
+    seal_note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
+    if seal_note.sha256 != _hash(tensors, seal_note.facts):
         raise ValueError(f"{where}: damaged: not of the SHA-256 that is noted beside them")
-    return tensors, note.facts
+    return tensors, seal_note.facts
 
 
 def _hash(tensors: Mapping[str, ndarray], facts: Mapping[str, str]) -> str:

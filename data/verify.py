@@ -1,4 +1,4 @@
-"""Whether a root is what its records say, and how what is damaged comes to be made again.
+"""Verification of a root against its records, and quarantine of what is damaged.
 
 Sizes are compared by listing; `full` reads every byte, image and label.
 """
@@ -38,17 +38,17 @@ from semix.data.threads import mapped
 
 ProblemKind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
 Listing = Mapping[str, FileInfo]
-REMEDY = "bring back the file that was there, or build into a new place"
+REMEDY = "restore the earlier file, or build into a new folder"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and with which shard.
+    """A problem of a root or of one shard.
 
     Attributes:
-        shard: None where it is about the whole root.
-        kind: an orphan is a file that nothing refers to: no damage, only bytes.
-        files: those to remove before what they held can be made again.
+        shard: its number; None for a problem of the whole root.
+        kind: an orphan is a file that nothing refers to; it only takes space.
+        files: the files to remove before their content can be made again.
     """
 
     shard: int | None
@@ -65,7 +65,7 @@ class Problem:
 
 
 def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
-    """All that is wrong, as it is found; a folder of shards is in memory at a time.
+    """All problems of a root, one by one; one folder of shards is in memory at a time.
 
     Args:
         full: read every record, hash every file, decode every image, check every label.
@@ -87,24 +87,27 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
 
 
 def damage(root: Root, *, full: bool = False) -> list[Problem]:
-    """What `verify` finds without orphans."""
+    """The problems of `verify` without orphans."""
     return [problem for problem in verify(root, full=full) if problem.damage]
 
 
 def quarantine(root: Root, problems: Iterable[Problem]) -> int:
-    """Discard what is damaged, with a tombstone, so that it is made again; how many.
+    """Discard damaged shards and files, with tombstones, so that they are made again.
 
-    A shard that a living process works on is left to it. Other problems (an index, a folder in a
-    record's place) are a person's to repair, and are passed over.
+    A shard that a living process works on is left to it. Other problems (an index, a folder in
+    place of a record) are skipped, because a person must repair them.
+
+    Returns:
+        how many were discarded.
     """
     return sum(_quarantine(root, problem) for problem in problems)
 
 
 def refuse_others(root: Root, file: ShardInput, ours: str) -> None:
-    """Raises InputError if committed shards were made with another such file than ours.
+    """Raises InputError if committed shards were made with other prototypes or pairs than ours.
 
     Args:
-        ours: SHA-256 of the one that is there, or is about to be.
+        ours: SHA-256 of the file that is there, or is about to be written.
     """
     named = root.made_with(file)
     if count := named.total() - named[""] - named[ours]:
@@ -115,7 +118,7 @@ def refuse_others(root: Root, file: ShardInput, ours: str) -> None:
 
 
 def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
-    """Why a prototypes file cannot serve this plan; None if it can."""
+    """Why a prototypes file is unusable for this plan; None if it is usable."""
     try:
         tensors, metadata = open_sealed(content)
         encoder = json.loads(metadata["encoder"])
@@ -126,41 +129,41 @@ def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
         shape = None if vectors is None else list(vectors.shape)
         return f"has prototypes of shape {shape}, not [{classes}, width]"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-        return "holds values that are no finite numbers"
+        return "holds values that are not finite"
     if encoder != plan.models["annotation"]:
         return "was measured with another encoder than the plan's"
     return None
 
 
 def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> str | None:
-    """Why pairs.json cannot serve this plan; None if it can."""
+    """Why pairs.json is unusable for this plan; None if it is usable."""
     try:
         pairs = Pairs.read(content)
     except ValueError as error:
         return f"cannot be read: {error}"
     if any(second >= len(plan.class_names) for _, second in pairs):
-        return f"names a class that is none of the {len(plan.class_names)} of the plan"
+        return f"names a class beyond the {len(plan.class_names)} of the plan"
     if count is not None and len(pairs) != count:
         return f"holds {len(pairs)} pairs, the plan has {count}"
     return None
 
 
 def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> Iterator[Problem]:
-    """A thousand shards: what is listed against what their records say."""
-    infos, inner = root.store.scan(f"{SHARDS}/{number:04d}")
-    for folder in inner:
+    """Compare the listed files of a thousand shards with their records."""
+    infos, folders = root.store.scan(f"{SHARDS}/{number:04d}")
+    for folder in folders:
         infos |= root.store.infos(folder)
     for shard, (_, reason) in known.refused.items():
         name = record_name(shard)
         yield Problem(shard, f"its commit record {reason}", "record", (name,))
-    for name in inner:
+    for name in folders:
         if RECORD.fullmatch(name):
             text = f"{name} is a folder, not a commit record; move it away"
             yield Problem(int(name[-12:-5]), text, "record")
     entries = known.entries()
     for entry in entries:
         if entry.shard >= root.plan.num_shards:
-            text = f"{record_name(entry.shard)} is of no shard of the plan; "
+            text = f"{record_name(entry.shard)} is beyond the shards of the plan; "
             yield Problem(entry.shard, f"{text}is an extension missing?", "record")
     planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
     check = partial(_shard_problem, root, infos, full=full)
@@ -170,25 +173,25 @@ def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> I
 
 
 def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool) -> Problem | None:
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     planned = root.layout.groups_of(entry.shard)
-    gone = {series.group for series in entry.left_out}
-    if entry.group_numbers != [group for group in planned if group not in gone]:
-        found[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
+    omitted = {series.group for series in entry.left_out}
+    if entry.group_numbers != [group for group in planned if group not in omitted]:
+        problems[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
     checks: dict[str, tuple[int, Callable[[Root, ShardEntry], Iterator[str]]]] = {
         entry.tar: (entry.bytes, _tar_problems),
         entry.features.name: (entry.features.bytes, _features_problems),
     }
     for name, (size, check) in checks.items():
         problem = _size_problem(infos.get(name), size)
-        if problem is None and full and "" not in found:  # else the record is what is wrong
+        if problem is None and full and "" not in problems:  # else the record is what is wrong
             problem = "; ".join(check(root, entry)) or None
         if problem:
-            found[name] = problem
-    if not found:
+            problems[name] = problem
+    if not problems:
         return None
-    text = "; ".join(f"{name} {problem}".strip() for name, problem in found.items())
-    return Problem(entry.shard, text, files=tuple(name for name in found if name in infos))
+    text = "; ".join(f"{name} {problem}".strip() for name, problem in problems.items())
+    return Problem(entry.shard, text, files=tuple(name for name in problems if name in infos))
 
 
 def _size_problem(info: FileInfo | None, size: int) -> str | None:
@@ -198,7 +201,7 @@ def _size_problem(info: FileInfo | None, size: int) -> str | None:
 
 
 def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
-    """Reads the tar once, and no more than a series of it is in memory."""
+    """Read the tar once, with one series in memory at a time."""
     with root.store.open(entry.tar) as file:
         read = Hashing(file)
         problem = _series_problem(io.BufferedReader(read, 2**20), entry, root)
@@ -209,15 +212,15 @@ def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 
 
 def _series_problem(file: io.BufferedReader, entry: ShardEntry, root: Root) -> str | None:
-    found = []
+    groups = []
     try:
         for sample in read_tar(file, most_bytes=entry.bytes):
-            found.append(sample.record.group)
+            groups.append(sample.record.group)
             _check_series(sample, root)
     except ValueError as error:
         return str(error)
-    if found != entry.group_numbers:
-        return f"holds {len(found)} groups that are not those of its record"
+    if groups != entry.group_numbers:
+        return f"holds {len(groups)} groups that are not those of its record"
     return None
 
 
@@ -253,18 +256,18 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
         return
     if "features" not in tensors:
         yield "has no tensor 'features'"
-    wanted = (entry.groups, root.plan.images_per_group)
+    sizes = (entry.groups, root.plan.images_per_group)
     for name, tensor in sorted(tensors.items()):
-        if tensor.ndim != 3 or tensor.shape[:2] != wanted:
-            yield f"{name} has shape {list(tensor.shape)}, not [{wanted[0]}, {wanted[1]}, width]"
+        if tensor.ndim != 3 or tensor.shape[:2] != sizes:
+            yield f"{name} has shape {list(tensor.shape)}, not [{sizes[0]}, {sizes[1]}, width]"
         if tensor.dtype != np.float16:
             yield f"{name} is {tensor.dtype}, not float16"
         elif not np.isfinite(tensor).all():
-            yield f"{name} holds values that are no finite numbers"
+            yield f"{name} holds values that are not finite"
 
 
 def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
-    """Prototypes and pairs: readable, of this plan, and those that the shards were made with."""
+    """Problems of prototypes and pairs: damaged, of another plan, or not those of the shards."""
     pairs = root.plan.config["mixing"].get("pairs", {})
     checks: list[tuple[ShardInput, str, Callable[[bytes, Plan], str | None]]]
     checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
@@ -290,7 +293,7 @@ def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
 
 
 def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
-    """Indices that cannot be read, or that pin what is no longer as it was."""
+    """Indices that cannot be read, or that pin tars that are missing or changed."""
     for name in index_names(root.store):
         try:
             index = open_index(root.store, name, plan_digest=root.plan.digest)
@@ -300,7 +303,7 @@ def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
         others = [e for e in index.rows if sound.get(e.shard) != e.sha256]
         changed = [e for e in others if _size_problem(_file_info(root.store, e.tar), e.bytes)]
         if changed:
-            text = f"{name}: pins {len(changed)} tars that are gone or cut, {changed[0].tar} on"
+            text = f"{name}: pins {len(changed)} tars that are missing or cut, {changed[0].tar} on"
             yield Problem(changed[0].shard, text, "index")
 
 
@@ -312,7 +315,7 @@ def _file_info(store: Store, name: str) -> FileInfo | None:
 
 
 def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
-    """Sets that cannot be opened; with `full` also labels that do not count or do not fit."""
+    """Label sets that cannot be opened; with `full` also labels that are damaged or do not fit."""
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
@@ -334,7 +337,7 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
 
 
 def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
-    """Files beside the shards that no commit record names."""
+    """Files in the folders of shards that no commit record names."""
     referred = set(referred)
     for name, info in infos.items():
         if RECORD.match(name) or name in referred:
@@ -346,7 +349,7 @@ def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
 
 
 def _beside_folders(root: Root) -> dict[str, FileInfo]:
-    """Files below shards/ that are in no folder of shards."""
+    """Files below shards/ that are not in a folder of shards."""
     files, folders = root.store.scan(SHARDS)
     numbered = {f"{SHARDS}/{number:04d}" for number in numbered_folders(root.store, SHARDS)}
     for folder in folders:
@@ -364,7 +367,7 @@ def _quarantine(root: Root, problem: Problem) -> bool:
             return False
         try:
             root.discard(problem.shard, why=problem.text)
-            # Of the same bytes the new file has the same name, and a store may keep what is there.
+            # The same bytes get the same name, and a store may keep an existing file.
             record = f"{problem.shard:07d}.json"
             _remove(root, (name for name in problem.files if not name.endswith(record)))
         finally:

@@ -97,7 +97,7 @@ class SimulatedShards:
 def simulated(shards: SimulatedShards) -> Iterator[Root]:
     """The root over such a store, while every store of this process is that one."""
     before = semix.data.store._backend
-    semix.data.store._backend = lambda place, *, patient: shards  # type: ignore[assignment,return-value]
+    semix.data.store._backend = lambda location, *, persistent: shards  # type: ignore[assignment,return-value]
     try:
         yield Root(shards.url)
     finally:

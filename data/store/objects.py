@@ -1,4 +1,4 @@
-"""A store of objects: s3, gs or memory, through fsspec; every request again if that heals."""
+"""A store of objects: s3, gs or memory, through fsspec; transient faults are retried."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART = 16 << 20  # bytes; twice that or more goes up in parts, a few at a time
+PART = 16 << 20  # bytes; files of twice that or more are uploaded in parts, a few at a time
 PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
 FIRST_RANGE = 1 << 18  # bytes; a single image is read without its whole shard
@@ -43,16 +43,16 @@ class Objects:
     local = False
     parallel = 16
 
-    def __init__(self, place: StoreLocation, *, policy: RetryPolicy) -> None:
-        self.url = place.url
-        self._base = place.base
-        self._connection = Connection(place, policy)
+    def __init__(self, location: StoreLocation, *, policy: RetryPolicy) -> None:
+        self.url = location.url
+        self._base = location.base
+        self._connection = Connection(location, policy)
         self._service = self._connection.service
         self._ask, self._path = self._connection.ask, self._connection.path
         self.shared = self._service.SHARED
 
     def get(self, name: str, most: int) -> bytes:
-        # One request: a range of one byte more than may be there.
+        # A single request, for a range of one byte more than is allowed.
         try:
             content = self._ask(
                 name, lambda fs: fs.cat_file(self._path(name), start=0, end=most + 1)
@@ -62,7 +62,7 @@ class Objects:
         except OSError:
             if self.info(name).bytes:
                 raise
-            return b""  # of nothing there is no range
+            return b""  # an empty object has no range
         if len(content) > most:
             raise TooLarge.refused(f"{self.url}/{name}", self.info(name).bytes, most)
         return content
@@ -135,7 +135,7 @@ class Objects:
         try:
             self._put_file(partial, name, mode="create", **self._service.mark(token))
         except FileExistsError:
-            # Names carry the hash of the content, so it is this content, unless it is damaged.
+            # The name carries the hash of the content, so this is the content, unless damaged.
             if not self._is_written_by(token, name) and not self._is_copy(partial, name):
                 self._put_file(partial, name, mode="overwrite")
 
@@ -173,7 +173,7 @@ class Objects:
         try:
             return self._ask(name, lambda fs: fs.info(path))
         except PermissionError:
-            # An answer without a body does not say why; one with a body does.
+            # Unlike this answer, one with a body says why access was refused.
             self._ask(name, lambda fs: fs.cat_file(path, start=0, end=1))
             raise
 
@@ -186,7 +186,7 @@ class Objects:
         self._ask(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
 
     def _is_written_by(self, token: str, name: str) -> bool:
-        """Whether it is ours after all: the answer was lost, and a later attempt found it."""
+        """Whether an earlier attempt of ours wrote it, and its answer was lost."""
         try:
             return (
                 self._ask(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
@@ -208,7 +208,7 @@ class Objects:
 
 
 class Connection:
-    """Below bucket/prefix of one service, from any process and thread.
+    """Access to bucket/prefix of one service, from any process and thread.
 
     Attributes:
         service: what differs between services.
@@ -216,16 +216,16 @@ class Connection:
         InputError: the package for this service is not installed.
     """
 
-    def __init__(self, place: StoreLocation, policy: RetryPolicy) -> None:
-        self.url, self.base = place.url, place.base
-        self.service = service_of(place.protocol, place.url)
+    def __init__(self, location: StoreLocation, policy: RetryPolicy) -> None:
+        self.url, self.base = location.url, location.base
+        self.service = service_of(location.protocol, location.url)
         self._policy = policy
-        # By process: connections and fsspec's loop do not survive a fork. A parent's entry stays
-        # referred to in its children, which must not close the connections they share.
+        # By process: connections and fsspec's loop do not survive a fork. A child keeps a
+        # reference to its parent's entry, because it must not close the shared connections.
         self._connected: dict[int, AbstractFileSystem] = {}
 
     def ask(self, name: str, operation: Callable[[AbstractFileSystem], T]) -> T:
-        """What the operation returns; its errors are those of `Store`, free of secrets."""
+        """Run the operation and return its result; its errors are translated."""
         where = f"{self.url}/{name}" if name else self.url
         try:
             return retrying(
@@ -282,13 +282,13 @@ class RangeFile(io.RawIOBase):
             return 0
         end = self._start + len(self._bytes)
         if not self._start <= self._position < end:
-            # Longer and longer ranges for who reads on, short ones for who jumps.
-            on = self._position == end and end > 0
-            self._length = min(2 * self._length, LONGEST_RANGE) if on else FIRST_RANGE
+            # Sequential reads get longer and longer ranges, random ones short ranges.
+            reads_on = self._position == end and end > 0
+            self._length = min(2 * self._length, LONGEST_RANGE) if reads_on else FIRST_RANGE
             self._start = self._position
             self._bytes = self._read(self._start, min(self._start + self._length, self._size))
-        at, view = self._position - self._start, memoryview(buffer).cast("B")
-        part = self._bytes[at : at + len(view)]
+        start_in_range, view = self._position - self._start, memoryview(buffer).cast("B")
+        part = self._bytes[start_in_range : start_in_range + len(view)]
         view[: len(part)] = part
         self._position += len(part)
         return len(part)
@@ -302,10 +302,10 @@ def _whole(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
 
 
 def _sweep_staged() -> int:
-    """Remove what dead processes of this machine staged in its temporary folder."""
+    """Remove files that dead processes of this machine staged in its temporary folder."""
     folder, count = Path(tempfile.gettempdir()), 0
     for path in folder.glob(f".*{PARTIAL}"):
-        with suppress(OSError):  # another user's, or gone a moment ago
+        with suppress(OSError):  # another user's, or just removed
             if abandoned(path, age_s=time.time() - path.stat().st_mtime):
                 path.unlink()
                 count += 1

@@ -127,7 +127,7 @@ def test_nothing_may_be_missing_and_nothing_more_there(kind: type[StoredFile]):
         ({"mixture": [[1.0]] * 2}, "a row of mixture or coordinates has 1 entries, not 2"),
         ({"agreement": {"weights": [1.0], "difference": [1.0]}}, "agreement.weights has 1"),
         ({"noise": "random"}, "noise"),
-        ({"noise": {"a": float("nan")}}, "'NaN' is no finite number"),
+        ({"noise": {"a": float("nan")}}, "'NaN' is not a finite number"),
         ({"\x1b[2J\u202e" + "x" * 99: 1}, r"'\\x1b\[2J\\u202ex+\.\.\.': Extra"),
     ],
 )
@@ -164,7 +164,7 @@ def test_good_values_in_hostile_json(kind: type[StoredFile]):
         (good.decode().encode("utf-16"), "Invalid JSON"),
         (b"\xef\xbb\xbf" + good, "Invalid JSON"),
         (good[:-1], "EOF"),
-        (good[:-1] + b", %s" % good[1:], "stands twice"),
+        (good[:-1] + b", %s" % good[1:], "is there twice"),
     ]:
         with pytest.raises(ValueError, match=f"^{kind.WHAT}: .*{message}"):
             kind.read(content)
@@ -173,10 +173,10 @@ def test_good_values_in_hostile_json(kind: type[StoredFile]):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        (b"1e999", "'1e999' is no finite number"),
-        (b"NaN", "'NaN' is no finite number"),
+        (b"1e999", "'1e999' is not a finite number"),
+        (b"NaN", "'NaN' is not a finite number"),
         (b"1e5, 2", "Invalid JSON"),
-        (b'{"a": 1, "a": 2}', "key 'a' stands twice"),
+        (b'{"a": 1, "a": 2}', "key 'a' is there twice"),
     ],
 )
 def test_odd_numbers_and_keys_deep_inside(new, message):

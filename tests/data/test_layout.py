@@ -91,7 +91,7 @@ def test_a_lost_extension_is_named(root):
     write_extension(root.store, 2, second)
     assert read_extensions(root.store, root.written) == [first, second]
     root.store.delete("extensions/1.json")
-    with pytest.raises(InputError, match=r"extensions/1\.json = damaged: .*bring it back"):
+    with pytest.raises(InputError, match=r"extensions/1\.json = damaged: .*restore it"):
         Root(root.url)
 
 

@@ -39,7 +39,7 @@ PLANS = [b'{"schema": 3, "dig', b"", b"[1, 2]", b"null", b"\xff" * 9, b'{"schema
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *((content, r" = damaged: plan\.json: .*bring it back") for content in PLANS),
+        *((content, r" = damaged: plan\.json: .*restore it") for content in PLANS),
         (b"{}", " schema = 1: another version of semix wrote it"),
     ],
     ids=range(len(PLANS) + 1),
@@ -52,7 +52,7 @@ def test_a_damaged_plan_is_named(tmp_path, content, message):
 
 def test_a_folder_where_the_plan_goes_is_named(tmp_path):
     (tmp_path / "plan.json").mkdir()
-    with pytest.raises(InputError, match=r"plan\.json = damaged: .*bring it back"):
+    with pytest.raises(InputError, match=r"plan\.json = damaged: .*restore it"):
         Root(str(tmp_path))
 
 

@@ -109,7 +109,7 @@ def test_a_missing_member_and_an_image_that_is_none(root):
     [
         ({"features": np.zeros((2, 3, 4), np.float16)}, "has shape [2, 3, 4], not [2, 2, width]"),
         ({"features": np.zeros((2, 2, 4), np.float32)}, "is float32, not float16"),
-        ({"features": np.full((2, 2, 4), np.nan, np.float16)}, "no finite numbers"),
+        ({"features": np.full((2, 2, 4), np.nan, np.float16)}, "not finite"),
         ({"second": np.zeros((2, 2, 4), np.float16)}, "has no tensor 'features'"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_folder_where_a_record_goes(root, tmp_path, inside):
         (prototypes()[:-1], "cannot be read"),
         (flipped(-1 % len(prototypes()))(prototypes()), "not of the SHA-256 that is noted beside"),
         (prototypes(np.eye(4, dtype=np.float32)), "has prototypes of shape [4, 4], not [3, width]"),
-        (prototypes(np.full((3, 4), np.inf, np.float32)), "no finite numbers"),
+        (prototypes(np.full((3, 4), np.inf, np.float32)), "not finite"),
         (prototypes(facts={"scale": "10.0"}), "cannot be read"),
         (save({"prototypes": np.eye(3, 4)}), "cannot be read"),
     ],
@@ -227,7 +227,7 @@ def similar(root) -> Root:
         (b"[[1, 2], [0, 1]]", "cannot be read: pairs.json: pairs do not ascend"),
         (b"[[0, 1]]", "holds 1 pairs, the plan has 2"),
         (b"[[0, 1], [0, 2], [1, 2]]", "holds 3 pairs, the plan has 2"),
-        (b"[[0, 1], [1, 3]]", "names a class that is none of the 3 of the plan"),
+        (b"[[0, 1], [1, 3]]", "names a class beyond the 3 of the plan"),
     ],
 )
 def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reason):
@@ -271,7 +271,7 @@ def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
     root.store.delete(root.committed()[2].tar)
     named = [p.text for p in damage(Root(root.url)) if p.kind == "index"]
     assert named[0].startswith(
-        "index/0.json: pins 1 tars that are gone or cut, shards/0000/0000002"
+        "index/0.json: pins 1 tars that are missing or cut, shards/0000/0000002"
     )
     assert named[1].startswith("index/1.json: index: ")
 
@@ -279,7 +279,7 @@ def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
 def test_a_record_beyond_the_plan(root):
     put_shard(root.store, 7, tar_of(sample(14), sample(15)), first=14, groups=2, count=2)
     (problem,) = [p for p in damage(Root(root.url)) if p.kind == "record"]
-    assert problem.text.endswith("is of no shard of the plan; is an extension missing?")
+    assert problem.text.endswith("is beyond the shards of the plan; is an extension missing?")
 
 
 def test_labels_that_are_damaged_or_of_other_images(root):
@@ -417,5 +417,5 @@ def test_what_an_index_pins_may_have_been_made_again(root):
     assert open_index(root.store, "index/0.json").shards()[1] == first
     root.store.delete(first.tar)
     assert found(again) == [
-        f"shard 1: index/0.json: pins 1 tars that are gone or cut, {first.tar} on"
+        f"shard 1: index/0.json: pins 1 tars that are missing or cut, {first.tar} on"
     ]

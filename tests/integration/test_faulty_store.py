@@ -87,7 +87,7 @@ def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
     tiny, unbroken, bucket, faulty_s3, monkeypatch, capsys, fault, status, told
 ):
     hasty = RetryPolicy(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
-    monkeypatch.setattr("semix.data.store.services.PATIENT", hasty)
+    monkeypatch.setattr("semix.data.store.services.DEFAULT_RETRIES", hasty)
     monkeypatch.setattr("semix.pipeline.shard.load_models", lambda *_, **__: tiny.models)
     root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
 

@@ -77,7 +77,7 @@ def test_an_open_file_goes_on_where_it_was_cut(store, faulty_s3):
 
 def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
+        "semix.data.store.services.DEFAULT_RETRIES",
         RetryPolicy(seconds=0.5, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
@@ -94,7 +94,7 @@ def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
 
 def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
+        "semix.data.store.services.DEFAULT_RETRIES",
         RetryPolicy(seconds=1.0, attempts=1, connect_s=1, answer_s=0.5),
     )
     store = Store(store.url)
@@ -194,7 +194,7 @@ def test_a_server_that_overwrites_is_refused(store, faulty_s3):
 
 def test_no_secret_in_logs_errors_or_pickles(store, faulty_s3, caplog, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
+        "semix.data.store.services.DEFAULT_RETRIES",
         RetryPolicy(seconds=2, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
