@@ -215,14 +215,12 @@ class MixedDataset(Dataset[Sample]):
             group int64 [B, 1] and position int64 [B, n].
         """
         if class_matched:
-            group, of_class = self._groups_for(targets, rng), targets
+            group, target = self._groups_for(targets, rng), targets
         else:
             group = torch.randint(len(self), targets.shape, generator=rng)
             side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
-            of_class = self.classes[group, side]
-        return group[:, None], end_and_inner(
-            self.soft_labels, group, of_class, rng=rng, count=count
-        )
+            target = self.classes[group, side]
+        return group[:, None], end_and_inner(self.soft_labels, group, target, rng=rng, count=count)
 
     def refuse_missing(self, targets: Tensor) -> None:
         """Raises InputError if there is no group to draw for one of these classes, int64 [B]."""
@@ -302,20 +300,18 @@ def _read_groups(source: Pinned, files: ShardFiles, exclude: Exclusion, *, threa
     labels: list[tuple[np.ndarray, np.ndarray]] = []
     every = range(len(source.shards))
     with closing(mapped(files.contents, every, threads=threads)) as read:
-        for position, contents, labels_of_set in zip(
-            every, read, source.labels(source.shards), strict=True
-        ):
-            shard, series = source.shards[position], contents.records
+        for at, contents, set_labels in zip(every, read, source.labels(source.shards), strict=True):
+            shard, series = source.shards[at], contents.records
             try:
-                if labels_of_set is not None:
-                    series = [source.relabelled(record, labels_of_set) for record in series]
+                if set_labels is not None:
+                    series = [source.relabelled(record, set_labels) for record in series]
                 probabilities, classes = sparse_arrays([record.labels for record in series])
                 _check_series([*records[:1], *series], contents, classes, source=source)
             except ValueError as error:
                 raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
             keep = np.flatnonzero(chosen.keep(shard, series))
             records += [series[row].model_copy(update={"labels": []}) for row in keep]
-            shards.append(np.full(len(keep), position))
+            shards.append(np.full(len(keep), at))
             places.append(contents.places[keep])
             labels.append((probabilities[keep], classes[keep]))
     chosen.conclude()

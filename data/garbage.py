@@ -46,9 +46,7 @@ def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
     newest = root.store.now() - older_than_s
     candidates = [item for item, info in _candidates(root) if info.modified <= newest]
     leased = living(root.store)
-    return [
-        item for item in candidates if item.lease is None or lease_name(item.lease) not in leased
-    ]
+    return [g for g in candidates if g.lease is None or lease_name(g.lease) not in leased]
 
 
 def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:

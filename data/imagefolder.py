@@ -1,4 +1,4 @@
-"""Your own pictures: one folder a class, split by us or already split into train/ and test/."""
+"""Your own pictures: one folder per class, split here or already split into train/ and test/."""
 
 import logging
 import os
@@ -19,9 +19,9 @@ from semix.data.threads import mapped
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 MOST_THREADS = 16
-MOST_LINES = 20  # bad images, or classes without any, that a message lists
+MOST_LINES = 20  # bad images, or classes without images, that a message lists
 
-Listener = Callable[[int, int], None]  # told how many of how many images were looked at
+Listener = Callable[[int, int], None]  # called with the numbers of images done and in total
 
 log = logging.getLogger("semix.data")
 
@@ -30,7 +30,7 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     """Class names, sorted: the folder names.
 
     Raises:
-        InputError: below two classes, or a folder that is split in part.
+        InputError: fewer than two classes, or a folder that is split in part.
     """
     root = _root(config)
     split_folders = _split_folders(root)
@@ -44,13 +44,13 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
 
 
 def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
-    """Raises InputError for a place in the folder of pictures: there it would become a class.
+    """Raises InputError for a path in the folder of pictures, where it would become a class.
 
-    Links are followed, to the folder, out of it, and on the way to the place.
+    Links are followed: to the folder, out of it, and within the path.
 
     Args:
         pictures: `real.path` of the settings; None where the pictures are bundled.
-        field: which names the place in the message.
+        field: the setting or argument that gives the path, for the message.
     """
     if pictures is None or not (root := Path(pictures)).is_dir():
         return
@@ -63,10 +63,10 @@ def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str
 
 
 def load_imagefolder(config: RealDataConfig) -> RealDataset:
-    """Open the folder; images are decoded when asked for.
+    """Open the folder; images are decoded on access.
 
-    With `skip_bad` all are decoded now, and the bad ones left out before anything is split: what
-    remains depends on the files alone, and every process finds the same.
+    With `skip_bad` all images are decoded now, and bad ones are left out before the split, so that
+    the splits depend on the files alone, and are the same in every process.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
@@ -86,12 +86,12 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
 
 @dataclass(frozen=True)
 class FolderReport:
-    """What a folder of pictures holds.
+    """The result of inspecting a folder of pictures.
 
     Attributes:
-        images: how many were looked at.
+        images: number of images that were inspected.
         bad: why an image cannot be decoded, by its path; at most as many as the settings allow.
-        ignored: how many files and folders are no images of a class, by what they are.
+        ignored: number of files and folders that are not images of a class, by kind.
         alike: class names that differ in upper and lower case alone.
     """
 
@@ -101,7 +101,7 @@ class FolderReport:
     alike: Sequence[Sequence[str]]
 
     def notes(self) -> list[str]:
-        """What a user may not expect, a sentence each."""
+        """Observations that a user may not expect, one sentence each."""
         sentences = [self.left_out()] if self.bad else []
         for names in self.alike:
             sentences.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
@@ -122,11 +122,11 @@ class FolderReport:
 def inspect_folder(
     config: RealDataConfig, listener: Listener = lambda done, total: None
 ) -> FolderReport:
-    """Decode every image, and look at what lies beside them.
+    """Decode every image, and count the other files and folders.
 
     Raises:
-        InputError: more images cannot be decoded than `skip_bad` allows, with the reason of each;
-            one that the disk does not give; a layout that cannot be used.
+        InputError: more images cannot be decoded than `skip_bad` allows, with the reason for each;
+            an image cannot be read from disk; or the layout cannot be used.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
@@ -137,11 +137,11 @@ def inspect_folder(
     faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
     for done, (path, fault) in enumerate(zip(paths, faults, strict=True), start=1):
         if fault is not None:
-            # One of the disk leaves nothing out: the next process may read it.
+            # An error of the disk leaves no image out: the next process may read it.
             (bad if fault.errno is None else unread)[path] = str(fault)
         listener(done, len(paths))
     if unread:
-        count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or mend them"
+        count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or repair them"
         raise InputError("real.path", root, "\n  ".join([count, *_lines(root, unread)]))
     _refuse_more(config, root, bad, images=len(paths))
     keys = dict.fromkeys(name.casefold() for name in names)
@@ -153,7 +153,7 @@ def inspect_folder(
 def _refuse_more(
     config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
 ) -> None:
-    """Raises InputError, with the reason of each, if more images are bad than are allowed."""
+    """Raises InputError, with the reason for each, if more images are bad than are allowed."""
     most = config.skip_bad
     if isinstance(most, float):
         most = round(most * images, 6)  # 0.29 of 100 are 29
@@ -183,7 +183,7 @@ def _ignored(root: Path, split_folders: Sequence[Path], names: Sequence[str]) ->
 
 
 def _no_pictures(folder: Path) -> Counter[str]:
-    """What lies in the folder of a class beside pictures, by its extension."""
+    """Number of other files in the folder of a class, by extension."""
     kinds: Counter[str] = Counter()
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
@@ -210,10 +210,10 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    """Split name to folder if the layout is train/CLASS and test/CLASS, else nothing.
+    """Folders by split if the layout is train/CLASS and test/CLASS, else an empty dictionary.
 
     Raises:
-        InputError: folders are named as splits, but train or test is missing.
+        InputError: folders are named like splits, but train or test is missing.
     """
     folders = _folders(root)
     split_folders = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
@@ -232,7 +232,7 @@ PathsAndTargets = tuple[list[Path], np.ndarray]
 
 
 def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> PathsAndTargets:
-    """The images of all classes but the bad ones, in order of their names."""
+    """The images of all classes without the bad ones, sorted by class and name."""
     unknown = sorted(p.name for p in _folders(folder) if p.name not in names)
     if unknown:
         raise InputError("real.path", folder / unknown[0], "this class is missing in train/")
@@ -267,26 +267,22 @@ def _given_splits(
     names: Sequence[str],
     bad: Mapping[Path, str],
 ) -> list[PathsAndTargets]:
-    """As the folders say; without validation/ some training images become it."""
+    """The splits of the folders; without validation/ it is taken from the training images."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
-    validation_folder = (
-        _list(folders["validation"], names, bad) if "validation" in folders else None
-    )
+    held = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
-    held_out = 0 if validation_folder else config.validation_per_class or max(1, rarest // 10)
-    train_size = config.train_per_class or len(train[1])
+    held_out = 0 if held else config.validation_per_class or max(1, rarest // 10)
+    kept = config.train_per_class or len(train[1])
     # The held-out part comes first, so that a smaller training set keeps the same validation.
-    validation, chosen, _ = stratified_split(
-        train[1], (held_out, train_size), seed=config.split_seed
-    )
-    return [_take(train, chosen), validation_folder or _take(train, validation), test]
+    validation, chosen, _ = stratified_split(train[1], (held_out, kept), seed=config.split_seed)
+    return [_take(train, chosen), held or _take(train, validation), test]
 
 
 def _refuse_empty(
     root: Path, split: str, names: Sequence[str], targets: np.ndarray, *, folder: Path | None
 ) -> None:
-    """Raises InputError that names every class without images, and what `folder` has of it."""
+    """Raises InputError with every class without images, and the other files in its folder."""
     counts = np.bincount(targets, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
@@ -312,7 +308,7 @@ def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
 
 @dataclass(frozen=True)
 class _Files:
-    """Pictures, of which square ones of `size` pixels are made."""
+    """Picture files, loaded as squares of `size` pixels."""
 
     paths: list[Path]
     size: int

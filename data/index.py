@@ -187,7 +187,7 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
     # By offsets: a million shards are half a gigabyte, which should not be copied.
     start, end = content.find(b"\n") + 1, content.rfind(b"\n]}")
     if end < start or content[end + 3 :].strip():
-        raise ValueError("index: it goes on behind its end, or is cut")
+        raise ValueError("index: it has bytes after its end, or is cut")
     plan = _Head.read(content[:start] + b"]}", where=where).plan
     array, count = np.empty(content.count(b"\n", start, end) + 1, ROW), 0
     for part in _parts(content, start, end):

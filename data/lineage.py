@@ -63,14 +63,11 @@ def made_now(before: Collection[int], after: Collection[int]) -> dict[str, str]:
     }
 
 
-def in_words(lineage: Source) -> str:
+def in_words(origin: Source) -> str:
     """`plan 1a2b3c4d5e6f; generator NAME 9f8e7d6c5b4a; annotation NAME 0a1b2c3d4e5f`."""
-    parts = [
-        f"plan {lineage['plan'][:DIGITS]}",
-        *(f"{k} {v}" for k, v in lineage["models"].items()),
-    ]
-    if lineage["baked_from"]:
-        parts.append(f"baked from {str(lineage['baked_from'].get('plan', ''))[:DIGITS]}")
+    parts = [f"plan {origin['plan'][:DIGITS]}", *(f"{k} {v}" for k, v in origin["models"].items())]
+    if origin["baked_from"]:
+        parts.append(f"baked from {str(origin['baked_from'].get('plan', ''))[:DIGITS]}")
     return "; ".join(parts)
 
 

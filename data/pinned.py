@@ -81,8 +81,7 @@ class Pinned:
 
         Raises:
             InputError: the label set has no labels of these images.
-            ValueError: the shard or its labels are damaged, or not what the index says; the text
-                names the file.
+            ValueError: the shard or its labels are damaged, or not what the index says.
             FileNotFoundError: there is no such tar.
         """
         set_labels = next(self.labels([shard]))
@@ -125,8 +124,7 @@ class Pinned:
         """CLIP features that the labels in use come from, float32 [G, A, D], group by group.
 
         Raises:
-            ValueError: the file is missing, damaged, or of another number of groups; the text
-                names it.
+            ValueError: the file is missing, damaged, or of another number of groups.
         """
         file = self._features_file(shard)
         features = self._tensor(file.name, "features", most=file.most)

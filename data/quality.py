@@ -1,4 +1,4 @@
-"""How good a mixed dataset is: do weights follow alpha, and do end points show their class."""
+"""Quality of a mixed dataset: do weights follow alpha, and do end points show their class?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,15 +52,13 @@ def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
     Args:
         alphas, weights: [G, A] float.
     Returns:
-        [G] float64 in [-1, 1]; 0 for a series whose weights are all equal, which follow nothing.
+        [G] float64 in [-1, 1]; 0 for a series whose weights are all equal.
     Raises:
         ValueError: the shapes differ or a series has fewer than two images.
     """
     if alphas.shape != weights.shape or alphas.ndim != 2 or alphas.shape[1] < 2:
-        shapes = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
-        raise ValueError(
-            f"alphas and weights have shapes {shapes}: give both as [G, A] with A >= 2"
-        )
+        sizes = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
+        raise ValueError(f"alphas and weights have shapes {sizes}: give both as [G, A] with A >= 2")
     first, second = (rank - rank.mean(-1, keepdim=True) for rank in map(ranks, (alphas, weights)))
     length = (first.square().sum(-1) * second.square().sum(-1)).sqrt()  # [G]
     return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
@@ -102,8 +100,8 @@ def weight_curve(
     """Mean and quantiles of the weight at each alpha.
 
     Args:
-        alphas, weights: [G, A] float. Series with alphas of their own are read off at A common
-            ones, evenly from 0 to 1, linearly between their images.
+        alphas, weights: [G, A] float. If alphas differ between series, weights are interpolated
+            linearly at A common alphas, evenly from 0 to 1.
         levels: quantile levels in [0, 1].
     """
     order = alphas.argsort(dim=1)
@@ -117,7 +115,7 @@ def weight_curve(
 
 
 def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the unmixed images are, and the class each was made for.
+    """Indices of the unmixed images, and the class that each was made for.
 
     Args:
         mixtures: [G, A, k] float, conditioning weights of the classes of each series.
@@ -132,7 +130,7 @@ def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tenso
 def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
     """Squared Euclidean distance to each prototype, up to a constant in each row.
 
-    The nearest class is `argmin(-1)`: of all K classes, or of some columns.
+    The nearest class is `argmin(-1)`, over all K classes or over some columns.
 
     Args:
         features: [M, D]; prototypes: [K, D].
@@ -143,17 +141,17 @@ def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 class EndPoints(NamedTuple):
-    """For each image of a series the class; -1 where the image mixes several.
+    """Three classes per image of a series; each is -1 where the image mixes several classes.
 
-    Nearest is also -1 where the features are no numbers.
+    Nearest is also -1 where the features are not finite.
 
     Attributes:
-        intended: that it was made for.
-        nearest: whose prototype is nearest, of all classes.
-        of_series: whose prototype is nearest, of the classes of the series.
+        intended: the class that the image was made for.
+        nearest: the class with the nearest prototype, of all classes.
+        of_series: the class with the nearest prototype, of the classes of the series.
     """
 
-    intended: Tensor  # int64 [A], as the others
+    intended: Tensor  # int64 [A], like the others
     nearest: Tensor
     of_series: Tensor
 
@@ -168,7 +166,7 @@ def read_end_points(
 
     Args:
         mixture: conditioning weights of the series' classes in each image, [A][k].
-        features: CLIP's of the images, [A, D]; prototypes: [K, D].
+        features: CLIP features of the images, [A, D]; prototypes: [K, D].
     """
     mixtures, class_indices = torch.tensor(mixture)[None], torch.tensor(classes)
     _, position, made_for = end_points(mixtures, class_indices[None])
@@ -198,7 +196,7 @@ def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement
 
 
 def diversity(features: Tensor, classes: Tensor) -> float | None:
-    """How different images are that were asked to be the same.
+    """Diversity of images with the same conditioning.
 
     Args:
         features: [G, A, D], of CLIP or any other encoder.
@@ -214,7 +212,7 @@ def diversity(features: Tensor, classes: Tensor) -> float | None:
     several = count[:, 0] > 1
     if not bool(several.any()):
         return None
-    # Of n unit vectors, the sum's square holds n ones and every pair's cosine twice.
+    # The squared sum of n unit vectors is n plus twice the cosine of every pair.
     cosine = (sums.square().sum(-1) - count)[several] / (count * (count - 1))[several]  # [S, A]
     return 1 - float(cosine.mean())
 
@@ -236,7 +234,7 @@ def label_gap(labels: Tensor, probabilities: Tensor) -> float:
 
 
 def mixture_labels(mixtures: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """The labels that trust the conditioning alone, for `label_gap` to compare with.
+    """Labels by the conditioning weights alone, for comparison in `label_gap`.
 
     Args:
         mixtures: [G, A, k] float, conditioning weights of the classes of each series.

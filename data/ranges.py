@@ -1,4 +1,4 @@
-"""Shard numbers as a person types them: lists such as `3,7-9`, and parts such as `1/4`."""
+"""Shard numbers as a user types them: lists such as `3,7-9`, and partitions such as `1/4`."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semix.data.errors import InputError
 
-MOST = 10**7  # numbers in one list; no root has more shards
+MOST = 10**7  # numbers in a list; no root has more shards
 LAST = 2**31 - 1
 
 
@@ -37,17 +37,17 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """Part `index` of `of`; counted from 0."""
+    """Partition `index` of `of`; counted from 0."""
 
     index: int
     of: int
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """First number and the one behind the last; parts differ by at most one in size."""
+        """First number and the one after the last; sizes of partitions differ by at most one."""
         return self.index * total // self.of, (self.index + 1) * total // self.of
 
     def others(self) -> list["Partition"]:
-        """The other parts, beginning with the next one: each part begins elsewhere."""
+        """The other partitions, from the next one on, so that each starts with another one."""
         return [Partition((self.index + step) % self.of, self.of) for step in range(1, self.of)]
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ WHOLE = Partition(0, 1)
 
 
 def parse_partition(text: str) -> Partition:
-    """`1/4` is the second of four; empty is the whole. Raises InputError for anything else."""
+    """`1/4` is the second of four; an empty text is the whole. Raises InputError otherwise."""
     if not text:
         return WHOLE
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)

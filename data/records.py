@@ -77,12 +77,8 @@ class Records:
         trusting: bool = True,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._plan, self._shards, self._heartbeat = (
-            store,
-            plan_digest,
-            shards,
-            heartbeat,
-        )
+        self._store, self._plan, self._shards = store, plan_digest, shards
+        self._heartbeat = heartbeat
         self._folders: dict[int, Folder] = {}
         self._trusting = trusting
         self._index: Index | None = None
@@ -150,15 +146,13 @@ class Records:
         infos = record_infos(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
         known = {int(row["shard"]): row for row in self._indexed(number)}
         known |= {int(row["shard"]): row for row in before.rows}
-        unchanged = {
-            s: known[s] for s in infos if s in known and _fits(known[s], infos[s], tombstones)
-        }
+        same = {s: known[s] for s in infos if s in known and _fits(known[s], infos[s], tombstones)}
         refused = {s: r for s, r in before.refused.items() if r[0] == infos.get(s)}
         if tombstones != before.tombstones:
             refused = {}
-        unread = [s for s in infos if s not in unchanged and s not in refused]
+        unread = [s for s in infos if s not in same and s not in refused]
         read, also_refused = self._read(unread, infos, tombstones)
-        rows = _noted([*unchanged.values(), *read.array], infos)
+        rows = _noted([*same.values(), *read.array], infos)
         planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
         whole = int((rows["shard"] < self._shards).sum()) == planned
         return Folder(rows, refused | also_refused, tombstones, whole)

@@ -59,10 +59,8 @@ class SeriesFilter:
             return
         log.info("%s", describe(self._counts, left=self._kept, series=self._series))
         if not self._kept:
-            active = ", ".join(f"{name} {value}" for name, value in self.rules.items())
-            raise InputError(
-                "exclude", active, f"leaves none of {self._series} series; ease a rule"
-            )
+            rules = ", ".join(f"{name} {value}" for name, value in self.rules.items())
+            raise InputError("exclude", rules, f"leaves none of {self._series} series; ease a rule")
 
     def _left_out(
         self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]

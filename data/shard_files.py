@@ -170,9 +170,7 @@ class ShardCache:
             self._manifests.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        manifests = (
-            path for path in self._manifests.iterdir() if OUR_MANIFEST.fullmatch(path.name)
-        )
+        manifests = (p for p in self._manifests.iterdir() if OUR_MANIFEST.fullmatch(p.name))
         _remove_oldest(manifests, limit=limit // MANIFESTS_SHARE)
 
     def open(self, shard: ShardEntry, store: Store) -> int:

@@ -89,10 +89,8 @@ class StoredImages:
         most_pixels = self.stored[0] * self.stored[1]
         image = decode_image(self.files.read(shard, offset, size), most_pixels=most_pixels)
         if image.shape != self.stored:
-            height_width = "x".join(map(str, image.shape[:2]))
-            raise ValueError(
-                f"{height_width} pixels, others have {self.stored[0]}x{self.stored[1]}"
-            )
+            actual = "x".join(map(str, image.shape[:2]))
+            raise ValueError(f"{actual} pixels, others have {self.stored[0]}x{self.stored[1]}")
         return image if self.side is None else scaled(image, self.side)
 
     def _decoded_all(self, groups: np.ndarray, positions: np.ndarray) -> Tensor:

@@ -92,13 +92,10 @@ def damage(root: Root, *, full: bool = False) -> list[Problem]:
 
 
 def quarantine(root: Root, problems: Iterable[Problem]) -> int:
-    """Discard damaged shards and files, with tombstones, so that they are made again.
+    """Discard what is damaged, with tombstones, so that it is made again; returns how many.
 
     A shard that a living process works on is left to it. Other problems (an index, a folder in
     place of a record) are skipped, because a person must repair them.
-
-    Returns:
-        how many were discarded.
     """
     return sum(_quarantine(root, problem) for problem in problems)
 

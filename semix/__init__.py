@@ -1,6 +1,6 @@
-"""All that a Python user calls, under one name; a name loads what it needs at its first use.
+"""The Python interface of semix; each name imports its module at its first use.
 
-docs/python.md has them with examples.
+docs/python.md documents it with examples.
 """
 
 from importlib import import_module

@@ -419,7 +419,7 @@ def test_no_link_inside_is_followed(command, name, target, tmp_path):
             path.rename(tmp_path / "moved")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(tmp_path / target)
-    assert f"{path}: is a link, and none is followed" in run_in(
+    assert f"{path}: is a link, and links are not followed" in run_in(
         tmp_path / "place", command, tmp_path
     )
 
@@ -446,5 +446,5 @@ def test_small_models_are_kept_behind_no_link(tmp_path, photos, digits):
     name = f"{standins_digest(digits, recipe)[:12]}.begun"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / name).symlink_to(photos)
-    with pytest.raises(InputError, match=rf"/{name}: is a link, and none is followed"):
+    with pytest.raises(InputError, match=rf"/{name}: is a link, and links are not followed"):
         train_standins(digits, tmp_path / "models", recipe=recipe)

@@ -17,7 +17,7 @@ SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; and all 5xx but 501.
-TRANSIENT_CODES = {
+RETRY_CODES = {
     "BadDigest",  # the body was damaged on its way
     "ConditionalRequestConflict",  # two create-only writes at once: another attempt says who won
     "IncompleteBody",
@@ -29,8 +29,8 @@ TRANSIENT_CODES = {
     "ThrottlingException",
     "XAmzContentSHA256Mismatch",
 }
-TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
-TRANSIENT_FAULTS = (
+RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
+RETRY_FAULTS = (
     aiohttp.ClientError,  # a truncated body
     boto.ConnectionError,
     boto.HTTPClientError,
@@ -82,12 +82,10 @@ def connect(policy: RetryPolicy) -> AbstractFileSystem:
 def is_transient(error: Exception) -> str | None:
     code, status = _answer(error)
     if code:
-        return (
-            f"{code} ({status})" if status in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
-        )
+        return f"{code} ({status})" if status in RETRY_STATUS or code in RETRY_CODES else None
     if isinstance(error, boto.SSLError | boto.ProxyConnectionError):
         return None
-    return type(error).__name__ if isinstance(error, TRANSIENT_FAULTS) else None
+    return type(error).__name__ if isinstance(error, RETRY_FAULTS) else None
 
 
 def translate_error(error: Exception, url: str, where: str) -> Exception:
@@ -111,7 +109,7 @@ def translate_error(error: Exception, url: str, where: str) -> Exception:
         return PermissionError(errno.EACCES, f"refused: {code} ({status})", where)
     if code:
         return OSError(errno.EIO, f"{code} ({status})", where)
-    if isinstance(error, (*TRANSIENT_FAULTS, boto.BotoCoreError)):
+    if isinstance(error, (*RETRY_FAULTS, boto.BotoCoreError)):
         return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
     return error
 

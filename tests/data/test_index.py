@@ -108,7 +108,7 @@ def test_an_index_cut_anywhere_is_damaged_not_short():
         (b'"tflop":0.25', b'"tflop":NaN', "tflop"),
         (b'"tflop":0.25', b'"tflop":' + b"[" * 99_999, "recursion limit"),
         (b'"groups":2', b'"groups":' + b"9" * 9999, "groups|out of range"),
-        (b"\n]}", b"\n]}\n{}", "it goes on behind its end, or is cut"),
+        (b"\n]}", b"\n]}\n{}", "it has bytes after its end, or is cut"),
         (b"\n]}", b"\n]]}", "."),
         (b"\n", b" ", "."),
     ],
