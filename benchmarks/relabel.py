@@ -115,7 +115,7 @@ def started(root: Root, clip: Path) -> Relabelling:
     labels = plan_set(root, relabelled_config(root, [f"annotation.model=local-dir:{clip}"]))
     ensure_set_prototypes(labels, device="cpu")
     work = Relabelling(labels)
-    work.load(device="cpu", beat=lambda: None)
+    work.load(device="cpu", heartbeat=lambda: None)
     assert work.annotator is not None
     work.annotator.encoders.load()
     return work

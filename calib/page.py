@@ -34,12 +34,12 @@ from semix.calib.tables import (
     differences,
     interval_text,
 )
+from semix.data.contact_sheet import spread_over_sets
 from semix.data.dataset import MixedDataset
 from semix.data.files import read_json, write_atomically
 from semix.data.lineage import Lineage, in_words
 from semix.data.pages import Series, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
-from semix.data.series import spread_over_sets
 
 JUDGED = (ECE, NLL, ACCURACY)
 OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself

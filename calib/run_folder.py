@@ -190,7 +190,7 @@ def refuse_other_run(config: TrainConfig, run: Path) -> None:
     """Raises InputError as `claim_run`, and writes nothing."""
     path = run / CONFIG
     if not is_run(run):
-        Store(str(run)).refuse_strangers("training run")
+        Store(str(run)).require_empty_or_own("training run")
     if path.is_file() and _begun(run):
         refuse_differing(read_json(path), config.model_dump(mode="json"), run)
 

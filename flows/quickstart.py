@@ -56,7 +56,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     page = out / REPORT
     if not is_complete(out, seeds):
         place = Store(str(out))
-        place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
+        place.require_empty_or_own("quickstart", own=LOG)  # the flow begins with its log
         place.check_writable()
         visible_gpus()  # or why that cannot be known
         run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from semix.data.device import resolve_device
-from semix.data.formats import Agreement, Labels
+from semix.data.formats import EncoderAgreement, Labels
 from semix.data.labels import sharpen
 from semix.pipeline.config import AnnotationConfig
 from semix.pipeline.measurement import (
@@ -154,12 +154,12 @@ class Annotator:
 
     def _agreement(
         self, seen: Seen, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
-    ) -> list[Agreement]:
+    ) -> list[EncoderAgreement]:
         rule = "projection" if self.config.rule == "mixing_ratio" else self.config.rule
         other = self._seen(SECOND, features, groups)
         difference = total_variation(RULES[rule](seen), RULES[rule](other))
         rows = zip(other.raw[..., 0].tolist(), difference.tolist(), strict=True)
-        return [Agreement(weights=weights, difference=row) for weights, row in rows]
+        return [EncoderAgreement(weights=weights, difference=row) for weights, row in rows]
 
     def _seen(self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> Seen:
         measurement, values = self.measurements[name], features[name].float()

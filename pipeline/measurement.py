@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from semix.data.errors import InputError
-from semix.data.tensors import Facts, open_sealed, seal
+from semix.data.tensors import Metadata, open_sealed, seal
 from semix.pipeline.config import AnnotationConfig, hard_labels, implied_label
 from semix.pipeline.provenance import EncoderIdentity
 from torch import Tensor
@@ -57,7 +57,7 @@ class Measurement:
         """The prototypes that an annotation with or without `normalize` uses."""
         return self.unit if normalize else self.prototypes
 
-    def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Facts]:
+    def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Metadata]:
         """Tensors and facts for a file, by the names that this encoder has there."""
         (raw, short), prefix = PLACES[encoder]
         facts = {"weight_variance": self.variance, "unit_weight_variance": self.unit_variance}
@@ -65,7 +65,7 @@ class Measurement:
         return {raw: self.prototypes, short: self.unit}, named
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Any], facts: Facts, encoder: str = FEATURES) -> Self:
+    def of(cls, tensors: Mapping[str, Any], facts: Metadata, encoder: str = FEATURES) -> Self:
         """From what `parts` gave. Raises ValueError: some of it is not there."""
         names, prefix = PLACES[encoder]
         try:

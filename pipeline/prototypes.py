@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semix.data.fingerprint import hashed_seed
 from semix.data.formats import PAIRS, PROTOTYPES
-from semix.data.leases import Renewing, claim, release
+from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.root import Root
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
@@ -27,12 +27,12 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many w
 
 
 def ensure_prototypes(
-    root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
     """Measure what the plan needs of the real data, once: class prototypes, and similar pairs.
 
     Args:
-        beat: called whenever work went on, for whoever watches.
+        heartbeat: called whenever work went on, for whoever watches.
     Raises:
         InputError: a class without images, or two that CLIP cannot tell apart; committed shards
             were labelled with others.
@@ -46,7 +46,7 @@ def ensure_prototypes(
             device=device,
             identity=planned_models(root.plan)["annotation"],
             store=root.store,
-            beat=beat,
+            heartbeat=heartbeat,
         )
         refuse_others(root, "prototypes", hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
@@ -54,11 +54,13 @@ def ensure_prototypes(
     ensure_pairs(root)
 
 
-def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None) -> None:
+def prepare(
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
+) -> None:
     """`ensure_prototypes` among many workers: one measures, the others wait, or take over from it.
 
     Args:
-        beat: called whenever work went on, and at each look, for whoever watches.
+        heartbeat: called whenever work went on, and at each check, for whoever watches.
     Raises:
         InputError, FloatingPointError: as of `ensure_prototypes`; also what is there is not what
             committed shards were made with.
@@ -66,19 +68,19 @@ def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lamb
     pause = FIRST_LOOK_S
     while not is_prepared(root):
         if claim(root.store, LEASE):
-            _measure_alone(root, device, Renewing(root.store, beat))
+            _measure_alone(root, device, LeaseHeartbeat(root.store, heartbeat))
         else:
-            beat()
+            heartbeat()
             time.sleep(pause)
             pause = min(1.2 * pause, LONGEST_LOOK_S)
     for kind, ours in root.made_from().items():
         refuse_others(root, kind, ours)
 
 
-def _measure_alone(root: Root, device: str, beat: Renewing) -> None:
+def _measure_alone(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
     try:
-        with beat.holding(LEASE):
-            ensure_prototypes(root, device=device, beat=beat)
+        with heartbeat.holding(LEASE):
+            ensure_prototypes(root, device=device, heartbeat=heartbeat)
     finally:
         with suppress(OSError):  # whoever wants it sees that nobody renews it
             release(root.store, LEASE)
@@ -100,7 +102,7 @@ def measure(
     identity: AnnotationIdentity,
     store: Store,
     known: bytes | None = None,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> bytes:
     """The prototypes that `config` needs, as the bytes of a safetensors file; see `unpack`.
 
@@ -122,7 +124,7 @@ def measure(
     from semix.pipeline.survey import PrototypeFile, Survey
 
     before = PrototypeFile.unpack(known) if known is not None else None
-    found = Survey(real, device, store, f"{CHUNKS}/", before, beat).file(config, identity)
+    found = Survey(real, device, store, f"{CHUNKS}/", before, heartbeat).file(config, identity)
     found.refuse_coinciding(config)
     found.say_scale(config)
     return found.pack(config)

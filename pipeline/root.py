@@ -175,7 +175,7 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
     """
     if store.local:
         refuse_among_pictures(config.real.path, store.url)
-    store.refuse_strangers(MIXED, own=PLAN)
+    store.require_empty_or_own(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)
     refuse_cost(plan)
@@ -227,14 +227,14 @@ def _opened_plan(root: Root) -> BuildPlan:
 
 
 def open_root(
-    url: str, overrides: Sequence[str] = (), *, beat: Callable[[], None] = lambda: None
+    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
 ) -> Root:
     """A root that is there, told what is otherwise on this machine.
 
     Raises:
         InputError: no root, or an override of what decides its bytes.
     """
-    root = Root(url, beat=beat)
+    root = Root(url, heartbeat=heartbeat)
     for override in overrides:
         part, _, name = override.partition("=")[0].partition(".")
         if name.split(".")[0] not in FREE.get(part, ()):

@@ -59,12 +59,12 @@ class Models:
 
 
 def load_models(
-    root: Root, plan: BuildPlan, *, device: str, beat: Callable[[], None] = lambda: None
+    root: Root, plan: BuildPlan, *, device: str, heartbeat: Callable[[], None] = lambda: None
 ) -> Models:
     """Load generator, CLIP and prototypes; encode every class name once.
 
     Args:
-        beat: called while noises are chosen, for whoever watches that work goes on.
+        heartbeat: called while noises are chosen, for whoever watches that work goes on.
     Raises:
         InputError: a model cannot be loaded or does not suit; two prompts encode alike.
         ValueError: the prototypes are damaged.
@@ -76,7 +76,7 @@ def load_models(
     names = spoken_names(config.generator, plan.class_names)
     generator = load_generator(config.generator, device=device, names=names)
     embeddings = class_embeddings(generator, plan)
-    noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
+    noise = noise_source(plan, generator=generator, embeddings=embeddings, heartbeat=heartbeat)
     return Models(generator, annotator, embeddings, noise, work_or_reason(config)[0])
 
 
@@ -104,7 +104,7 @@ def generate_shard(
     *,
     models: Models,
     root: Root,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, CommitRecord]:
     """Make one shard and commit it; nothing has a final name before all of it exists.
 
@@ -113,7 +113,7 @@ def generate_shard(
     makes the next shard. Closed there, it leaves nothing.
 
     Args:
-        beat: called after each batch, for whoever watches that work goes on.
+        heartbeat: called after each batch, for whoever watches that work goes on.
     Returns:
         The commit record. Its `wall_seconds` are the worker's time, up to where it may go on to
         the next shard; `seconds` by stage overlap, "write" with the next shard's too.
@@ -123,7 +123,7 @@ def generate_shard(
     """
     clock = Stopwatch()
     with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
-        made = _write(spec, plan, staged, models=models, clock=clock, beat=beat)
+        made = _write(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
         tflop = models.work.shard_tflop(plan, spec) if models.work else None
         with clock.stage("stall"):  # until the shard before is published
             yield
@@ -163,7 +163,7 @@ def _write(
     *,
     models: Models,
     clock: Stopwatch,
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Made:
     """Generate all series into the staged tar, but those that cannot be stored."""
     extension, made = plan.config.shards.image_format, Made()
@@ -180,7 +180,7 @@ def _write(
                 writer.add(record, batch.encoding(row, extension))
             for name, rows in batch.features.items():
                 made.features.setdefault(name, []).append(rows[batch.kept])
-            beat()
+            heartbeat()
     return made
 
 

@@ -53,7 +53,7 @@ class Survey:
     store: Store
     folder: str
     known: PrototypeFile | None = None
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
 
     def file(self, config: AnnotationConfig, identity: AnnotationIdentity) -> PrototypeFile:
         """What all encoders of an annotation measure.
@@ -125,7 +125,7 @@ class Survey:
             f"{self.folder}{digest}",
             size=CHUNK,
             batch=BATCH,
-            beat=Progress(len(train), self.beat),
+            heartbeat=Progress(len(train), self.heartbeat),
         )
         return measured(chunks, len(names))
 
@@ -138,7 +138,7 @@ class FeatureChunks:
         encode: uint8 [N, H, W, 3] -> float32 [N, D] on the CPU.
         folder: in the store, for features of this encoder, split and layout alone.
         size: images a file; batch: images encoded at once.
-        beat: called after each batch, with how far in the split it reaches.
+        heartbeat: called after each batch, with how far in the split it reaches.
     """
 
     split: ImageSplit
@@ -147,7 +147,7 @@ class FeatureChunks:
     folder: str
     size: int
     batch: int
-    beat: Callable[[int], None] = field(default=lambda position: None)
+    heartbeat: Callable[[int], None] = field(default=lambda position: None)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Features float32 [n, D] and targets int64 [n], in the order of the split."""
@@ -182,7 +182,7 @@ class FeatureChunks:
         for images in decoded(self.split, start, stop, batch=self.batch):
             parts.append(self.encode(images))
             position += len(images)
-            self.beat(position)
+            self.heartbeat(position)
         features = torch.cat(parts)
         bad = ~torch.isfinite(features).all(1)
         if bad.any():
@@ -215,17 +215,17 @@ def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator
 
 
 class Progress:
-    """Says now and then how far a pass over the real images is; `beat` hears of each batch."""
+    """Says now and then how far a pass over the real images is; `heartbeat` hears of each batch."""
 
-    def __init__(self, total: int, beat: Callable[[], None]) -> None:
+    def __init__(self, total: int, heartbeat: Callable[[], None]) -> None:
         self.total = total
-        self.beat = beat
+        self.heartbeat = heartbeat
         self.started = self.said = time.monotonic()
         self.first: int | None = None
 
     def __call__(self, position: int) -> None:
         """At this position of the split."""
-        self.beat()
+        self.heartbeat()
         now = time.monotonic()
         if self.first is None:  # a pass that goes on after a kill starts in the middle
             self.first, self.started = position, now

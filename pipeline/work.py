@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features n
     from semix.pipeline.shard import Models
 
 T = TypeVar("T")
-Beat = Callable[[], None]
+HeartbeatCallback = Callable[[], None]
 # Pauses once at most, where what is left may go on on another thread; in the end it returns.
 Making = Generator[None, None, T]
 
@@ -54,17 +54,17 @@ class Work(Protocol):
     def lease(self, shard: int) -> int | str:
         """What a worker claims while it makes this shard."""
 
-    def load(self, *, device: str, beat: Beat) -> None:
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         """Load the models once, before any shard is claimed: their errors are no shard's.
 
         Args:
-            beat: called by the models whenever they went on, now and in `make`.
+            heartbeat: called by the models whenever they went on, now and in `make`.
         """
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         """Make and commit one shard; returns a few words for the log.
 
-        Pauses once it is made: what is left, to publish it, needs no models and calls no beat.
+        Pauses once it is made: what is left, to publish it, needs no models and calls no heartbeat.
         """
 
     def record_failure(self, failure: Failure) -> None: ...
@@ -98,18 +98,22 @@ class Building:
     def lease(self, shard: int) -> int:
         return shard
 
-    def load(self, *, device: str, beat: Beat) -> None:
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         from semix.pipeline.shard import load_models
 
-        prepare(self.root, device=device, beat=beat)
-        self.models = load_models(self.root, self.plan, device=device, beat=beat)
+        prepare(self.root, device=device, heartbeat=heartbeat)
+        self.models = load_models(self.root, self.plan, device=device, heartbeat=heartbeat)
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         from semix.pipeline.shard import generate_shard
 
         assert self.models is not None, "load() comes first"
         record = yield from generate_shard(
-            self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat
+            self.plan.shard(shard),
+            self.plan,
+            models=self.models,
+            root=self.root,
+            heartbeat=heartbeat,
         )
         return f"{record.groups} groups, {record.tar}"
 

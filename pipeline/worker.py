@@ -27,13 +27,13 @@ from types import FrameType
 from semix.data.errors import InputError
 from semix.data.files import FULL
 from semix.data.label_sets import LabelSet
-from semix.data.leases import Renewing, claim, release
+from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.printable import print_line, print_traceback, printable_line
-from semix.data.ranges import WHOLE, Part, parse_part, parse_ranges
+from semix.data.ranges import WHOLE, Partition, parse_partition, parse_ranges
 from semix.data.root import Root
 from semix.pipeline.relabel import Relabelling
 from semix.pipeline.root import open_root
-from semix.pipeline.work import Beat, Building, Making, Work, failure_of, finish
+from semix.pipeline.work import Building, HeartbeatCallback, Making, Work, failure_of, finish
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
@@ -95,7 +95,7 @@ class Share:
 
     slot: int
     slots: int
-    part: Part = WHOLE
+    part: Partition = WHOLE
     only: Container[int] | None = None
 
     def in_order(self, missing: Sequence[int], total: int) -> Iterator[int]:
@@ -119,7 +119,7 @@ class Share:
             yield from reversed(_within(missing, other, total))
 
 
-def _within(missing: Sequence[int], part: Part, total: int) -> Sequence[int]:
+def _within(missing: Sequence[int], part: Partition, total: int) -> Sequence[int]:
     start, end = (bisect_left(missing, bound) for bound in part.bounds(total))
     return missing[start:end]
 
@@ -212,7 +212,7 @@ class Worker:
     Attributes:
         only: the shards to make; all by default.
         part: which part of the plan to begin with.
-        beat: called whenever work went on.
+        heartbeat: called whenever work went on.
     """
 
     work: Work
@@ -220,26 +220,26 @@ class Worker:
     slots: int
     device: str
     only: Container[int] | None = None
-    part: Part = WHOLE
-    beat: Beat = lambda: None
+    part: Partition = WHOLE
+    heartbeat: HeartbeatCallback = lambda: None
     _failed_in_a_row: int = 0
     _cause: str = ""  # of the last failure
 
     @cached_property
-    def _renewing(self) -> Renewing:
-        return Renewing(self.work.store, self.beat)
+    def _renewing(self) -> LeaseHeartbeat:
+        return LeaseHeartbeat(self.work.store, self.heartbeat)
 
     def run(self) -> int:
         self.work.store.sweep()
         walk = Walk(self.work, Share(self.slot, self.slots, self.part, self.only))
         if walk.look():
-            self.work.load(device=self.device, beat=self._renewing)
+            self.work.load(device=self.device, heartbeat=self._renewing)
         while walk.look():
             if self.try_all(walk):
                 walk.went_on()
             else:  # living workers hold what is left; take over if one dies
                 walk.wait()
-                self.beat()
+                self.heartbeat()
         return SOME_FAILED if walk.failed else OK
 
     def try_all(self, walk: Walk) -> int:
@@ -285,7 +285,7 @@ class Worker:
             if self.work.is_done(shard):  # finished between our look and our claim
                 return Tried.FOUND_DONE
             with self._renewing.holding(lease):
-                made = yield from self.work.make(shard, beat=self._renewing)
+                made = yield from self.work.make(shard, heartbeat=self._renewing)
             print_line(f"shard {shard}: {made}")
             return Tried.MADE
         except InputError:
@@ -337,16 +337,18 @@ def _begin(trial: Making[Tried]) -> Tried | None:
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
-    beat = options.heartbeat.touch if options.heartbeat else lambda: None
+    heartbeat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(open_root(options.url, options.set, beat=beat), labels=options.labels),
+            work_of(
+                open_root(options.url, options.set, heartbeat=heartbeat), labels=options.labels
+            ),
             options.slot,
             options.slots,
             device=options.device,
             only=_chosen(options),
-            part=parse_part(options.range),
-            beat=beat,
+            part=parse_partition(options.range),
+            heartbeat=heartbeat,
         )
         return worker.run()
     except InputError as error:

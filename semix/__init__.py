@@ -1,6 +1,6 @@
-"""All that a Python user calls, under one name; a name loads what it needs at its first use.
+"""The Python interface of semix; each name imports its module at its first use.
 
-docs/python.md has them with examples.
+docs/python.md documents it with examples.
 """
 
 import sys
@@ -100,8 +100,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names.split():
-            found = globals()[name] = getattr(import_module(module), name)
-            return found
+            value = globals()[name] = getattr(import_module(module), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -370,7 +370,7 @@ class FlowEnded:
 
     def _look(self) -> bool:
         try:
-            fact = self.store.facts(leases.FOLDER).get(self.name)
+            fact = self.store.infos(leases.FOLDER).get(self.name)
         except (OSError, InputError):  # credentials, too, may be refused for a moment
             self._since = time.monotonic()
             return False

@@ -74,7 +74,7 @@ def audit(
     *,
     judge: Judge | None = None,
     judge_name: str | None = None,
-    beat: Callable[[int], None] = lambda groups: None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> Audit:
     """Read an index once and measure it.
 
@@ -82,11 +82,11 @@ def audit(
 
     Args:
         judge: tells the class of unmixed images; `judge_name` says who that is.
-        beat: called after each shard with its number of groups.
+        heartbeat: called after each shard with its number of groups.
     Raises:
         Unreadable: no shard can be read.
     """
-    facts = read_facts(source, judge=judge, beat=beat)
+    facts = read_facts(source, judge=judge, heartbeat=heartbeat)
     findings = find(facts.series)
     overall = figures(facts, findings)
     classes = class_figures(facts, findings, source.class_names)

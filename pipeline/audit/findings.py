@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from semix.data.formats import FLAGS, Flag
 from semix.data.quality import (
-    Agreement,
+    EndPointAgreement,
     endpoint_agreement,
     falls,
     series_quality,
@@ -120,9 +120,9 @@ class CurveFigures(TypedDict):
 class EndPointFigures(TypedDict):
     """How often unmixed images are of the class they were made for, by whom it was asked."""
 
-    nearest_prototype: Agreement | None
-    nearest_of_series: Agreement | None
-    judge: Agreement | None
+    nearest_prototype: EndPointAgreement | None
+    nearest_of_series: EndPointAgreement | None
+    judge: EndPointAgreement | None
 
 
 class LabelFigures(TypedDict):
@@ -266,7 +266,9 @@ def _curve(series: Series) -> CurveFigures | None:
     }
 
 
-def _agreement(intended: np.ndarray, seen: np.ndarray, where: np.ndarray) -> Agreement | None:
+def _agreement(
+    intended: np.ndarray, seen: np.ndarray, where: np.ndarray
+) -> EndPointAgreement | None:
     if not where.any():
         return None
     return endpoint_agreement(torch.from_numpy(seen[where]), torch.from_numpy(intended[where]))

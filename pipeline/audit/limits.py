@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from semix.data.contact_sheet import HARD
 from semix.data.formats import LeftOut
-from semix.data.series import HARD
 from semix.pipeline.audit.findings import (
     ClassFigures,
     Correlation,

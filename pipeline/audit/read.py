@@ -189,12 +189,15 @@ class Facts:
 
 
 def read_facts(
-    source: Pinned, *, judge: Judge | None = None, beat: Callable[[int], None] = lambda groups: None
+    source: Pinned,
+    *,
+    judge: Judge | None = None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> Facts:
     """Examine every series of a pinned index.
 
     Args:
-        beat: called after each shard with its number of groups.
+        heartbeat: called after each shard with its number of groups.
     Raises:
         Unreadable: no shard can be read; the first one's problem is named.
     """
@@ -213,7 +216,7 @@ def read_facts(
             continue
         parts.append(part)
         mass += its_mass
-        beat(shard.groups)
+        heartbeat(shard.groups)
     if not parts:
         first = next(iter(unreadable.values()), "the index lists no shard")
         raise Unreadable(f"no shard of {source.index} can be read: {first}")

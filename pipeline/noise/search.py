@@ -77,14 +77,14 @@ class Scorer:
     Attributes:
         predict, schedulers, guidance_scale, detach_target: see `inversion_stability`.
         most_rows: in one forward batch.
-        beat: called after each batch, for whoever watches that work goes on.
+        heartbeat: called after each batch, for whoever watches that work goes on.
     """
 
     predict: Predict
     schedulers: tuple[Any, Any]
     guidance_scale: float
     most_rows: int
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     detach_target: bool = False
 
     def __call__(self, noise: Tensor, conditions: Conditioning, *, steps: int) -> Tensor:
@@ -117,7 +117,7 @@ class Scorer:
                 detach_target=self.detach_target,
             )
             scores.append(score)
-            self.beat()
+            self.heartbeat()
         return torch.cat(scores)[:total].view(sets, count, each)
 
 

@@ -59,13 +59,13 @@ def noise_source(
     *,
     generator: "LatentDiffusion",
     embeddings: Conditioning,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> NoiseSource:
     """What the config asks for; but for flow models nothing is scored before the first groups come.
 
     Args:
         embeddings: of all classes, one row each.
-        beat: called while noises are chosen.
+        heartbeat: called while noises are chosen.
     Raises:
         InputError: noise shall be chosen, and the model's scheduler cannot be inverted, or its
             stability does not tell noises apart.
@@ -79,7 +79,7 @@ def noise_source(
         inversion_pair(generator.denoiser.scheduler),
         guidance_scale=config.noise.guidance_scale,
         most_rows=production_batch(config),
-        beat=beat,
+        heartbeat=heartbeat,
     )
     if config.generator.family in FLOW_FAMILIES:
         _check_signal(scorer, config, embeddings, shape, generator.dtype)

@@ -251,7 +251,7 @@ def test_a_bucket_holds_settings(bucket, s3_server):
             "{folder}/bad.yaml",
             "config = {folder}/bad.yaml: cannot be read as YAML: line 1, column ",
         ),
-        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: is no text in UTF-8, but perhaps"),
+        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: is not text in UTF-8, but perhaps"),
         ("{folder}/list.yaml", "config = {folder}/list.yaml: must hold `key: value` lines"),
         ("https://host/a.yaml", "config = https://host/a.yaml: use one of file, s3, gs"),
         ("s3://b", "config = s3://b: write s3://BUCKET/FOLDER"),

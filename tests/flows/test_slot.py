@@ -211,9 +211,9 @@ import os, sys
 from semix.pipeline import work, worker
 make = work.Building.make
 
-def make_or_die(self, shard, *, beat):
+def make_or_die(self, shard, *, heartbeat):
     if shard == 3: os.kill(os.getpid(), 9)
-    return make(self, shard, beat=beat)
+    return make(self, shard, heartbeat=heartbeat)
 
 work.Building.make = make_or_die
 sys.exit(worker.main())
@@ -456,7 +456,7 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
         def silent(self, folder):
             raise error
 
-        patch.setattr(Store, "facts", silent)
+        patch.setattr(Store, "infos", silent)
         deadline = time.monotonic() + 4.0
         while time.monotonic() < deadline:
             assert not stop.is_set()
@@ -467,8 +467,8 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
 def test_the_store_is_asked_now_and_then_only(tmp_path, monkeypatch):
     store, asked = Store(str(tmp_path)), []
     claim(store, "run")
-    facts = Store.facts
-    monkeypatch.setattr(Store, "facts", lambda self, folder: asked.append(1) or facts(self, folder))
+    infos = Store.infos
+    monkeypatch.setattr(Store, "infos", lambda self, folder: asked.append(1) or infos(self, folder))
     stop = FlowEnded(store, NAME)
     for _ in range(1000):
         assert not stop.is_set()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from semix.data.errors import InputError
 from semix.data.formats import PLAN, CommitRecord, record_name
-from semix.data.layout import next_extension, stretch_of, write_extension
+from semix.data.layout import next_extension, segment_of, write_extension
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
@@ -181,7 +181,7 @@ def test_the_groups_that_come_are_those_of_a_larger_plan(empty, hasty_config):
         g for i in range(plan.num_shards) for g in range(plan.shard(i).start, plan.shard(i).stop)
     ]
     assert covered == list(range(135))
-    added = stretch_of(again.extensions[0])
+    added = segment_of(again.extensions[0])
     assert (added.first_group, added.last_group) == (45, 134)
     assert (added.first_shard, added.last_shard) == (8, 22)
 

@@ -296,7 +296,7 @@ def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, ca
 def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
     beats: list[int] = []
     root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu", beat=lambda: beats.append(1))
+    ensure_prototypes(root, device="cpu", heartbeat=lambda: beats.append(1))
     assert len(beats) == 10  # 300 images in chunks of 64, batches of 32
 
 
