@@ -62,14 +62,14 @@ def _read(
     beat = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
-            return measure(source, beat=beat)
+            return measure(source, heartbeat=beat)
         judge = Judge(run, device=device)
         judge.refuse_other_classes(source.class_names)
         return measure(
             source,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
             judge_name=judge.name,
-            beat=beat,
+            heartbeat=beat,
         )
     except Unreadable as error:
         raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None

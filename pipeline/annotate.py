@@ -11,7 +11,8 @@ from semix.data.device import resolve_device
 from semix.data.formats import Agreement, Labels
 from semix.data.labels import sharpen
 from semix.pipeline.config import AnnotationConfig
-from semix.pipeline.measurement import (
+from semix.pipeline.plan import MixGroup
+from semix.pipeline.prototype_statistics import (
     COINCIDE,
     FEATURES,
     SECOND,
@@ -21,7 +22,6 @@ from semix.pipeline.measurement import (
     scale_of,
     unit,
 )
-from semix.pipeline.plan import MixGroup
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # open_clip costs seconds
 
 
 @dataclass(frozen=True)
-class Seen:
+class EncodedSeries:
     """G series of A images between k classes, as one encoder sees them.
 
     Attributes:
@@ -50,7 +50,7 @@ class Seen:
     config: AnnotationConfig
 
 
-def _projection(seen: Seen) -> Tensor:
+def _projection(seen: EncodedSeries) -> Tensor:
     """CSM's rule: the projection on the line between two prototypes, sharpened."""
     if seen.raw.shape[-1] > 2:
         return _simplex(seen)
@@ -61,25 +61,25 @@ def _projection(seen: Seen) -> Tensor:
     return torch.stack([probability, 1 - probability], -1)
 
 
-def _simplex(seen: Seen) -> Tensor:
+def _simplex(seen: EncodedSeries) -> Tensor:
     """The nearest point of the simplex of the series' prototypes, as it is."""
     return simplex_projection(seen.features, seen.vertices)
 
 
-def _similarity(seen: Seen) -> Tensor:
+def _similarity(seen: EncodedSeries) -> Tensor:
     """Shares of the similarity to the prototypes of all classes."""
     shape, temperature = seen.features.shape[:2], seen.config.temperature
     labels = similarity_labels(seen.features.flatten(0, 1), seen.prototypes, temperature)
     return labels.unflatten(0, shape)
 
 
-def _mixing_ratio(seen: Seen) -> Tensor:
+def _mixing_ratio(seen: EncodedSeries) -> Tensor:
     """The conditioning weights, whatever CLIP sees (an ablation)."""
     return seen.mixture
 
 
 # Probabilities [G, A, k] of the series' classes; of the rules in OF_ALL [G, A, K], of all classes.
-RULES: dict[str, Callable[[Seen], Tensor]] = {
+RULES: dict[str, Callable[[EncodedSeries], Tensor]] = {
     "projection": _projection,
     "simplex": _simplex,
     "similarity": _similarity,
@@ -153,7 +153,7 @@ class Annotator:
         ]
 
     def _agreement(
-        self, seen: Seen, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
+        self, seen: EncodedSeries, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
     ) -> list[Agreement]:
         rule = "projection" if self.config.rule == "mixing_ratio" else self.config.rule
         other = self._seen(SECOND, features, groups)
@@ -161,12 +161,14 @@ class Annotator:
         rows = zip(other.raw[..., 0].tolist(), difference.tolist(), strict=True)
         return [Agreement(weights=weights, difference=row) for weights, row in rows]
 
-    def _seen(self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> Seen:
+    def _seen(
+        self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
+    ) -> EncodedSeries:
         measurement, values = self.measurements[name], features[name].float()
-        prototypes = measurement.chosen(normalize=self.config.normalize)
+        prototypes = measurement.prototypes_for(normalize=self.config.normalize)
         values = unit(values) if self.config.normalize else values
         vertices = prototypes[torch.tensor([group.classes for group in groups])]
-        return Seen(
+        return EncodedSeries(
             features=values,
             raw=_raw(values, vertices),
             vertices=vertices,

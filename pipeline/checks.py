@@ -38,7 +38,7 @@ from semix.pipeline.model_paths import (
     refuse_absent,
     weight_files,
 )
-from semix.pipeline.prompts import as_read, checked_prompts, spoken_names
+from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 # Text encoders of transformers that fetch nothing further.
@@ -52,7 +52,7 @@ CONVERT = "convert it once, as docs/format.md says under Safety"
 
 def check_models(config: BuildConfig) -> None:
     """Raises InputError for models that are missing, of the wrong kind, or not pinned."""
-    check_generator(config.generator, chosen_noise=config.noise.strategy)
+    check_generator(config.generator, noise_strategy=config.noise.strategy)
     check_clip(config.annotation)
 
 
@@ -85,7 +85,7 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
         InputError: `generator.names` renames a class that is not there; a prompt that the model
             would cut off; names that cannot be padded.
     """
-    names = spoken_names(config, class_names)
+    names = prompt_names(config, class_names)
     folder = local_path(config.model)
     index = read_json(folder / "model_index.json") if folder is not None else {}
     kinds = {part: index[part][1] or "" for part in TOKENIZERS if part in index}
@@ -97,7 +97,7 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     readers: dict[str, Any] = {"T5": T5Tokenizer, "Qwen2": Qwen2Tokenizer, "CLIP": CLIPTokenizer}
     readers[ANY_TOKENIZER] = TokenizersBackend
     tokenizers = [
-        as_read(reader.from_pretrained(folder / part), config, part)
+        configure_tokenizer(reader.from_pretrained(folder / part), config, part)
         for part, kind in kinds.items()
         for start, reader in readers.items()
         if kind.startswith(start)
@@ -105,7 +105,7 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     checked_prompts(config, names, tokenizers)
 
 
-def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") -> None:
+def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") -> None:
     """The generator and what is added to it.
 
     Args:
@@ -121,7 +121,7 @@ def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") ->
         if own.is_file() and config.unet is None:
             refuse_no_size(read_json(own), "generator.model", folder)
         _check_guidance(folder, config)
-        _check_scheduler(folder, config, chosen_noise)
+        _check_scheduler(folder, config, noise_strategy)
     _check_additions(config)
 
 
@@ -183,7 +183,7 @@ def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
         raise InputError("generator.guidance_scale", config.guidance_scale, remedy)
 
 
-def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -> None:
+def _check_scheduler(folder: Path, config: GeneratorConfig, noise_strategy: str) -> None:
     settings = own_scheduler(folder)
     if settings is None:
         return  # loading names it
@@ -195,8 +195,8 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -
         refuse_stochastic(kind, settings)
     else:
         refuse_foreign(kind, settings, field="generator.scheduler", value=config.scheduler)
-    if chosen_noise != "random":
-        refuse_foreign(kind, settings, field="noise.strategy", value=chosen_noise)
+    if noise_strategy != "random":
+        refuse_foreign(kind, settings, field="noise.strategy", value=noise_strategy)
 
 
 def refuse_no_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:

@@ -25,7 +25,7 @@ COMMIT_RECORD = 1_200  # bytes
 
 
 @dataclass(frozen=True)
-class GeneratorWork:
+class GeneratorCost:
     """What a generator computes for an image, in FLOP.
 
     Attributes:
@@ -43,7 +43,7 @@ class GeneratorWork:
 
 
 @dataclass(frozen=True)
-class Work:
+class SeriesCost:
     """What a series costs.
 
     Attributes:
@@ -56,7 +56,7 @@ class Work:
 
     images: int
     rows: int
-    generator: GeneratorWork
+    generator: GeneratorCost
     clip: int
     feature_width: int
 
@@ -120,7 +120,7 @@ def estimate(plan: BuildPlan) -> Estimate:
         noise_rows=noise_rows(plan),
         noise_ratio=chosen.ratio,
     )
-    work, unknown = work_or_reason(plan.config)
+    work, unknown = cost_or_reason(plan.config)
     if work is None:
         return replace(sizes, unknown=unknown)
     computed = computed_groups(plan)
@@ -133,26 +133,26 @@ def estimate(plan: BuildPlan) -> Estimate:
     )
 
 
-def work_or_reason(config: BuildConfig) -> tuple[Work, None] | tuple[None, str]:
+def cost_or_reason(config: BuildConfig) -> tuple[SeriesCost, None] | tuple[None, str]:
     """The work of a series, or why it is not known."""
     try:
-        return series_work(config), None
+        return series_cost(config), None
     except NotHere as error:
         return None, str(error)
     except RuntimeError as error:  # a network that wants to see numbers
         return None, f"a model cannot be counted without weights: {error}"
 
 
-def series_work(config: BuildConfig) -> Work:
+def series_cost(config: BuildConfig) -> SeriesCost:
     """Counted from the models' config files; weights are not needed.
 
     Raises:
         NotHere: they are not on this machine.
         InputError: a model that cannot be used.
     """
-    images, generator = config.mixing.images, generator_work(config.generator)
-    towers = [clip_work(encoder, field) for field, encoder in config.annotation.encoders]
-    return Work(
+    images, generator = config.mixing.images, generator_cost(config.generator)
+    towers = [clip_cost(encoder, field) for field, encoder in config.annotation.encoders]
+    return SeriesCost(
         images=images,
         rows=network_rows(config.generator, images, calls=generator.calls),
         generator=generator,
@@ -161,11 +161,11 @@ def series_work(config: BuildConfig) -> Work:
     )
 
 
-def generator_work(config: GeneratorConfig) -> GeneratorWork:
+def generator_cost(config: GeneratorConfig) -> GeneratorCost:
     """What the family's own networks compute for one image, at their own size.
 
     Raises:
-        NotHere, InputError: as of `series_work`.
+        NotHere, InputError: as of `series_cost`.
     """
     generator = load_generator(config.model_copy(update={"compile": "none"}), device="meta")
     latents = torch.empty(1, *generator.latent_shape, device="meta")
@@ -173,10 +173,10 @@ def generator_work(config: GeneratorConfig) -> GeneratorWork:
     row, _ = flops(lambda: generator.predict(latents, step, told, guidance_scale=1.0))
     decode, image = flops(lambda: generator.decode(latents))
     generator.scheduler.set_timesteps(config.steps)
-    return GeneratorWork(row, decode, len(generator.scheduler.timesteps), image.shape[1])
+    return GeneratorCost(row, decode, len(generator.scheduler.timesteps), image.shape[1])
 
 
-def clip_work(config: EncoderConfig, field: str = "annotation") -> tuple[int, int]:
+def clip_cost(config: EncoderConfig, field: str = "annotation") -> tuple[int, int]:
     """FLOP of the image tower on one image, and the width of its feature.
 
     Raises:
@@ -216,7 +216,7 @@ def hours(tflop: float, *, rate: float, share: float) -> float:
     return tflop / (rate * share) / 3600
 
 
-def stored_bytes(plan: BuildPlan, work: Work) -> int:
+def stored_bytes(plan: BuildPlan, work: SeriesCost) -> int:
     """Tars and features of all shards; exact but for the images and the digits of the labels."""
     shards = plan.config.shards
     side = shards.store_size or work.generator.image_size

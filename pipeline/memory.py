@@ -10,7 +10,7 @@ from semix.pipeline.clip import image_tower
 from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
-from semix.pipeline.generators.texts import IMAGES
+from semix.pipeline.generators.prompt_encoder import IMAGES
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -21,7 +21,7 @@ TEXTS = "text_encoder"  # how the names of text encoders start
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes, without what the allocator leaves unused and libraries work in.
 
     Attributes:
@@ -68,7 +68,7 @@ class Memory:
         return resident + max(self.sampling, self.decoding)
 
 
-def memory_needed(config: BuildConfig) -> Memory:
+def memory_needed(config: BuildConfig) -> MemoryEstimate:
     """Of one worker, counted from the models' config files; weights are not needed.
 
     Raises:
@@ -89,7 +89,7 @@ def memory_needed(config: BuildConfig) -> Memory:
     told, step = loaded.denoiser.unconditional.expand(rows), torch.tensor(0)
     scale = generator.guidance_scale
     decoded = latents[: loaded.decode_batch]
-    return Memory(
+    return MemoryEstimate(
         texts=texts,
         network=sizes["unet" if "unet" in sizes else "transformer"],
         vae=module_bytes(loaded.vae),

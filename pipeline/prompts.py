@@ -41,7 +41,7 @@ class Chat:
         return self.tokenizer(said, **settings)
 
 
-def as_read(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
+def configure_tokenizer(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
     """A model's tokenizer as its family uses it; `part` is its name in the pipeline."""
     if LONG.get(config.family) != part:
         return tokenizer
@@ -88,7 +88,7 @@ def _refuse_unequal(texts: Sequence[str], tokenizer: Any) -> None:
         raise InputError("generator.prompt", repr(longest), remedy)
 
 
-def spoken_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
+def prompt_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
     """What the model is told for each class: its name, or what the config calls it.
 
     Raises:

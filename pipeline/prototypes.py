@@ -27,7 +27,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many w
 
 
 def ensure_prototypes(
-    root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
     """Measure what the plan needs of the real data, once: class prototypes, and similar pairs.
 
@@ -46,7 +46,7 @@ def ensure_prototypes(
             device=device,
             identity=planned_models(root.plan)["annotation"],
             store=root.store,
-            beat=beat,
+            heartbeat=heartbeat,
         )
         refuse_others(root, "prototypes", hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
@@ -54,7 +54,9 @@ def ensure_prototypes(
     ensure_pairs(root)
 
 
-def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None) -> None:
+def prepare(
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
+) -> None:
     """`ensure_prototypes` among many workers: one measures, the others wait, or take over from it.
 
     Args:
@@ -66,19 +68,19 @@ def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lamb
     pause = FIRST_LOOK_S
     while not is_prepared(root):
         if claim(root.store, LEASE):
-            _measure_alone(root, device, Renewing(root.store, beat))
+            _measure_alone(root, device, Renewing(root.store, heartbeat))
         else:
-            beat()
+            heartbeat()
             time.sleep(pause)
             pause = min(1.2 * pause, LONGEST_LOOK_S)
     for kind, ours in root.made_from().items():
         refuse_others(root, kind, ours)
 
 
-def _measure_alone(root: Root, device: str, beat: Renewing) -> None:
+def _measure_alone(root: Root, device: str, heartbeat: Renewing) -> None:
     try:
-        with beat.holding(LEASE):
-            ensure_prototypes(root, device=device, beat=beat)
+        with heartbeat.holding(LEASE):
+            ensure_prototypes(root, device=device, heartbeat=heartbeat)
     finally:
         with suppress(OSError):  # whoever wants it sees that nobody renews it
             release(root.store, LEASE)
@@ -100,7 +102,7 @@ def measure(
     identity: AnnotationIdentity,
     store: Store,
     known: bytes | None = None,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> bytes:
     """The prototypes that `config` needs, as the bytes of a safetensors file; see `unpack`.
 
@@ -119,10 +121,12 @@ def measure(
         InputError: a class without images, or two that CLIP cannot tell apart.
         FloatingPointError: a feature of a real image is not a number.
     """
-    from semix.pipeline.survey import PrototypeFile, Survey
+    from semix.pipeline.prototype_measurement import PrototypeFile, PrototypeMeasurement
 
     before = PrototypeFile.unpack(known) if known is not None else None
-    found = Survey(real, device, store, f"{CHUNKS}/", before, beat).file(config, identity)
+    found = PrototypeMeasurement(real, device, store, f"{CHUNKS}/", before, heartbeat).file(
+        config, identity
+    )
     found.refuse_coinciding(config)
     found.say_scale(config)
     return found.pack(config)
@@ -159,7 +163,7 @@ def ensure_pairs(root: Root) -> None:
     wanted = plan.config.mixing.pairs
     if wanted.kind != "similar" or root.store.exists(PAIRS):
         return
-    from semix.pipeline.survey import similar_pairs
+    from semix.pipeline.prototype_measurement import similar_pairs
 
     vectors, _ = read_prototypes(root)
     pairs = similar_pairs(

@@ -28,7 +28,7 @@ from semix.pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_n
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
 # Where something lies, and how much may be spent or lost: no byte follows from these settings.
-FREE: dict[str, Any] = {
+NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "real": {"path"},
     "generator": {"model": True, "unet": True, "tiny_decoder": True, "lora": {"__all__": {"path"}}},
     "annotation": {"model", "pretrained", "second"},
@@ -57,12 +57,12 @@ def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdent
     Args:
         models: as `model_identities` gives them.
     """
-    return fingerprint([deciding(config), contents(models), list(class_names)])
+    return fingerprint([identity_settings(config), contents(models), list(class_names)])
 
 
-def deciding(config: BuildConfig) -> dict[str, object]:
+def identity_settings(config: BuildConfig) -> dict[str, object]:
     """The settings that decide bytes, where they differ from their defaults."""
-    parts = config.model_dump(mode="json", exclude_defaults=True, exclude=FREE)
+    parts = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
     return {name: settings for name, settings in parts.items() if settings}
 
 
@@ -80,8 +80,8 @@ def contents(models: ModelIdentities) -> dict[str, object]:
 
 
 def annotation_content(annotation: AnnotationConfig, encoders: AnnotationIdentity) -> list[object]:
-    """What decides the labels of images: settings as in `deciding`, and the CLIP models."""
-    free = FREE["annotation"]
+    """What decides the labels of images: settings as in `identity_settings`, and the CLIP models."""
+    free = NON_IDENTITY_SETTINGS["annotation"]
     settings = annotation.model_dump(mode="json", exclude_defaults=True, exclude=free)
     return [settings, *_encoder_contents(encoders)]
 

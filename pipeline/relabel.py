@@ -46,7 +46,7 @@ from semix.pipeline.provenance import (
     unchanged,
 )
 from semix.pipeline.root import plan_of
-from semix.pipeline.work import Beat, Making, failure_of, finish
+from semix.pipeline.shard_job import HeartbeatCallback, Making, failure_of, finish
 
 if TYPE_CHECKING:  # torch costs seconds
     from semix.pipeline.annotate import Annotator
@@ -156,7 +156,7 @@ def _yaml(value: object) -> str:
 
 
 def ensure_set_prototypes(
-    labels: LabelSet, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+    labels: LabelSet, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
     """Measure what the set needs of the real training split, or take it from where it is known.
 
@@ -175,13 +175,13 @@ def ensure_set_prototypes(
         identity=labelling_encoders(labels.record),
         store=store,
         known=store.get(beside) if store.exists(beside) else None,
-        beat=beat,
+        heartbeat=heartbeat,
     )
     store.create(labels.prototypes, content)
     remove_chunks(store)
 
 
-class Relabelling:
+class RelabelJob:
     """One label set of a root as work for a worker; its prototypes are measured already."""
 
     def __init__(self, labels: LabelSet) -> None:
@@ -211,7 +211,7 @@ class Relabelling:
     def lease(self, shard: int) -> str:
         return f"labels-{self.labels.digest[:12]}-{shard:07d}"
 
-    def load(self, *, device: str, beat: Beat) -> None:
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         from semix.pipeline.annotate import build_annotator
 
         config = annotation_of(self.labels)
@@ -220,13 +220,17 @@ class Relabelling:
         prototypes = self.store.get(self.labels.prototypes)
         self.annotator = build_annotator(config, prototypes, device=device)
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         assert self.annotator is not None, "load() comes first"
         record = self.labels.root.record(shard)
         if record is None:
             return "its images are gone; they are made again first"
         yield from label_shard(
-            record, labels=self.labels, plan=self.plan, annotator=self.annotator, beat=beat
+            record,
+            labels=self.labels,
+            plan=self.plan,
+            annotator=self.annotator,
+            heartbeat=heartbeat,
         )
         return f"{record.groups} groups labelled"
 
@@ -252,12 +256,12 @@ def label_stored(
     Args:
         made: called here, with the number of each shard that was tried.
     """
-    work = Relabelling(labels)
-    work.load(device="cpu", beat=lambda: None)
+    work = RelabelJob(labels)
+    work.load(device="cpu", heartbeat=lambda: None)
 
     def label(shard: int) -> int:
         try:
-            finish(work.make(shard, beat=lambda: None))
+            finish(work.make(shard, heartbeat=lambda: None))
         except InputError:
             raise
         except Exception as error:
@@ -274,7 +278,7 @@ def label_shard(
     labels: LabelSet,
     plan: BuildPlan,
     annotator: "Annotator",
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Making[bool]:
     """Label the images of one committed shard in one object; False if they are labelled already.
 
@@ -284,7 +288,7 @@ def label_shard(
         ValueError: its features or its tar are damaged, or other ones than recorded.
     """
     groups = [plan.group(index) for index in record.group_numbers]
-    features = _features(record, groups, labels=labels, annotator=annotator, beat=beat)
+    features = _features(record, groups, labels=labels, annotator=annotator, heartbeat=heartbeat)
     found = [
         SeriesLabels(group=group.index, **part.parts())
         for group, part in zip(groups, annotator.annotate(features, groups), strict=True)
@@ -355,7 +359,7 @@ def encode_images(
     *,
     annotator: "Annotator",
     batch: int,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Features:
     """Encode the images of a shard in batches of one size; one batch of pixels is in memory.
 
@@ -372,7 +376,7 @@ def encode_images(
         padded = np.concatenate([pixels, np.repeat(pixels[-1:], batch - len(pixels), axis=0)])
         for key, rows in annotator.encode(torch.from_numpy(padded)).items():
             parts.setdefault(key, []).append(rows[: len(pixels)])
-        beat()
+        heartbeat()
     shape = (len(groups), len(groups[0].mixture))
     return {key: torch.cat(rows).unflatten(0, shape) for key, rows in parts.items()}
 
@@ -398,12 +402,12 @@ def _features(
     *,
     labels: LabelSet,
     annotator: "Annotator",
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Features:
     if labels.record.features == IMAGES:
         batch = labels.record.batch
         return encode_images(
-            labels.store, record, groups, annotator=annotator, batch=batch, beat=beat
+            labels.store, record, groups, annotator=annotator, batch=batch, heartbeat=heartbeat
         )
     return read_stored(labels.store, features_file(record, labels), groups)
 

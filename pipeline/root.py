@@ -40,10 +40,10 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import refuse_cost
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import (
-    FREE,
+    NON_IDENTITY_SETTINGS,
     contents,
-    deciding,
     identity,
+    identity_settings,
     library_versions,
     model_identities,
     planned_models,
@@ -227,17 +227,17 @@ def _opened_plan(root: Root) -> BuildPlan:
 
 
 def open_root(
-    url: str, overrides: Sequence[str] = (), *, beat: Callable[[], None] = lambda: None
+    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
 ) -> Root:
     """A root that is there, told what is otherwise on this machine.
 
     Raises:
         InputError: no root, or an override of what decides its bytes.
     """
-    root = Root(url, beat=beat)
+    root = Root(url, beat=heartbeat)
     for override in overrides:
         part, _, name = override.partition("=")[0].partition(".")
-        if name.split(".")[0] not in FREE.get(part, ()):
+        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(part, ()):
             remedy = "a root keeps the settings it was begun with; only where things lie may change"
             raise InputError(
                 "overrides", override, f"{remedy}; leave it out, or choose a new place"
@@ -300,7 +300,7 @@ def _plan_record(plan: BuildPlan) -> Plan:
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
     """Raises InputError unless this config means what the root's plan does."""
     own = load_settings(BuildConfig, root.plan.config)
-    there, here = flat(deciding(own)), flat(deciding(config))
+    there, here = flat(identity_settings(own)), flat(identity_settings(config))
     if SHARD_SIZE not in here:  # not set, so that of the root is as good as any
         there.pop(SHARD_SIZE, None)
     different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
@@ -342,7 +342,7 @@ def _refuse_more_series(root: Root, wanted: int) -> None:
 def _moved(root: Root, config: BuildConfig) -> list[str]:
     """What this config says otherwise than plan.json, and decides no byte."""
     there, here = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
-    names = [(part, name) for part, found in FREE.items() for name in found]
+    names = [(part, name) for part, found in NON_IDENTITY_SETTINGS.items() for name in found]
     told = [(part, name, here[part][name]) for part, name in names]
     return [
         f"{part}.{name}={json.dumps(value)}"

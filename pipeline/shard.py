@@ -1,4 +1,4 @@
-"""One shard from noise to commit record: its models, its batches, its series, its publishing."""
+"""Make one shard, from noise to commit record: models, batches, series and publishing."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ from semix.data.tar import GroupSample
 from semix.data.threads import mapped
 from semix.pipeline.annotate import Annotator, build_annotator, unstorable
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
-from semix.pipeline.estimate import Work, work_or_reason
+from semix.pipeline.estimate import SeriesCost, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
 from semix.pipeline.plan import BuildPlan, MixGroup, ShardSpec
-from semix.pipeline.prompts import spoken_names
+from semix.pipeline.prompts import prompt_names
 from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
 from semix.pipeline.root import plan_of
@@ -43,50 +43,50 @@ MOST_NAMED = 5  # series left out that an error lists
 
 @dataclass(frozen=True)
 class Models:
-    """What stays loaded in a worker.
+    """The models that stay loaded in a worker.
 
     Attributes:
-        embeddings: what the generator is told for each class, one row each.
+        embeddings: conditioning of each class, one row per class.
         noise: gives each group its initial noise.
-        work: what a series costs, for commit records; None where that cannot be counted.
+        cost: of one series, for commit records; None where it cannot be counted.
     """
 
     generator: LatentDiffusion
     annotator: Annotator
     embeddings: Conditioning
     noise: NoiseSource
-    work: Work | None = None
+    cost: SeriesCost | None = None
 
 
 def load_models(
-    root: Root, plan: BuildPlan, *, device: str, beat: Callable[[], None] = lambda: None
+    root: Root, plan: BuildPlan, *, device: str, heartbeat: Callable[[], None] = lambda: None
 ) -> Models:
     """Load generator, CLIP and prototypes; encode every class name once.
 
     Args:
-        beat: called while noises are chosen, for whoever watches that work goes on.
+        heartbeat: called while noise is selected, to show that there is progress.
     Raises:
-        InputError: a model cannot be loaded or does not suit; two prompts encode alike.
+        InputError: a model cannot be loaded or does not suit; two prompts have equal encodings.
         ValueError: the prototypes are damaged.
     """
     device = resolve_device(device)
     config = plan.config
     annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
     annotator.encoders.load()
-    names = spoken_names(config.generator, plan.class_names)
+    names = prompt_names(config.generator, plan.class_names)
     generator = load_generator(config.generator, device=device, names=names)
     embeddings = class_embeddings(generator, plan)
-    noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
-    return Models(generator, annotator, embeddings, noise, work_or_reason(config)[0])
+    noise = noise_source(plan, generator=generator, embeddings=embeddings, heartbeat=heartbeat)
+    return Models(generator, annotator, embeddings, noise, cost_or_reason(config)[0])
 
 
 def class_embeddings(generator: LatentDiffusion, plan: BuildPlan) -> Conditioning:
-    """One row a class.
+    """Encode every class name, one row per class.
 
     Raises:
-        InputError: a name that the model cannot take; two that it cannot tell apart.
+        InputError: a name that the model cannot take; two names with equal encodings.
     """
-    names = spoken_names(plan.config.generator, plan.class_names)
+    names = prompt_names(plan.config.generator, plan.class_names)
     embeddings = generator.encode(names)
     flat = embeddings.tokens.flatten(1)
     for index in range(1, len(flat)):
@@ -104,27 +104,27 @@ def generate_shard(
     *,
     models: Models,
     root: Root,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, CommitRecord]:
     """Make one shard and commit it; nothing has a final name before all of it exists.
 
-    Images are encoded and written on threads while the next ones are generated. Once all are, it
-    pauses: what is left, to hash and to publish, may go on on another thread while this one
-    makes the next shard. Closed there, it leaves nothing.
+    Images are encoded and written on threads while the next ones are generated. Then the generator
+    pauses: hashing and publishing may continue on another thread while this one makes the next
+    shard. Closed at the pause, it leaves nothing behind.
 
     Args:
-        beat: called after each batch, for whoever watches that work goes on.
+        heartbeat: called after each batch, to show that there is progress.
     Returns:
-        The commit record. Its `wall_seconds` are the worker's time, up to where it may go on to
-        the next shard; `seconds` by stage overlap, "write" with the next shard's too.
+        The commit record. `wall_seconds` is the time until the worker may begin the next shard;
+        `seconds` of several stages overlap, those of "write" with the next shard's too.
     Raises:
-        ValueError: more series came out flat or as no numbers than `shards.max_left_out` allows;
-            nothing is published.
+        ValueError: more series are flat or not finite than `shards.max_left_out` allows; nothing
+            is published.
     """
     clock = Stopwatch()
     with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
-        made = _write(spec, plan, staged, models=models, clock=clock, beat=beat)
-        tflop = models.work.shard_tflop(plan, spec) if models.work else None
+        made = _write(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
+        tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
         with clock.stage("stall"):  # until the shard before is published
             yield
         wall = clock.wall  # from here on the worker makes the next one
@@ -163,7 +163,7 @@ def _write(
     *,
     models: Models,
     clock: Stopwatch,
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Made:
     """Generate all series into the staged tar, but those that cannot be stored."""
     extension, made = plan.config.shards.image_format, Made()
@@ -180,7 +180,7 @@ def _write(
                 writer.add(record, batch.encoding(row, extension))
             for name, rows in batch.features.items():
                 made.features.setdefault(name, []).append(rows[batch.kept])
-            beat()
+            heartbeat()
     return made
 
 
@@ -202,7 +202,7 @@ def batches(spec: ShardSpec, plan: BuildPlan) -> Iterator[list[MixGroup]]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class GeneratedBatch:
     """Some groups, generated and seen by CLIP.
 
     Attributes:
@@ -221,7 +221,7 @@ class Batch:
     faults: dict[int, str]
 
     @property
-    def kept(self) -> list[int]:
+    def storable(self) -> list[int]:
         """Rows of the series that can be stored."""
         return [row for row in range(len(self.groups)) if row not in self.faults]
 
@@ -246,7 +246,7 @@ class Batch:
 @torch.no_grad()  # not inference mode: gradients of noise pass conditions and offloaded weights
 def make_batch(
     groups: Sequence[MixGroup], plan: BuildPlan, *, models: Models, clock: Stopwatch
-) -> Batch:
+) -> GeneratedBatch:
     """Generate some groups and encode them with CLIP, where they are: on the device."""
     settings = plan.config.shards
     with clock.stage("noise"):
@@ -271,7 +271,7 @@ def make_batch(
         features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in found.items()}
     # Of several reasons the first in the order of making.
     faults = unstorable(features) | faults | unusable
-    return Batch(groups, stored, encoded, features, notes, faults)
+    return GeneratedBatch(groups, stored, encoded, features, notes, faults)
 
 
 def mix_groups(

@@ -18,7 +18,7 @@ from semix.pipeline.audit.findings import (
     pair_figures,
 )
 from semix.pipeline.audit.limits import Check, checks
-from semix.pipeline.audit.read import Facts, Judge, read_facts
+from semix.pipeline.audit.read import AuditFacts, Judge, read_facts
 
 SCHEMA = 1
 
@@ -61,7 +61,7 @@ class Audit:
     """
 
     source: Pinned
-    facts: Facts
+    facts: AuditFacts
     findings: Findings
     checks: list[Check]
     flags: SeriesFlags
@@ -74,7 +74,7 @@ def audit(
     *,
     judge: Judge | None = None,
     judge_name: str | None = None,
-    beat: Callable[[int], None] = lambda groups: None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> Audit:
     """Read an index once and measure it.
 
@@ -86,7 +86,7 @@ def audit(
     Raises:
         Unreadable: no shard can be read.
     """
-    facts = read_facts(source, judge=judge, beat=beat)
+    facts = read_facts(source, judge=judge, heartbeat=heartbeat)
     findings = find(facts.series)
     overall = figures(facts, findings)
     classes = class_figures(facts, findings, source.class_names)
@@ -130,7 +130,7 @@ def as_json(values: AuditFile) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _pairs_alike(facts: Facts, findings: Findings) -> list[dict[str, int | bool]]:
+def _pairs_alike(facts: AuditFacts, findings: Findings) -> list[dict[str, int | bool]]:
     groups, alike = facts.series.group, findings.duplicates
     return [
         {"group": int(groups[row]), "like": int(groups[of]), "same_pixels": bool(same)}

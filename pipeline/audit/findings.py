@@ -16,7 +16,7 @@ from semix.data.quality import (
     weight_curve,
 )
 from semix.pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
-from semix.pipeline.audit.read import Facts, Series
+from semix.pipeline.audit.read import AuditFacts, SeriesFacts
 from torch import Tensor
 
 
@@ -40,12 +40,12 @@ class Findings:
         """One number a series, float64 [G]: the mean over its classes."""
         return self.correlation.mean(1)
 
-    def groups(self, series: Series) -> dict[Flag, list[int]]:
+    def groups(self, series: SeriesFacts) -> dict[Flag, list[int]]:
         """Group numbers by flag, ascending."""
         return {flag: sorted(series.group[self.flags[flag]].tolist()) for flag in FLAGS}
 
 
-def find(series: Series) -> Findings:
+def find(series: SeriesFacts) -> Findings:
     """Look for everything that a flag stands for."""
     pictures = series.pictures
     usable = pictures.faults == 0
@@ -65,7 +65,7 @@ def find(series: Series) -> Findings:
     return Findings(correlation, flags, duplicates)
 
 
-def class_correlations(series: Series) -> Tensor:
+def class_correlations(series: SeriesFacts) -> Tensor:
     """Spearman correlation for each class of a series, float64 [G, k].
 
     In a pair the second class mirrors the first; so do its ranks.
@@ -78,7 +78,7 @@ def class_correlations(series: Series) -> Tensor:
     return torch.stack([spearman(mixture[..., j], seen[..., j]) for j in range(classes)], 1)
 
 
-def _falling(series: Series) -> np.ndarray:
+def _falling(series: SeriesFacts) -> np.ndarray:
     """Pairs whose weight falls somewhere; points of a simplex have no order to fall along."""
     if series.classes.shape[1] > 2:
         return np.zeros(len(series.group), dtype=bool)
@@ -137,7 +137,7 @@ class DuplicateFigures(TypedDict):
     share: float
 
 
-class Spread(TypedDict):
+class ScoreSummary(TypedDict):
     """Of what was recorded."""
 
     recorded: int
@@ -157,8 +157,8 @@ class Overall(TypedDict):
     duplicates: DuplicateFigures
     still: dict[str, float]  # `share`
     degenerate: dict[str, int]  # `images`, and of each kind
-    disagreement: Spread | None
-    stability: Spread | None
+    disagreement: ScoreSummary | None
+    stability: ScoreSummary | None
 
 
 class ClassFigures(TypedDict):
@@ -192,7 +192,7 @@ class PairFigures(TypedDict):
     entropy: list[float]
 
 
-def figures(facts: Facts, findings: Findings) -> Overall:
+def figures(facts: AuditFacts, findings: Findings) -> Overall:
     """Everything over all series, as plain values."""
     series = facts.series
     return {
@@ -222,7 +222,7 @@ def figures(facts: Facts, findings: Findings) -> Overall:
     }
 
 
-def end_point_figures(series: Series) -> EndPointFigures:
+def end_point_figures(series: SeriesFacts) -> EndPointFigures:
     ends = series.intended >= 0
     return {
         "nearest_prototype": _agreement(series.intended, series.nearest, ends),
@@ -238,7 +238,7 @@ def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> 
     return {"edges": edges.round(6).tolist(), "counts": counts.tolist()}
 
 
-def _correlation(series: Series, findings: Findings) -> Correlation:
+def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     rho = findings.rho
     found: Correlation = {
         "median": float(rho.quantile(0.5)),
@@ -254,7 +254,7 @@ def _correlation(series: Series, findings: Findings) -> Correlation:
     return found
 
 
-def _curve(series: Series) -> CurveFigures | None:
+def _curve(series: SeriesFacts) -> CurveFigures | None:
     if series.classes.shape[1] > 2:
         return None
     curve = weight_curve(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
@@ -272,7 +272,7 @@ def _agreement(intended: np.ndarray, seen: np.ndarray, where: np.ndarray) -> Agr
     return endpoint_agreement(torch.from_numpy(seen[where]), torch.from_numpy(intended[where]))
 
 
-def _spread(values: np.ndarray) -> Spread | None:
+def _spread(values: np.ndarray) -> ScoreSummary | None:
     """Mean, median and extremes of what was recorded; None if nothing was."""
     known = values[np.isfinite(values)].astype(np.float64)
     if not known.size:
@@ -289,7 +289,9 @@ def _spread(values: np.ndarray) -> Spread | None:
 LABEL_BINS = 10
 
 
-def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> list[ClassFigures]:
+def class_figures(
+    facts: AuditFacts, findings: Findings, names: Sequence[str]
+) -> list[ClassFigures]:
     """Of each class its images, label mass, correlation and end points."""
     series, count = facts.series, len(names)
     of_series = np.bincount(series.classes.ravel(), minlength=count)
@@ -314,7 +316,7 @@ def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> lis
     ]
 
 
-def pair_figures(series: Series, findings: Findings) -> PairFigures:
+def pair_figures(series: SeriesFacts, findings: Findings) -> PairFigures:
     classes, inverse = np.unique(series.classes, axis=0, return_inverse=True)
     count, inverse = len(classes), inverse.reshape(-1)
     number = np.bincount(inverse, minlength=count)

@@ -21,7 +21,7 @@ from torch import Tensor
 NOT_FINITE = 1 << FAULTS.index("not finite")
 
 
-class Series(NamedTuple):
+class SeriesFacts(NamedTuple):
     """One series of A images between k classes; of G series, with G in front of each shape.
 
     Attributes:
@@ -64,7 +64,7 @@ class Examined(NamedTuple):
         ends: uint8 [M, H, W, 3], its unmixed images, for a judge.
     """
 
-    series: Series
+    series: SeriesFacts
     mass: np.ndarray
     ends: np.ndarray
 
@@ -83,7 +83,7 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
     ends = read_end_points(record.mixtures, record.classes, features, vectors)
     pictures = look_at(images, alphas)
     labels = _dense(record.labels, len(vectors))
-    series = Series(
+    series = SeriesFacts(
         group=np.array(record.group),
         shard=np.array(shard),
         classes=np.array(record.classes),
@@ -102,7 +102,7 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
     return Examined(series, labels.sum(0), images[series.intended >= 0])
 
 
-def stacked(rows: Sequence[Series]) -> Series:
+def stacked(rows: Sequence[SeriesFacts]) -> SeriesFacts:
     """Series one above the other.
 
     Raises:
@@ -111,7 +111,7 @@ def stacked(rows: Sequence[Series]) -> Series:
     return _by_field(np.stack, rows)
 
 
-def joined(parts: Sequence[Series]) -> Series:
+def joined(parts: Sequence[SeriesFacts]) -> SeriesFacts:
     """Stacks of series one behind the other."""
     return _by_field(np.concatenate, parts)
 
@@ -172,7 +172,7 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Facts:
+class AuditFacts:
     """What one pass found.
 
     Attributes:
@@ -182,15 +182,18 @@ class Facts:
         size: height and width of the images.
     """
 
-    series: Series
+    series: SeriesFacts
     mass: np.ndarray
     unreadable: dict[int, str]
     size: tuple[int, int]
 
 
 def read_facts(
-    source: Pinned, *, judge: Judge | None = None, beat: Callable[[int], None] = lambda groups: None
-) -> Facts:
+    source: Pinned,
+    *,
+    judge: Judge | None = None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
+) -> AuditFacts:
     """Examine every series of a pinned index.
 
     Args:
@@ -198,7 +201,7 @@ def read_facts(
     Raises:
         Unreadable: no shard can be read; the first one's problem is named.
     """
-    parts: list[Series] = []
+    parts: list[SeriesFacts] = []
     mass, unreadable, size = np.zeros(len(source.prototypes)), {}, (0, 0)
     for shard in source.shards:
         try:
@@ -213,16 +216,16 @@ def read_facts(
             continue
         parts.append(part)
         mass += its_mass
-        beat(shard.groups)
+        heartbeat(shard.groups)
     if not parts:
         first = next(iter(unreadable.values()), "the index lists no shard")
         raise Unreadable(f"no shard of {source.index} can be read: {first}")
-    return Facts(joined(parts), mass, unreadable, size)
+    return AuditFacts(joined(parts), mass, unreadable, size)
 
 
 def _read_shard(
     source: Pinned, shard: ShardEntry, judge: Judge | None
-) -> tuple[Series, np.ndarray, tuple[int, int]]:
+) -> tuple[SeriesFacts, np.ndarray, tuple[int, int]]:
     """Facts of a shard's series, their label mass, and the images' height and width."""
     rows, mass = [], np.zeros(len(source.prototypes))
     judged = _Judged(judge)

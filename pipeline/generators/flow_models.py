@@ -13,8 +13,8 @@ from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.guidance import TwoRows
 from semix.pipeline.generators.loading import load_pipeline, native_shape
+from semix.pipeline.generators.prompt_encoder import ENCODERS, PromptEncoder
 from semix.pipeline.generators.schedulers import FlowEuler
-from semix.pipeline.generators.texts import ENCODERS, Texts
 from semix.pipeline.model_paths import local_path
 from torch import Tensor
 
@@ -37,22 +37,26 @@ class FlowModel:
 
     def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
         self.config = config
-        self.texts = Texts(config, device=device, ask=self._ask)
-        self.unconditional = self.texts.first(names)
-        self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
+        self.prompt_encoder = PromptEncoder(
+            config, device=device, encode_prompt=self._encode_prompt
+        )
+        self.unconditional = self.prompt_encoder.prefetch(names)
+        self.pipeline = load_pipeline(
+            config, device=device, **self.prompt_encoder.without(*ENCODERS)
+        )
         self.network = self.pipeline.transformer
         self.latent_shape = self._shape()
         self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
 
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """Embeddings, averaged over the templates, one row a name; see `_ask`.
+        """Embeddings, averaged over the templates, one row a name; see `_encode_prompt`.
 
         Raises:
             InputError: a prompt is longer than a text encoder reads.
         """
-        return self.texts.encode(names)
+        return self.prompt_encoder.encode(names)
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """The row of a prompt."""
         raise NotImplementedError
 
@@ -113,7 +117,7 @@ class StableDiffusion3(TwoRows, FlowModel):
         patch = self.network.config.patch_size
         return {"mu": shift(config, self.latent_shape, patch)} if shifted else {}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of both CLIP encoders, then of T5; pooled of both CLIP encoders."""
         if pipeline.text_encoder_3 is None:
             # diffusers asks the transformer how wide the zeros in T5's place are.
@@ -129,7 +133,7 @@ class StableDiffusion3(TwoRows, FlowModel):
             text,
             None,
             None,
-            device=self.texts.device,
+            device=self.prompt_encoder.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.prompt_length,
         )
@@ -174,12 +178,12 @@ class Flux(FlowModel):
         own = config.get("use_flow_sigmas")
         return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of T5, pooled of CLIP."""
         tokens, pooled, _ = pipeline.encode_prompt(
             text,
             None,
-            device=self.texts.device,
+            device=self.prompt_encoder.device,
             max_sequence_length=self.config.prompt_length,
         )
         return Conditioning(tokens.float(), pooled.float())

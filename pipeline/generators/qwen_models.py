@@ -43,9 +43,9 @@ class Flux2(TwoRows, FlowModel):
         mu = compute_empirical_mu(image_seq_len=tokens, num_steps=steps)
         return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of three layers of Qwen3, side by side."""
-        length, device = self.config.prompt_length, self.texts.device
+        length, device = self.config.prompt_length, self.prompt_encoder.device
         if device == META:  # Qwen3 looks at the values of its mask
             width = 3 * pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(1, length, width, device=META))
@@ -88,15 +88,15 @@ class ZImage(FlowModel):
         mu = shift(self.pipeline.scheduler.config, self.latent_shape, PATCH)
         return {"mu": mu, "sigmas": np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of the last layer of Qwen3 but one."""
-        ids = self.texts.tokenizers[0](text, return_tensors="pt").input_ids
-        if self.texts.device == META:
+        ids = self.prompt_encoder.tokenizers[0](text, return_tensors="pt").input_ids
+        if self.prompt_encoder.device == META:
             width = pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(*ids.shape, width, device=META))
         # As encode_prompt, which fills up to 512 tokens and cuts them off again by their values.
         told = pipeline.text_encoder(
-            input_ids=ids.to(self.texts.device), output_hidden_states=True, use_cache=False
+            input_ids=ids.to(self.prompt_encoder.device), output_hidden_states=True, use_cache=False
         )
         return Conditioning(told.hidden_states[-2].float())
 

@@ -84,7 +84,7 @@ class Scorer:
     schedulers: tuple[Any, Any]
     guidance_scale: float
     most_rows: int
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     detach_target: bool = False
 
     def __call__(self, noise: Tensor, conditions: Conditioning, *, steps: int) -> Tensor:
@@ -117,12 +117,12 @@ class Scorer:
                 detach_target=self.detach_target,
             )
             scores.append(score)
-            self.beat()
+            self.heartbeat()
         return torch.cat(scores)[:total].view(sets, count, each)
 
 
 @dataclass(frozen=True)
-class Choice:
+class NoiseSelection:
     """The candidates of one choice.
 
     Attributes:
@@ -150,7 +150,7 @@ def select_noise(
     shape: Sequence[int],
     rungs: Sequence[Rung],
     reduce: str = "mean",
-) -> list[Choice]:
+) -> list[NoiseSelection]:
     """The most stable candidate of each of G choices, which are scored together.
 
     Args:
@@ -195,8 +195,8 @@ def _best_first(candidates: Sequence[int], scores: Tensor, each: Tensor) -> Scor
     return dict(sorted(scored.items(), key=lambda item: (-item[1][0], item[0])))
 
 
-def _choice(seeds: tuple[int, ...], scored: Scored) -> Choice:
-    return Choice(
+def _choice(seeds: tuple[int, ...], scored: Scored) -> NoiseSelection:
+    return NoiseSelection(
         seeds,
         tuple(scored[c][0] if c in scored else None for c in range(len(seeds))),
         tuple(scored[c][1] if c in scored else None for c in range(len(seeds))),

@@ -13,7 +13,13 @@ from semix.pipeline.conditioning import Conditioning, concatenate, mix
 from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
 from semix.pipeline.generators.schedulers import inversion_pair
 from semix.pipeline.noise.cost import production_batch, rungs, scoring_steps
-from semix.pipeline.noise.search import Choice, Scorer, initial_noise, optimise_noise, select_noise
+from semix.pipeline.noise.search import (
+    NoiseSelection,
+    Scorer,
+    initial_noise,
+    optimise_noise,
+    select_noise,
+)
 from semix.pipeline.plan import BuildPlan, MixGroup
 from torch import Tensor
 
@@ -59,7 +65,7 @@ def noise_source(
     *,
     generator: "LatentDiffusion",
     embeddings: Conditioning,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> NoiseSource:
     """What the config asks for; but for flow models nothing is scored before the first groups come.
 
@@ -79,11 +85,11 @@ def noise_source(
         inversion_pair(generator.denoiser.scheduler),
         guidance_scale=config.noise.guidance_scale,
         most_rows=production_batch(config),
-        beat=beat,
+        heartbeat=heartbeat,
     )
     if config.generator.family in FLOW_FAMILIES:
         _check_signal(scorer, config, embeddings, shape, generator.dtype)
-    chooser = Chooser(plan, embeddings, scorer, shape)
+    chooser = NoiseSelector(plan, embeddings, scorer, shape)
     return chooser.select if config.noise.strategy == "select" else chooser.optimise
 
 
@@ -124,7 +130,7 @@ def random_noise(shape: Sequence[int]) -> NoiseSource:
 
 
 @dataclass(frozen=True)
-class Chooser:
+class NoiseSelector:
     """Chooses noises by stability, as a pure function of the plan and the group.
 
     Attributes:
@@ -186,7 +192,7 @@ class Chooser:
             "iterations": len(found.history) - 1,
         }
 
-    def _choices(self, groups: Sequence[MixGroup]) -> list[Choice]:
+    def _choices(self, groups: Sequence[MixGroup]) -> list[NoiseSelection]:
         """Of each group among its candidates; they share forward batches."""
         config = self.plan.config
         return select_noise(

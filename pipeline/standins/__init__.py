@@ -13,7 +13,7 @@ from semix.data.splits import RealDataset
 from semix.pipeline.standins.recipe import (
     Recipe,
     Report,
-    Stage,
+    TrainingStage,
     large_recipe,
     recipe_for,
     shown_progress,
@@ -22,7 +22,7 @@ from semix.pipeline.standins.recipe import (
 
 __all__ = [
     "Recipe",
-    "Stage",
+    "TrainingStage",
     "StandIns",
     "find_standins",
     "large_recipe",

@@ -16,7 +16,7 @@ AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ClassifierAgreement:
     """Shares in [0, 1] that a support vector machine on the pixels gets right.
 
     Attributes:
@@ -31,7 +31,7 @@ class Agreement:
 
 def end_point_agreement(
     config: GeneratorConfig, real: RealDataset, *, images: int = 200
-) -> Agreement:
+) -> ClassifierAgreement:
     """Generate pictures of single classes, and have them read by an independent classifier."""
     draw = np.random.default_rng(0)
     train = draw.permutation(len(real.train))[:MOST_REAL]
@@ -39,7 +39,7 @@ def end_point_agreement(
     judge = SVC().fit(_flat(real.train.images(train)), real.train.targets[train])
     wanted = np.arange(images) % len(real.class_names)
     pictures = _generated(config, real, wanted)
-    return Agreement(
+    return ClassifierAgreement(
         generated=float(judge.score(_flat(pictures), wanted)),
         images=images,
         real=float(judge.score(_flat(real.test.images(test)), real.test.targets[test])),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from semix.data.errors import InputError
 from semix.data.splits import ImageSplit
-from semix.pipeline.standins.recipe import Stage
+from semix.pipeline.standins.recipe import TrainingStage
 from torch import Tensor, nn
 
 WARM_UP_STEPS = 50
@@ -80,7 +80,7 @@ def fit(
     modules: Sequence[nn.Module],
     loss: Callable[[], Tensor],
     *,
-    stage: Stage,
+    stage: TrainingStage,
     average_decay: float,
 ) -> Iterator[int]:
     """Train `modules` together on `loss()`; yields the number of steps done, from 0 on.

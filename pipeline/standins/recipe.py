@@ -29,7 +29,7 @@ TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """The length and speed of one training."""
 
     steps: int
@@ -41,9 +41,9 @@ class Stage:
 class Recipe:
     """Settings of the four small models. Widths are channels; a transformer head is 16 wide."""
 
-    autoencoder: Stage
-    denoiser: Stage
-    clip: Stage
+    autoencoder: TrainingStage
+    denoiser: TrainingStage
+    clip: TrainingStage
     autoencoder_widths: tuple[int, ...] = (16, 16, 32)  # all levels but the last halve the image
     latent_channels: int = 4
     kl_weight: float = 1e-6  # of the posterior's divergence from N(0, 1), per latent value
@@ -71,9 +71,9 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
     growth = min(3.0, max(1.0, sqrt(num_images / 300)))  # more images, more to learn
     large = image_size >= 64  # one level more, so that the latents stay 8 to 16 wide
     return Recipe(
-        autoencoder=Stage(round(300 * growth), 12, 4e-3),
-        denoiser=Stage(round(500 * growth), 32, 2e-3),
-        clip=Stage(round(300 * growth), 48, 2e-3),
+        autoencoder=TrainingStage(round(300 * growth), 12, 4e-3),
+        denoiser=TrainingStage(round(500 * growth), 32, 2e-3),
+        clip=TrainingStage(round(300 * growth), 48, 2e-3),
         autoencoder_widths=(16, 16, 32, 32) if large else (16, 16, 32),
         clip_grid=8 if large else 4,
     )
@@ -86,9 +86,9 @@ def large_recipe(*, image_size: int) -> Recipe:
     that is stopped begins anew, those that are done are kept.
     """
     return Recipe(
-        autoencoder=Stage(4000, 256, 1e-3),
-        denoiser=Stage(12_000, 512, 1e-3),
-        clip=Stage(4000, 512, 1e-3),
+        autoencoder=TrainingStage(4000, 256, 1e-3),
+        denoiser=TrainingStage(12_000, 512, 1e-3),
+        clip=TrainingStage(4000, 512, 1e-3),
         autoencoder_widths=(64, 128, 128, 128) if image_size >= 64 else (64, 128, 128),
         denoiser_widths=(192, 384),
         text_width=256,
@@ -105,9 +105,9 @@ def large_recipe(*, image_size: int) -> Recipe:
 def tiny_recipe(*, image_size: int) -> Recipe:
     """Six steps of each training: models right in form, to try a path in seconds."""
     return Recipe(
-        autoencoder=Stage(6, 16, 3e-3),
-        denoiser=Stage(6, 16, 2e-3),
-        clip=Stage(6, 32, 2e-3),
+        autoencoder=TrainingStage(6, 16, 3e-3),
+        denoiser=TrainingStage(6, 16, 2e-3),
+        clip=TrainingStage(6, 32, 2e-3),
         autoencoder_widths=(16, 16, 32, 32) if image_size >= 64 else (16, 16, 32),
     )
 

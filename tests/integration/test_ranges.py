@@ -12,7 +12,7 @@ import pytest
 from semix.data import leases
 from semix.data.ranges import Part
 from semix.data.root import Root
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -37,17 +37,17 @@ def host(name: str, tiny: Tiny, url: str, log: Path, *, part: Part, dies_at: int
     """
     socket.gethostname = lambda: name
     leases.TIME_TO_LIVE = 3.0  # seconds; nobody here renews so seldom
-    work = Building(Root(url))
+    work = BuildJob(Root(url))
     work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
     make, made = work.make, []
 
-    def make_or_die(shard: int, *, beat) -> str:
+    def make_or_die(shard: int, *, heartbeat) -> str:
         if len(made) == dies_at:
             while len(log.read_text().splitlines()) < dies_at:  # the one before is published
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         made.append(shard)
-        return make(shard, beat=beat)
+        return make(shard, heartbeat=heartbeat)
 
     work.make = make_or_die  # type: ignore[method-assign]
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):

@@ -33,7 +33,7 @@ def test_one_worker_measures_and_the_others_wait(make_config, hasty_standins, tm
         beats.append(sorted(root.store.list("")))
         ensure_prototypes(root, device="cpu")
 
-    prepare(root, device="cpu", beat=other_process)
+    prepare(root, device="cpu", heartbeat=other_process)
     assert len(beats) == 1 and PROTOTYPES not in beats[0]
     assert len(json.loads(root.store.get("pairs.json"))) == 3
     assert root.store.get("leases/prototypes.json") == held_by(os.getppid())

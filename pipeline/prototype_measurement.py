@@ -26,7 +26,13 @@ from semix.data.store import MOST, Store
 from semix.data.tensors import open_sealed, seal
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
-from semix.pipeline.measurement import PLACES, Measurement, PrototypeFile, Seen, measured
+from semix.pipeline.prototype_statistics import (
+    TENSOR_NAMES,
+    EncoderMeasurement,
+    Measurement,
+    PrototypeFile,
+    measure_features,
+)
 from semix.pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
 from torch import Tensor
 
@@ -40,7 +46,7 @@ log = logging.getLogger("semix.build")
 
 
 @dataclass
-class Survey:
+class PrototypeMeasurement:
     """One training split, seen by any encoder: known, cached, or measured now.
 
     Attributes:
@@ -53,7 +59,7 @@ class Survey:
     store: Store
     folder: str
     known: PrototypeFile | None = None
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
 
     def file(self, config: AnnotationConfig, identity: AnnotationIdentity) -> PrototypeFile:
         """What all encoders of an annotation measure.
@@ -65,25 +71,27 @@ class Survey:
         parts = {
             name: self.seen_by(encoder, told, field)
             for name, told, (field, encoder) in zip(
-                PLACES, identities, config.encoders, strict=False
+                TENSOR_NAMES, identities, config.encoders, strict=False
             )
         }
         if self.known:
             return PrototypeFile(parts, self.known.class_names, self.known.real)
         return PrototypeFile(parts, self.data.class_names, self.data.train.digest)
 
-    def seen_by(self, config: EncoderConfig, identity: EncoderIdentity, field: str) -> Seen:
+    def seen_by(
+        self, config: EncoderConfig, identity: EncoderIdentity, field: str
+    ) -> EncoderMeasurement:
         """What one encoder measures; `field` names its settings in error messages."""
         content = encoder_content(identity)
         for seen in self.known.parts.values() if self.known else ():
             if encoder_content(seen.identity) == content:
-                return Seen(identity, seen.measurement)
+                return EncoderMeasurement(identity, seen.measurement)
         digest = self._digest(content)
         found = _cached(digest)
         if found is None:
             found = self._measure(config, digest, field, dtype=identity["dtype"])
             _keep(digest, found)
-        return Seen(identity, found)
+        return EncoderMeasurement(identity, found)
 
     @cached_property
     def data(self) -> RealDataset:
@@ -125,9 +133,9 @@ class Survey:
             f"{self.folder}{digest}",
             size=CHUNK,
             batch=BATCH,
-            beat=Progress(len(train), self.beat),
+            heartbeat=EncodingProgress(len(train), self.heartbeat),
         )
-        return measured(chunks, len(names))
+        return measure_features(chunks, len(names))
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class FeatureChunks:
     folder: str
     size: int
     batch: int
-    beat: Callable[[int], None] = field(default=lambda position: None)
+    heartbeat: Callable[[int], None] = field(default=lambda position: None)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Features float32 [n, D] and targets int64 [n], in the order of the split."""
@@ -182,7 +190,7 @@ class FeatureChunks:
         for images in decoded(self.split, start, stop, batch=self.batch):
             parts.append(self.encode(images))
             position += len(images)
-            self.beat(position)
+            self.heartbeat(position)
         features = torch.cat(parts)
         bad = ~torch.isfinite(features).all(1)
         if bad.any():
@@ -214,18 +222,18 @@ def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator
             waiting = []
 
 
-class Progress:
-    """Says now and then how far a pass over the real images is; `beat` hears of each batch."""
+class EncodingProgress:
+    """Says now and then how far a pass over the real images is; `heartbeat` hears of each batch."""
 
-    def __init__(self, total: int, beat: Callable[[], None]) -> None:
+    def __init__(self, total: int, heartbeat: Callable[[], None]) -> None:
         self.total = total
-        self.beat = beat
+        self.heartbeat = heartbeat
         self.started = self.said = time.monotonic()
         self.first: int | None = None
 
     def __call__(self, position: int) -> None:
         """At this position of the split."""
-        self.beat()
+        self.heartbeat()
         now = time.monotonic()
         if self.first is None:  # a pass that goes on after a kill starts in the middle
             self.first, self.started = position, now

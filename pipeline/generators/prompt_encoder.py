@@ -22,7 +22,7 @@ from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.loading import KINDS, META, load_pipeline
 from semix.pipeline.model_paths import local_path
-from semix.pipeline.prompts import as_read, checked_prompts
+from semix.pipeline.prompts import checked_prompts, configure_tokenizer
 from semix.pipeline.provenance import file_hashes, library_versions
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
@@ -30,35 +30,39 @@ TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 IMAGES = ("transformer", "vae")
 log = logging.getLogger("semix.generators")
 
-Ask = Callable[[Any, str], Conditioning]  # a pipeline with its text encoders, and a prompt
+EncodePrompt = Callable[[Any, str], Conditioning]  # a pipeline with its text encoders, and a prompt
 
 
-class Texts:
+class PromptEncoder:
     """Conditionings of prompts, one row each.
 
     Args:
-        ask: gives the row of a prompt.
+        encode_prompt: gives the row of a prompt.
     Raises:
         InputError: the model cannot be loaded.
     """
 
-    def __init__(self, config: GeneratorConfig, *, device: str, ask: Ask) -> None:
-        self.config, self.device, self.ask = config, device, ask
+    def __init__(
+        self, config: GeneratorConfig, *, device: str, encode_prompt: EncodePrompt
+    ) -> None:
+        self.config, self.device, self.encode_prompt = config, device, encode_prompt
         silent = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
         found = [(name, getattr(silent, name, None)) for name in TOKENIZERS]
-        self.tokenizers = [as_read(part, config, name) for name, part in found if part is not None]
-        self.known: dict[str, Conditioning] = {}
+        self.tokenizers = [
+            configure_tokenizer(part, config, name) for name, part in found if part is not None
+        ]
+        self.cache: dict[str, Conditioning] = {}
 
     def without(self, *parts: str) -> dict[str, None]:
         """What `load_pipeline` is told to leave these out."""
         taken = inspect.signature(KINDS[self.config.family].__init__).parameters
         return {part: None for part in parts if part in taken}
 
-    def first(self, names: Sequence[str]) -> Conditioning:
+    def prefetch(self, names: Sequence[str]) -> Conditioning:
         """The row of the empty prompt; those of these classes are made with the same loading."""
         versions = checked_prompts(self.config, names, self.tokenizers)
         self.prepare(["", *(text for texts in versions for text in texts)])
-        return self.of([""])
+        return self.rows([""])
 
     def encode(self, names: Sequence[str]) -> Conditioning:
         """A row for each class name, the mean over the templates.
@@ -68,33 +72,33 @@ class Texts:
         """
         versions = checked_prompts(self.config, names, self.tokenizers)
         self.prepare(text for texts in versions for text in texts)  # all with one loading
-        return template_mean([self.of(texts) for texts in versions])
+        return template_mean([self.rows(texts) for texts in versions])
 
-    def of(self, texts: Sequence[str]) -> Conditioning:
+    def rows(self, texts: Sequence[str]) -> Conditioning:
         """A row for each prompt; the encoders are gone when it returns."""
         self.prepare(texts)
-        return concatenate(self.known[text] for text in texts)
+        return concatenate(self.cache[text] for text in texts)
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Find the prompts, or ask for those that are not there."""
         texts = list(dict.fromkeys(texts))
         for text in texts:
-            if text not in self.known and (kept := self._kept(text)) is not None:
-                self.known[text] = kept
-        if missing := [text for text in texts if text not in self.known]:
+            if text not in self.cache and (kept := self._read(text)) is not None:
+                self.cache[text] = kept
+        if missing := [text for text in texts if text not in self.cache]:
             pipeline = load_pipeline(self.config, device=self.device, **self.without(*IMAGES))
             for text in missing:
                 # One prompt a call: the embedding then never depends on which others there are.
                 with torch.no_grad():
-                    self.known[text] = self.ask(pipeline, text)
-                self._keep(text)
+                    self.cache[text] = self.encode_prompt(pipeline, text)
+                self._write(text)
             pipeline.remove_all_hooks()
             del pipeline
             gc.collect()  # layers that were hooked hold each other
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _kept(self, text: str) -> Conditioning | None:
+    def _read(self, text: str) -> Conditioning | None:
         """What this machine has of the prompt; a damaged file counts as nothing."""
         digest = self._digest(text)
         if digest is None:
@@ -112,9 +116,9 @@ class Texts:
             log.warning("%s is not used, and made again: %s", path, error)
             return None
 
-    def _keep(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         """Put it into the cache folder; one that cannot be written is only worth a warning."""
-        digest, row = self._digest(text), self.known[text]
+        digest, row = self._digest(text), self.cache[text]
         if digest is None:
             return
         parts = {"tokens": row.tokens.cpu()}

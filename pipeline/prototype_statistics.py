@@ -21,7 +21,7 @@ ROWS = 256  # features compared with all classes at once, which bounds memory
 SCALE_RANGE = (1.0, 20.0)
 USUAL = (0.6, 0.99)  # labels of an average real image: less says little, more is nearly certain
 # By encoder: names of its tensors, and what the names of its facts begin with.
-PLACES = {
+TENSOR_NAMES = {
     FEATURES: (("prototypes", "unit"), ""),
     SECOND: (("second", "second_unit"), "second_"),
 }
@@ -53,13 +53,13 @@ class Measurement:
         least, most = SCALE_RANGE
         return 1 / min(max(variance, 1 / most), 1 / least)  # none at all, with one image a class
 
-    def chosen(self, *, normalize: bool) -> Tensor:
+    def prototypes_for(self, *, normalize: bool) -> Tensor:
         """The prototypes that an annotation with or without `normalize` uses."""
         return self.unit if normalize else self.prototypes
 
     def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Facts]:
         """Tensors and facts for a file, by the names that this encoder has there."""
-        (raw, short), prefix = PLACES[encoder]
+        (raw, short), prefix = TENSOR_NAMES[encoder]
         facts = {"weight_variance": self.variance, "unit_weight_variance": self.unit_variance}
         named = {f"{prefix}{name}": repr(value) for name, value in facts.items()}
         return {raw: self.prototypes, short: self.unit}, named
@@ -67,7 +67,7 @@ class Measurement:
     @classmethod
     def of(cls, tensors: Mapping[str, Any], facts: Facts, encoder: str = FEATURES) -> Self:
         """From what `parts` gave. Raises ValueError: some of it is not there."""
-        names, prefix = PLACES[encoder]
+        names, prefix = TENSOR_NAMES[encoder]
         try:
             raw, short = (torch.from_numpy(tensors[name]) for name in names)
             spread = float(facts[f"{prefix}weight_variance"])
@@ -77,7 +77,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Seen:
+class EncoderMeasurement:
     """What one encoder measured, and its identity."""
 
     identity: EncoderIdentity
@@ -93,7 +93,7 @@ class PrototypeFile:
         real: digest of the images that were measured.
     """
 
-    parts: Mapping[str, Seen]
+    parts: Mapping[str, EncoderMeasurement]
     class_names: tuple[str, ...]
     real: str
 
@@ -103,7 +103,7 @@ class PrototypeFile:
         facts = {"real": self.real, "class_names": json.dumps(self.class_names)}
         for name, seen in self.parts.items():
             own, said = seen.measurement.parts(name)
-            prefix, scale = PLACES[name][1], scale_of(seen.measurement, config)
+            prefix, scale = TENSOR_NAMES[name][1], scale_of(seen.measurement, config)
             tensors |= own
             facts |= said | {
                 f"{prefix}encoder": json.dumps(seen.identity, sort_keys=True),
@@ -117,8 +117,10 @@ class PrototypeFile:
         """Raises ValueError: another file, or a damaged one."""
         tensors, facts = open_sealed(content)
         parts = {
-            name: Seen(json.loads(facts[f"{prefix}encoder"]), Measurement.of(tensors, facts, name))
-            for name, (_, prefix) in PLACES.items()
+            name: EncoderMeasurement(
+                json.loads(facts[f"{prefix}encoder"]), Measurement.of(tensors, facts, name)
+            )
+            for name, (_, prefix) in TENSOR_NAMES.items()
             if f"{prefix}encoder" in facts
         }
         return cls(parts, tuple(json.loads(facts["class_names"])), facts["real"])
@@ -126,7 +128,7 @@ class PrototypeFile:
     def refuse_coinciding(self, config: AnnotationConfig) -> None:
         """Raises InputError for two classes between whose prototypes no line lies."""
         for seen in self.parts.values():
-            pair = coinciding(seen.measurement.chosen(normalize=config.normalize))
+            pair = coinciding(seen.measurement.prototypes_for(normalize=config.normalize))
             if pair is not None:
                 first, second = (repr(self.class_names[k]) for k in pair)
                 remedy = f"have one CLIP prototype under {seen.identity['model']}, so that no "
@@ -154,7 +156,7 @@ def scale_of(measurement: Measurement, config: AnnotationConfig) -> float:
     return measurement.scale(config.scale, normalize=config.normalize)
 
 
-def measured(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:
+def measure_features(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:
     """Two passes over features [n, D] and targets [n]; memory does not grow with their number.
 
     Args:
