@@ -259,9 +259,7 @@ class Worker:
         publishing: tuple[int, Future[AttemptResult]] | None = None
         with ThreadPoolExecutor(1, "publish") as thread:  # leaving the block waits for the thread
             for shard in self._claimed(pending):
-                if pending.failed_before(
-                    shard
-                ):  # may kill this process: publish the last one first
+                if pending.failed_before(shard):  # may kill us: publish the last one first
                     self._settle(pending, publishing)
                     publishing = None
                 attempt = self.make(shard)
@@ -320,7 +318,7 @@ class Worker:
             self._take_note(pending, shard, result)
 
     def _take_note(self, pending: PendingShards, shard: int, result: AttemptResult) -> None:
-        """Raises FailsAlways after too many failures in a row of shards that had none at the start."""
+        """Raises FailsAlways after too many failures in a row of shards with none at the start."""
         if result is AttemptResult.MADE:
             self._failed_in_a_row = 0
             return

@@ -22,8 +22,8 @@ from semix.pipeline.standins.recipe import (
 
 __all__ = [
     "Recipe",
-    "TrainingStage",
     "StandIns",
+    "TrainingStage",
     "find_standins",
     "large_recipe",
     "recipe_for",

@@ -164,7 +164,7 @@ def test_sampling_computes_as_much_as_its_rows(tiny_sd_epsilon, tiny_names, guid
 
 
 def test_models_that_are_not_here_are_not_counted(tmp_path):
-    message = r"^generator\.model = owner/model: is not on this machine; what it costs can be told"
+    message = r"^generator\.model = owner/model: is not on this machine; its cost is known once"
     with pytest.raises(NotHere, match=message):
         generator_cost(GeneratorConfig(model="owner/model", revision="0" * 40))
     with pytest.raises(InputError, match=r"^generator\.model = .+/gone: there is no such folder"):
