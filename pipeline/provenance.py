@@ -174,9 +174,7 @@ def unchanged(then: Any, now: Any) -> bool:
 
 
 def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
-    known = {
-        name: now[name] for name in now if name in then or Path(name).suffix not in HASHED_SINCE
-    }
+    known = {name: now[name] for name in now if name in then or Path(name).suffix not in NEWER}
     return bool(then) == bool(now) and still_read(then, now) == known
 
 
