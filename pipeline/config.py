@@ -219,7 +219,7 @@ class MixingConfig(Settings):
     )
     grid: Literal["even", "interior", "random"] = Field(
         "even",
-        description="spacing of a count of alphas: even from 0 to 1, denser in the middle, or random "
+        description="spacing of a count of alphas: even on [0, 1], denser in the middle, or random "
         "points of each series; all keep the end points",
     )
     groups_per_pair: int = Field(

@@ -240,7 +240,7 @@ def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> 
 
 def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     rho = findings.rho
-    correlation: Correlation = {
+    result: Correlation = {
         "median": float(rho.quantile(0.5)),
         "mean": float(rho.mean()),
         "not_monotone": None,
@@ -249,12 +249,12 @@ def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     }
     if series.classes.shape[1] == 2:
         quality = series_quality(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
-        correlation["median"], correlation["mean"] = quality.median, quality.mean
-        correlation["not_monotone"], correlation["negative"] = (
+        result["median"], result["mean"] = quality.median, quality.mean
+        result["not_monotone"], result["negative"] = (
             quality.not_monotone,
             quality.negative,
         )
-    return correlation
+    return result
 
 
 def _curve(series: SeriesFacts) -> CurveFigures | None:
