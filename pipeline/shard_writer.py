@@ -140,13 +140,7 @@ class ShardWriter:
 
 
 def publish_shard(
-    root: Root,
-    shard: int,
-    staged: Path,
-    features: bytes,
-    *,
-    clock: Stopwatch,
-    **fields: Any,
+    root: Root, shard: int, staged: Path, features: bytes, *, clock: Stopwatch, **fields: Any
 ) -> CommitRecord:
     """Publish a complete tar and its features, then the commit record last.
 

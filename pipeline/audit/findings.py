@@ -250,10 +250,7 @@ def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     if series.classes.shape[1] == 2:
         quality = series_quality(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
         result["median"], result["mean"] = quality.median, quality.mean
-        result["not_monotone"], result["negative"] = (
-            quality.not_monotone,
-            quality.negative,
-        )
+        result["not_monotone"], result["negative"] = (quality.not_monotone, quality.negative)
     return result
 
 

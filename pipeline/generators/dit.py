@@ -63,9 +63,7 @@ class DiT(TwoRows):
             class_labels=condition.tokens,
             return_dict=False,
         )[0]
-        return output[
-            :, : latents.shape[1]
-        ]  # without the learned variance, which DDIM does not use
+        return output[:, : latents.shape[1]]  # without the learned variance
 
     def _rows(self, numbers: Sequence[int]) -> Conditioning:
         labels = torch.tensor(numbers, device=self.device)

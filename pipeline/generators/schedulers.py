@@ -59,8 +59,7 @@ def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
 
 
 def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig) -> None:
-    """Raises InputError for a flow model's scheduler that is not Euler or draws noise, and for
-    settings that it does not take."""
+    """Raises InputError for a flow model's unsuitable scheduler, and for settings it lacks."""
     if config.scheduler is not None:
         remedy = "a flow model keeps its own sampler; leave it out"
         raise InputError("generator.scheduler", config.scheduler, remedy)
@@ -145,8 +144,7 @@ def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = No
 
 
 class FlowEuler:
-    """A flow model's scheduler with the interface of the others: noise of variance 1, unscaled
-    latents.
+    """A flow model's scheduler with the interface of the others.
 
     Args:
         scheduler: the model's FlowMatchEulerDiscreteScheduler.
@@ -193,17 +191,13 @@ class FlowEulerInverse:
         return (latents + next(self._widths) * output,)
 
 
-def inversion_pair(scheduler: Any) -> tuple[Any, Any]:
+def inversion_pair(base: Any) -> tuple[Any, Any]:
     """A sampler over the model's schedule, and its inverse from images to noise.
 
     Raises:
         InputError: the model's scheduler has no schedule that DDIM could follow.
     """
-    return (
-        (scheduler, FlowEulerInverse(scheduler))
-        if isinstance(scheduler, FlowEuler)
-        else ddim_pair(scheduler)
-    )
+    return (base, FlowEulerInverse(base)) if isinstance(base, FlowEuler) else ddim_pair(base)
 
 
 def ddim_pair(scheduler: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
@@ -240,14 +234,12 @@ def _suiting(name: str | None) -> Mapping[str, object]:
     return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 
-def _refuse_unfit(kind: Any, scheduler: Any, name: str) -> None:
+def _refuse_unfit(kind: Any, base: Any, name: str) -> None:
     """Raises InputError if `kind` would follow another schedule than the model's."""
-    refuse_foreign(
-        type(scheduler).__name__, scheduler.config, field="generator.scheduler", value=name
-    )
-    if name == "pndm" and scheduler.config.get("prediction_type") == "sample":
+    refuse_foreign(type(base).__name__, base.config, field="generator.scheduler", value=name)
+    if name == "pndm" and base.config.get("prediction_type") == "sample":
         raise InputError("generator.scheduler", name, "cannot sample a model that predicts images")
     zero_snr = "rescale_betas_zero_snr"
-    if scheduler.config.get(zero_snr) and zero_snr not in inspect.signature(kind).parameters:
+    if base.config.get(zero_snr) and zero_snr not in inspect.signature(kind).parameters:
         remedy = "does not know this model's betas (zero terminal SNR); use ddim, euler or dpmpp_2m"
         raise InputError("generator.scheduler", name, remedy)

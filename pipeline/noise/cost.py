@@ -74,8 +74,7 @@ def refuse_cost(plan: BuildPlan) -> None:
 
 
 def rungs(config: BuildConfig) -> list[Rung]:
-    """One rung of all candidates in full; or successive halving: fewer steps at the middle of the
-    series only, then the best quarter in full."""
+    """All candidates in full; or halving: fewer steps at one point, then a quarter in full."""
     noise, steps = config.noise, scoring_steps(config)
     if noise.strategy == "optimise" and noise.candidates == 1:
         return []  # the optimisation scores its start

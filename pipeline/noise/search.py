@@ -232,9 +232,8 @@ def optimise_noise(
 ) -> Optimised:
     """Minimise 1 - stability by gradient descent with momentum, on the sphere of the start's norm.
 
-    Returns the best noise of each descent. Gradients pass through sampling and inversion with every
-    network call checkpointed; with `settings.detach_target` the inverted noise is a constant. A
-    noise whose score or gradient is NaN is not moved further.
+    Keeps the best noise of each descent, which ends at a NaN score or gradient. Network calls are
+    checkpointed; with `settings.detach_target` the inverted noise is a constant.
 
     Args:
         noise: the starts, float32 [N, C, h, w].

@@ -162,8 +162,7 @@ class NoiseSelector:
         return noise, records, _faults(s.scores[s.best] for s in selections)
 
     def optimise(self, groups: Sequence[MixGroup]) -> GroupNoise:
-        """Gradient descent from the best candidate of each group, one group at a time, since
-        gradients take the device's memory."""
+        """Gradient descent from the best candidate of each group, one by one to limit memory."""
         noises, records = zip(*[self._optimised(group) for group in groups], strict=True)
         return torch.stack(noises), list(records), _faults(r["stability"] for r in records)
 

@@ -80,13 +80,7 @@ def train_standins(
         shown = nullcontext(progress) if progress else shown_progress()
         with published(final) as partial, shown as report:
             seconds = train_both(
-                real,
-                partial,
-                recipe=recipe,
-                digest=digest,
-                report=report,
-                parts=parts,
-                device=device,
+                real, partial, recipe=recipe, digest=digest, report=report, work=work, device=device
             )
         remove_tree(work)
     return StandIns(final / "diffusion", final / "clip", seconds)

@@ -100,8 +100,7 @@ def clip_training(
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that trains CLIP, or waits for a process that trains it beside the block.
 
-    There is no process on a GPU, which one training fills. If CLIP is trained already, the function
-    does nothing.
+    A GPU, which one training fills, gets no process; if CLIP is trained already, it does nothing.
     """
 
     def train() -> None:
