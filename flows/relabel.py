@@ -37,7 +37,7 @@ from semix.pipeline.relabel import (
     set_record,
 )
 from semix.pipeline.root import MIXED, plan_of
-from semix.pipeline.work import failure_of
+from semix.pipeline.shard_job import failure_of
 
 BAKED_AT_A_TIME = 4  # shards; each holds one series in memory
 

@@ -51,7 +51,7 @@ TELL_EVERY_S = 10.0
 OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
 CLAIMED = re.compile(
     r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
-)  # as `semix.pipeline.work` names its shards
+)  # as `semix.pipeline.shard_job` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
 # Some network file systems show a file's new time after a minute only.

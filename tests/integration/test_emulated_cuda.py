@@ -37,7 +37,7 @@ from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
 from semix.pipeline.root import create_root
 from semix.pipeline.shard import conditions
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from semix.pipeline.worker import main as worker
 from torch import nn
@@ -329,7 +329,7 @@ def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
         found = build("cuda", second)
         assert devices == {"cuda"}
         found.discard(1)
-        work = Building(found)
+        work = BuildJob(found)
         assert Worker(work, 0, 1, device="auto").run() == 0
         networks = list(vars(work.models.generator.denoiser.pipeline).values())
         weights = [w for part in networks if isinstance(part, nn.Module) for w in part.parameters()]

@@ -12,7 +12,7 @@ import pytest
 from semix.data import leases
 from semix.data.ranges import Partition
 from semix.data.root import Root
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -39,7 +39,7 @@ def host(
     """
     socket.gethostname = lambda: name
     leases.TIME_TO_LIVE = 3.0  # seconds; nobody here renews so seldom
-    work = Building(Root(url))
+    work = BuildJob(Root(url))
     work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
     make, made = work.make, []
 

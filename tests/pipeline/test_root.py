@@ -12,7 +12,7 @@ from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import create_root, extend_root, open_root, plan_of
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.command import semix
@@ -106,7 +106,7 @@ def test_a_root_goes_on_with_models_that_were_moved(make_config, hasty_standins,
     assert f"annotation.model = {here}/clip: there is no such folder" in capsys.readouterr().err
     again = create_root(config(there), root.url)
     assert again.plan.config["generator"]["model"] == f"{here}/sd"  # plan.json stays
-    assert Worker(Building(again), 0, 1, device="cpu").run() == 0
+    assert Worker(BuildJob(again), 0, 1, device="cpu").run() == 0
     assert tars(root) == tars(whole)
     root.discard(1)
     assert work(root, *(word for change in again.overrides for word in ("--set", change))) == 0

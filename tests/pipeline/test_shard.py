@@ -38,7 +38,7 @@ from semix.pipeline.shard import (
     resized,
     same_pixels,
 )
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
 
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 

@@ -21,17 +21,17 @@ from semix.data.ranges import Partition, parse_partition
 from semix.data.store import Store
 from semix.data.verify import verify
 from semix.pipeline.shard import make_batch
-from semix.pipeline.work import Making
+from semix.pipeline.shard_job import Making
 from semix.pipeline.worker import (
     DeviceError,
     FailsAlways,
-    Held,
+    LeaseBackoff,
+    PendingShards,
     Share,
-    Walk,
     Worker,
-    _chosen,
-    _is_passing,
+    _is_transient,
     _parse,
+    _requested_shards,
 )
 from semix.pipeline.worker import main as worker
 
@@ -159,18 +159,18 @@ def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
 def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
     work = Numbers(tmp_path, count=3)
     work.record_failure(note(0))
-    walk = Walk(work, Share(0, 1))
-    assert walk.look()
+    pending = PendingShards(work, Share(0, 1))
+    assert pending.refresh()
     for shard in (0, 1, 2, 2):
         work.record_failure(note(shard))
-    assert walk.look()
-    assert list(walk) == [1, 0]
-    assert walk.failed == {2}
-    walk.give_up(1)
+    assert pending.refresh()
+    assert list(pending) == [1, 0]
+    assert pending.failed == {2}
+    pending.give_up(1)
     work.record_failure(note(1))
-    assert walk.look()
-    assert list(walk) == [0]
-    assert walk.failed == {1, 2}
+    assert pending.refresh()
+    assert list(pending) == [0]
+    assert pending.failed == {1, 2}
 
 
 def always(count: int) -> dict[int, Exception]:
@@ -430,7 +430,7 @@ def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
     ],
 )
 def test_only_what_may_pass_asks_for_a_new_process(error, passes):
-    assert _is_passing(error) is passes
+    assert _is_transient(error) is passes
 
 
 def test_a_lease_that_cannot_be_renewed_is_no_shards_failure(tmp_path, monkeypatch):
@@ -512,7 +512,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, heartbeat):
+    def make(self, shard, *, beat):
         print("making", flush=True)
         time.sleep(600)
 
@@ -541,7 +541,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, heartbeat):
+    def make(self, shard, *, beat):
         if shard == 1:
             try:
                 print("making shard 1", flush=True)
@@ -551,7 +551,7 @@ class Slow(Numbers):
         yield
         while not self.store.exists("go"):
             time.sleep(0.01)
-        return (yield from super().make(shard, heartbeat=heartbeat))
+        return (yield from super().make(shard, beat=beat))
 
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
@@ -569,8 +569,8 @@ def test_shards_and_part_may_be_named_on_the_command_line(tmp_path):
     file.write_text("0,2-3")
     options = _parse(["/root", "--range", "1/4", "--shards-file", str(file)])
     assert parse_partition(options.range) == Partition(1, 4)
-    assert list(_chosen(options)) == [0, 2, 3]
-    assert _chosen(_parse(["/root"])) is None
+    assert list(_requested_shards(options)) == [0, 2, 3]
+    assert _requested_shards(_parse(["/root"])) is None
 
 
 def test_a_part_that_is_none_is_told_by_the_exit_status(tmp_path, capsys, root):
@@ -591,8 +591,8 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("semix.pipeline.worker.LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.LOOKS_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_SHARE", 0)
     work = Numbers(tmp_path, count=100)
     asked = []
     make, is_done = work.make, work.is_done
@@ -628,7 +628,7 @@ def test_a_million_shards_are_walked_without_a_copy_of_them():
 def test_the_longer_a_shard_is_held_the_less_often_it_is_asked_for(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    held, asked = Held(), []
+    held, asked = LeaseBackoff(), []
     for _ in range(20_000):
         if held.due(7):
             asked.append(now[0] - 100)

@@ -21,7 +21,7 @@ from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_digest, noise_source
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import load_models, mix_groups, regenerate
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.pipeline.roots import begun, made, samples, tars, work
@@ -156,7 +156,7 @@ def test_leases_are_renewed_while_noise_is_chosen(
         for name in names:
             os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
 
-    assert Worker(Building(root), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
+    assert Worker(BuildJob(root), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
     assert held.count({"0000000.json"}) >= 2
     assert not any(forgotten)
 
