@@ -8,9 +8,14 @@ from itertools import repeat
 
 import torch
 from accelerate import Accelerator
-from semix.calib.config import LEAST, AugmentConfig, TrainConfig, check_accumulation
+from semix.calib.config import (
+    MIN_IMAGES_PER_PROCESS,
+    AugmentConfig,
+    TrainConfig,
+    check_accumulation,
+)
 from semix.calib.real_data import TrainingData
-from semix.calib.real_images import HeldImages, Images
+from semix.calib.real_images import ImageSource, InMemoryImages
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.threads import one_ahead
@@ -19,7 +24,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """One process's share of a step: B real images, and M mixed ones where there are any.
 
     Attributes:
@@ -41,7 +46,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _HostBatch:
     """What is drawn and read for a batch on the host.
 
     Attributes:
@@ -81,7 +86,7 @@ class Batches:
 
     def __init__(
         self,
-        images: Images,
+        images: ImageSource,
         targets: Tensor,
         *,
         batch_size: int,
@@ -94,24 +99,25 @@ class Batches:
         processes: int = 1,
     ) -> None:
         share = min(batch_size, len(images)) // processes
-        if batch_size % processes or share < LEAST:
+        if batch_size % processes or share < MIN_IMAGES_PER_PROCESS:
             remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
-            many = f"with {LEAST} of the {len(images)} training images for each at least"
-            raise InputError("batch_size", batch_size, f"{remedy}, {many}")
+            least = f"at least {MIN_IMAGES_PER_PROCESS} of the {len(images)} training images"
+            raise InputError("batch_size", batch_size, f"{remedy}, with {least} for each")
         self.batch_size = share * processes
         self._slice = slice(process * share, (process + 1) * share)
         self.count = math.ceil(per_real)  # of each series
         drawing = round(share * per_real / self.count)  # real images of a process's part
-        if mixed is not None and drawing * self.count < LEAST:
-            remedy = f"gives fewer than {LEAST} mixed images for the {share} real ones of a process"
-            raise InputError("mixed.per_real", per_real, f"{remedy}; choose more")
+        if mixed is not None and drawing * self.count < MIN_IMAGES_PER_PROCESS:
+            few = f"gives fewer than {MIN_IMAGES_PER_PROCESS} mixed images"
+            remedy = f"{few} for the {share} real ones of a process; choose more"
+            raise InputError("mixed.per_real", per_real, remedy)
         self._drawing = drawing * processes
         self._drawing_slice = slice(process * drawing, (process + 1) * drawing)
         self.images = images.to(device)
         self.targets = targets.cpu()  # as the order is
         self.augment, self.device = augment, device
         self.mixed, self.class_matched = mixed, class_matched
-        self._kinds = kinds_of(drawing * self.count, self.count).to(device)
+        self._kinds = kind_weights(drawing * self.count, self.count).to(device)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -119,13 +125,14 @@ class Batches:
 
     def epoch(
         self, generator: torch.Generator, *, done: int = 0, drawn: Tensor | None = None
-    ) -> Generator[Batch, None, None]:
+    ) -> Generator[TrainingBatch, None, None]:
         """The batches of one epoch.
 
         Args:
             generator: on the CPU, in the same state in every process. A thread reads the next
-                batch meanwhile, so it is one batch ahead; `Batch.drawn` is the state after each.
-            done: steps that were made before and are left out.
+                batch meanwhile, so the generator is one batch ahead; `TrainingBatch.drawn` is its
+                state after each batch.
+            done: steps of the epoch that were made before and are left out.
             drawn: state of the generator after them.
         """
         order = torch.randperm(len(self.images), generator=generator)
@@ -133,24 +140,24 @@ class Batches:
             generator.set_state(drawn)
         chosen = order[: len(self) * self.batch_size].split(self.batch_size)[done:]
         reads = (self._read(step, generator) for step in chosen)
-        with closing(one_ahead(reads)) as ahead, closing(self._own_images(chosen)) as images:
+        with closing(one_ahead(reads)) as ahead, closing(self._local_images(chosen)) as images:
             for read in ahead:
                 yield self._batch(read, next(images))
 
-    def _own_images(self, chosen: Sequence[Tensor]) -> Generator[Tensor | None, None, None]:
+    def _local_images(self, chosen: Sequence[Tensor]) -> Generator[Tensor | None, None, None]:
         """This process's images of each step, where they are not held."""
-        if isinstance(self.images, HeldImages):
+        if isinstance(self.images, InMemoryImages):
             yield from repeat(None)
         with closing(self.images.parts([step[self._slice] for step in chosen])) as parts:
             yield from parts
 
-    def _read(self, chosen: Tensor, generator: torch.Generator) -> _Read:
+    def _read(self, chosen: Tensor, generator: torch.Generator) -> _HostBatch:
         targets = self.targets[chosen]
         changes = draw_changes(len(chosen), self.augment, generator)
         real = torch.stack([chosen, targets, *changes.unbind(1)])[:, self._slice]
         mixed = self._read_mixed(targets, generator)
         pinned = [pin(tensor, self.device) for tensor in mixed]
-        return _Read(pin(real, self.device), tuple(pinned), generator.get_state())
+        return _HostBatch(pin(real, self.device), tuple(pinned), generator.get_state())
 
     def _read_mixed(self, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         if self.mixed is None:
@@ -165,25 +172,25 @@ class Batches:
         images, labels = self.mixed.read(group[own], position[own])
         return tuple(tensor.flatten(0, 1) for tensor in (changes, images, labels))
 
-    def _batch(self, read: _Read, images: Tensor | None) -> Batch:
+    def _batch(self, read: _HostBatch, images: Tensor | None) -> TrainingBatch:
         """Copied to the device, and changed there."""
         own, targets, *changes = read.real.to(self.device, non_blocking=True).unbind()
-        if isinstance(self.images, HeldImages):
+        if isinstance(self.images, InMemoryImages):
             images = self.images.tensor.index_select(0, own)
         else:
             assert images is not None
             images = images.to(self.device, non_blocking=True)
         images = apply_changes(images, torch.stack(changes, dim=1), self.augment)
         if not read.mixed:
-            return Batch(images, targets, own, drawn=read.drawn)
+            return TrainingBatch(images, targets, own, drawn=read.drawn)
         mixed = (tensor.to(self.device, non_blocking=True) for tensor in read.mixed)
         changes_of_mixed, mixed_images, labels = mixed
         mixed_images = apply_changes(mixed_images, changes_of_mixed, self.augment)
-        return Batch(images, targets, own, mixed_images, labels, self._kinds, read.drawn)
+        return TrainingBatch(images, targets, own, mixed_images, labels, self._kinds, read.drawn)
 
 
-def kinds_of(total: int, count: int) -> Tensor:
-    """`Batch.mixed_kinds` of series of `count` images each, whose first is an end point."""
+def kind_weights(total: int, count: int) -> Tensor:
+    """`TrainingBatch.mixed_kinds` of series of `count` images each, whose first is an end point."""
     end = torch.arange(total) % count == 0
     kinds = torch.stack([end, ~end], dim=1).float()  # [M, 2]
     return kinds / kinds.sum(0).clamp(min=1)
@@ -288,7 +295,7 @@ def head_batches(config: TrainConfig, data: TrainingData, accelerator: Accelerat
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """A part of a batch.
 
     Attributes:
@@ -296,12 +303,12 @@ class Part:
             parts add up to those of the whole.
     """
 
-    batch: Batch
+    batch: TrainingBatch
     real: float
     mixed: float
 
 
-def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
+def micro_batches(batch: TrainingBatch, count: int) -> Iterator[MicroBatch]:
     """Split a batch into `count` parts with equally many real images.
 
     Mixed images are shared out as equally as they go.
@@ -310,19 +317,19 @@ def micro_batches(batch: Batch, count: int) -> Iterator[Part]:
         InputError: a part would have fewer than two images of a kind, which batch norms need.
     """
     if count == 1:
-        yield Part(batch, 1.0, 1.0)
+        yield MicroBatch(batch, 1.0, 1.0)
         return
     check_accumulation(len(batch.targets), count)
     real = [tensor.chunk(count) for tensor in (batch.images, batch.targets, batch.indices)]
     mixed = [batch.mixed_images, batch.mixed_labels, batch.mixed_kinds]
     if batch.mixed_images is None:
         for images, targets, indices in zip(*real, strict=True):
-            yield Part(Batch(images, targets, indices), 1 / count, 0.0)
+            yield MicroBatch(TrainingBatch(images, targets, indices), 1 / count, 0.0)
         return
     total = len(batch.mixed_images)
-    if total // count < LEAST:
-        remedy = f"the {total} mixed images of a step leave fewer than {LEAST} for each part"
-        raise InputError("accumulate", count, f"{remedy}; choose fewer parts")
+    if total // count < MIN_IMAGES_PER_PROCESS:
+        few = f"fewer than {MIN_IMAGES_PER_PROCESS} for each part; choose fewer parts"
+        raise InputError("accumulate", count, f"the {total} mixed images of a step leave {few}")
     parts = [tensor.tensor_split(count) for tensor in mixed if tensor is not None]
     for tensors in zip(*real, *parts, strict=True):
-        yield Part(Batch(*tensors), 1 / count, len(tensors[3]) / total)
+        yield MicroBatch(TrainingBatch(*tensors), 1 / count, len(tensors[3]) / total)

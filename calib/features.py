@@ -7,18 +7,18 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
-from semix.calib.batches import Batch, apply_changes, draw_changes, head_batches
+from semix.calib.batches import TrainingBatch, apply_changes, draw_changes, head_batches
 from semix.calib.config import AugmentConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.network import CHUNK, Network, Outputs, in_chunks, in_parts
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
-from semix.calib.stopping import Stop, Stopped, never
+from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
 from torch import Tensor, nn
 
-LIMIT = 16 * 2**30  # bytes
+MEMORY_LIMIT = 16 * 2**30  # bytes
 
 
 def check_memory(config: TrainConfig, *, images: int, num_classes: int) -> None:
@@ -36,11 +36,11 @@ def check_memory(config: TrainConfig, *, images: int, num_classes: int) -> None:
     each, views = 4 * images * width, 1
     if is_augmented(config.head.changes(config.augment)) and config.head.views is not None:
         views = min(config.head.views, config.head.epochs)
-    if views * each > LIMIT:
+    if views * each > MEMORY_LIMIT:
         need = f"{width} features of {images} images take {views * each / 2**30:.1f} GiB"
-        most = LIMIT // each
+        most = MEMORY_LIMIT // each
         change = f"choose at most {most}" if most else "choose a smaller real.train_per_class"
-        remedy = f"{need}, the limit is {LIMIT / 2**30:g} GiB; {change}"
+        remedy = f"{need}, the limit is {MEMORY_LIMIT / 2**30:g} GiB; {change}"
         raise InputError("head.views", config.head.views, remedy)
 
 
@@ -49,8 +49,8 @@ def is_augmented(augment: AugmentConfig) -> bool:
 
 
 # In one pass through the frozen network: 2048 images of 32x32 fill a GPU, 64 a CPU's caches.
-PIXELS, CPU_PIXELS = 2**21, 2**16
-FEWEST = 64  # images in one pass, however large they are
+PASS_PIXELS, CPU_PASS_PIXELS = 2**21, 2**16
+MIN_PASS_IMAGES = 64  # images in one pass, however large they are
 
 
 class FeatureViews:
@@ -88,7 +88,7 @@ class FeatureViews:
         self.batches = head_batches(config, data, accelerator)
         self.augmented = is_augmented(self.batches.augment)
         self.steps, self.images = len(self.batches), len(self.batches) * self.batches.batch_size
-        self._kept: dict[int, Tensor] = {}
+        self._features_by_view: dict[int, Tensor] = {}
         self.lines = EpochLines(
             f"{config.name} seed {seed} head",
             epochs=config.head.epochs,
@@ -98,25 +98,25 @@ class FeatureViews:
             printing=accelerator.is_main_process,
         )
 
-    def of_epoch(self, epoch: int, stop: Stop = never) -> Tensor:
+    def of_epoch(self, epoch: int, stop: ShouldStop = never) -> Tensor:
         """[N, D] float32, row i of training image i.
 
         Raises:
             Stopped: `stop` said so between two parts of a view; nothing of it is kept.
         """
         view = self._view(epoch)
-        if view not in self._kept:
+        if view not in self._features_by_view:
             if self.augmented and self.views is None:
-                self._kept.clear()  # before the next is made: two need not fit
-            self._kept[view] = self._make(view, stop)
-        return self._kept[view]
+                self._features_by_view.clear()  # before the next is made: two need not fit
+            self._features_by_view[view] = self._make(view, stop)
+        return self._features_by_view[view]
 
-    def as_they_are(self) -> Tensor:
+    def unaugmented(self) -> Tensor:
         """[N, D] float32 of the unchanged images; nothing is kept for it."""
         if not self.augmented:
             return self.of_epoch(0)
         images = self.batches.images
-        with closing(images.parts(ranges(0, len(images), self.part))) as parts:
+        with closing(images.parts(ranges(0, len(images), self.pass_size))) as parts:
             return torch.cat([self._features(part.to(self.device)) for part in parts])
 
     def order(self, epoch: int) -> Tensor:
@@ -126,10 +126,10 @@ class FeatureViews:
         return shared[:, self.accelerator.process_index].to(self.device)
 
     @property
-    def part(self) -> int:
-        """Images in one pass, at least; whole batches make it up."""
-        pixels = CPU_PIXELS if self.device.type == "cpu" else PIXELS
-        return max(FEWEST, pixels // self.batches.images.side**2)
+    def pass_size(self) -> int:
+        """The least number of images in one pass, which consists of whole batches."""
+        pixels = CPU_PASS_PIXELS if self.device.type == "cpu" else PASS_PIXELS
+        return max(MIN_PASS_IMAGES, pixels // self.batches.images.side**2)
 
     def _view(self, epoch: int) -> int:
         if not self.augmented:
@@ -143,12 +143,12 @@ class FeatureViews:
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.seed, "head", epoch))
 
-    def _make(self, view: int, stop: Stop) -> Tensor:
+    def _make(self, view: int, stop: ShouldStop) -> Tensor:
         generator, images = self._generator(view), self.batches.images
         found = torch.empty(len(images), self.network.num_features, device=self.device)
         done = 0
         with closing(self.batches.epoch(generator)) as batches:
-            for i, part in enumerate(_in_parts(batches, self.part)):
+            for i, part in enumerate(_grouped(batches, self.pass_size)):
                 if i and stop():
                     raise Stopped
                 features = self._features(torch.cat([batch.images for batch in part]))
@@ -174,9 +174,9 @@ class FeatureViews:
             return self.network.features(images).float()
 
 
-def _in_parts(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+def _grouped(batches: Iterator[TrainingBatch], size: int) -> Iterator[list[TrainingBatch]]:
     """Batches in lists of at least `size` images; the last may have fewer."""
-    part: list[Batch] = []
+    part: list[TrainingBatch] = []
     for batch in batches:
         part.append(batch)
         if sum(len(batch.images) for batch in part) >= size:
@@ -203,7 +203,7 @@ class PlainFeatures:
             return in_parts(self.network.features, parts, device=self.views.device)
 
     def of(self, split: Literal["train", "validation"]) -> Tensor:
-        return self.validation if split == "validation" else self.views.as_they_are()
+        return self.validation if split == "validation" else self.views.unaugmented()
 
     def targets(self, split: Literal["train", "validation"]) -> Tensor:
         return torch.from_numpy(getattr(self.data.real, split).targets)
@@ -218,15 +218,15 @@ class HeadFeedback:
 
     def __init__(self, head: nn.Module, features: PlainFeatures) -> None:
         self.head, self.features = head, features
-        self._found: dict[str, Outputs] = {}
+        self._outputs: dict[str, Outputs] = {}
 
     def outputs(self, split: Literal["train", "validation"]) -> Outputs:
-        if split not in self._found:
+        if split not in self._outputs:
             features = self.features.of(split)
             logits = predict(self.head, features)
             targets = self.features.targets(split).to(features.device)
-            self._found[split] = Outputs(logits, features, targets)
-        return self._found[split]
+            self._outputs[split] = Outputs(logits, features, targets)
+        return self._outputs[split]
 
 
 def predict(head: nn.Module, features: Tensor) -> Tensor:

@@ -142,9 +142,9 @@ def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> Non
         raise InputError("head.inference", inference, remedy)
 
 
-GUARD = 0.05  # accuracy below stage one's at which more masking would cost too much
-NEARLY = 0.1  # of the way from chance to stage one's accuracy: no better than chance
-LOOKED_AT = 3  # epochs after one another that tell a lost head from an unlucky one
+ACCURACY_GUARD = 0.05  # accuracy below stage one's at which more masking would cost too much
+CHANCE_MARGIN = 0.1  # of the way from chance to stage one's accuracy: no better than chance
+CHANCE_EPOCHS = 3  # epochs after one another that tell a lost head from an unlucky one
 
 
 class ControllerState(TypedDict):
@@ -243,9 +243,9 @@ class SparsityController:
             }
         )
         change = min(max(self.gamma * accuracy - confidence, -delta), delta)
-        if accuracy < self.base_accuracy - GUARD:
+        if accuracy < self.base_accuracy - ACCURACY_GUARD:
             change = max(change, 0.0)
-        if self.at_chance() or self._falls_on():
+        if self.at_chance() or self._keeps_falling():
             change = self.delta_max
         self.p = min(max(self.p + change, self.p_min), 1.0)
         self.epoch += 1
@@ -254,15 +254,15 @@ class SparsityController:
     def at_chance(self) -> bool:
         """Whether the last epochs were hardly better than a guess, which stage one is."""
         better = self.base_accuracy - self.chance
-        last = self._accuracies(LOOKED_AT)
-        known = len(last) == LOOKED_AT and better > GUARD
-        return known and max(last) <= self.chance + NEARLY * better
+        last = self._accuracies(CHANCE_EPOCHS)
+        known = len(last) == CHANCE_EPOCHS and better > ACCURACY_GUARD
+        return known and max(last) <= self.chance + CHANCE_MARGIN * better
 
-    def _falls_on(self) -> bool:
+    def _keeps_falling(self) -> bool:
         """Whether accuracy fell epoch after epoch, to below half of what stage one learnt."""
-        last = self._accuracies(LOOKED_AT + 1)
+        last = self._accuracies(CHANCE_EPOCHS + 1)
         fell = all(after < before for before, after in pairwise(last))
-        known = len(last) == LOOKED_AT + 1
+        known = len(last) == CHANCE_EPOCHS + 1
         return known and fell and last[-1] < (self.base_accuracy + self.chance) / 2
 
     def _accuracies(self, count: int) -> list[float]:

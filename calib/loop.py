@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from semix.calib.batches import Batch, Part, micro_batches
-from semix.calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
+from semix.calib.batches import MicroBatch, TrainingBatch, micro_batches
+from semix.calib.checkpoint import Checkpoint, MidEpochState, State, StateDict, save_checkpoint
 from semix.calib.config import OptimiserConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.losses import MixedLoss, build_mixed_loss
@@ -23,7 +23,7 @@ from semix.calib.methods import Method
 from semix.calib.network import Network, mixed_pass
 from semix.calib.processes import Vote, share_gradients, wait_for_all
 from semix.calib.run_folder import HISTORY
-from semix.calib.stopping import Interrupted, Stop, Stopped
+from semix.calib.stopping import Interrupted, ShouldStop, Stopped
 from semix.calib.trackers import Tracking
 from semix.data.errors import InputError
 from semix.data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
@@ -35,20 +35,20 @@ CHECKPOINT = "checkpoint"
 Figures = dict[str, float | None]
 
 
-class Stage(Protocol):
+class TrainingStage(Protocol):
     """What is trained epoch by epoch, with all of its state after any step."""
 
     name: str
     epochs: int
     images: int  # real images an epoch, over all processes
     steps: int  # of an epoch
-    middle: Middle | None  # where an epoch was stopped; part of its state
+    mid_epoch: MidEpochState | None  # where an epoch was stopped; part of its state
 
     @property
     def finished(self) -> bool:
         """Whether it ends before its last epoch; part of its state, alike in every process."""
 
-    def train_epoch(self, epoch: int, stop: Stop, lines: EpochLines) -> Figures: ...
+    def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -60,7 +60,7 @@ class Stage(Protocol):
 
 
 @dataclass
-class Walk:
+class Trainer:
     """How the epochs of one seed are walked, over its stages.
 
     Attributes:
@@ -81,7 +81,7 @@ class Walk:
     digest: str
     every: int
     accelerator: Accelerator
-    stop: Stop
+    stop: ShouldStop
     tracking: Tracking
     position: int = 0
     seconds: float = 0.0
@@ -91,7 +91,7 @@ class Walk:
     def __post_init__(self) -> None:
         self.vote = Vote(self.stop, self.accelerator)
 
-    def go_on_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    def resume_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Take position and seconds from a checkpoint, which is returned.
 
         The history loses the epochs that no checkpoint holds; they are trained again.
@@ -107,7 +107,7 @@ class Walk:
             self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint
 
-    def run(self, stage: Stage, checkpoint: Checkpoint | None) -> None:
+    def run(self, stage: TrainingStage, checkpoint: Checkpoint | None) -> None:
         """Train a stage to its end.
 
         Args:
@@ -134,7 +134,7 @@ class Walk:
                 break
             figures = self._train(stage, epoch, lines)
             last = epoch + 1 == stage.epochs or stage.finished
-            stopping = self.vote.look()
+            stopping = self.vote.ask_together()
             if stopping or last or (epoch + 1) % self.every == 0:
                 self._save(stage, epoch + 1)
             # After the checkpoint: nobody may be listening.
@@ -142,7 +142,7 @@ class Walk:
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: Stage, epoch: int, lines: EpochLines) -> Figures:
+    def _train(self, stage: TrainingStage, epoch: int, lines: EpochLines) -> Figures:
         """Train an epoch and note its figures."""
         started = time.perf_counter()
         try:
@@ -152,7 +152,7 @@ class Walk:
         except Stopped:
             self.begun_s += time.perf_counter() - started
             self._save(stage, epoch)
-            step = stage.middle.step if stage.middle else 0
+            step = stage.mid_epoch.step if stage.mid_epoch else 0
             where = f"stopped in epoch {epoch + 1} after step {step}"
             raise Interrupted(f"{self.label} {stage.name}: {where}") from None
         seconds = self.begun_s + time.perf_counter() - started
@@ -167,14 +167,14 @@ class Walk:
             self.tracking.note(self.position, line)
         return figures
 
-    def _save(self, stage: Stage, epoch: int) -> None:
+    def _save(self, stage: TrainingStage, epoch: int) -> None:
         """Write a checkpoint; no process goes on, or ends, before it is there.
 
         Args:
             epoch: epochs done of the stage.
         """
         if self.accelerator.is_main_process:
-            step = stage.middle.step if stage.middle else 0
+            step = stage.mid_epoch.step if stage.mid_epoch else 0
             state: State = {
                 "config": self.config,
                 "digest": self.digest,
@@ -217,7 +217,7 @@ class TrainingStep:
     optimiser: AcceleratedOptimizer
     accelerator: Accelerator
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: TrainingBatch) -> Tensor:
         """Returns the FIGURES of this process's share, float32 [7]."""
         *first, last = micro_batches(batch, self.config.accumulate)
         figures = []
@@ -228,7 +228,7 @@ class TrainingStep:
         self._update()
         return torch.stack(figures).sum(0) if first else figures[0]
 
-    def _backward(self, part: Part) -> Tensor:
+    def _backward(self, part: MicroBatch) -> Tensor:
         """Add a part's gradients; returns its share of the step's figures."""
         batch = part.batch
         outcome = self.method(self.forward, batch, self.loss)
@@ -261,7 +261,7 @@ class TrainingStep:
         self.optimiser.zero_grad()
 
 
-def prepared_step(
+def prepare_step(
     config: TrainConfig,
     network: Network,
     method: Method,
@@ -325,7 +325,7 @@ def confidence_and_label(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tenso
 
     Args:
         logits, labels: [M, K].
-        kinds: as `Batch.mixed_kinds`, [M, 2]; a part's rows give its share of the means.
+        kinds: as `TrainingBatch.mixed_kinds`, [M, 2]; a part's rows give its share of the means.
     Returns:
         float32 [4], without gradient: of end points the mean probability of the class with the
         largest label, and of that label; then both of inner images, 0 where there are none.
@@ -345,7 +345,7 @@ FIGURES = (
     "mixed_confidence_interior",
     "mixed_label_interior",
 )
-LOSSES = {"real": 0, "mixed": 1}  # the figures that must be finite
+LOSS_FIGURES = {"real": 0, "mixed": 1}  # the figures that must be finite
 CHECK_EVERY = 50  # steps between two looks, each a wait for the device
 
 
@@ -373,14 +373,14 @@ class EpochRecord:
 
     def check(self) -> None:
         """Raises Diverged, in every process, for the first loss that is NaN or infinite."""
-        bad = ~self.figures[:, : len(LOSSES)].isfinite().flatten()
+        bad = ~self.figures[:, : len(LOSS_FIGURES)].isfinite().flatten()
         places = torch.arange(len(bad), device=bad.device)
         first = torch.where(bad, places, len(bad)).min()
         place = int(self.accelerator.gather(first[None]).min())
         if place < len(bad):
-            step, part = divmod(place, len(LOSSES))
+            step, part = divmod(place, len(LOSS_FIGURES))
             where = f"step {step + 1} of {len(self.figures)}"
-            raise Diverged(f"{where}: the {list(LOSSES)[part]} loss is NaN or infinite")
+            raise Diverged(f"{where}: the {list(LOSS_FIGURES)[part]} loss is NaN or infinite")
 
     def means(self) -> dict[str, float]:
         """Over the steps and processes, which all have equally many images."""
@@ -392,7 +392,7 @@ class Diverged(RuntimeError):
     """A loss or a weight is NaN or infinite; no checkpoint holds it."""
 
 
-def remedy(mixed_precision: str) -> str:
+def divergence_remedy(mixed_precision: str) -> str:
     """What to change, as the end of a sentence."""
     change = "lower optimiser.learning_rate"
     if mixed_precision != "no":

@@ -17,13 +17,13 @@ from semix.calib.heads import build_head
 from semix.calib.losses.base import Outputs
 from semix.calib.methods import Method, build_method
 from semix.calib.models import build_model
-from semix.calib.real_data import Split, TrainingData
+from semix.calib.real_data import TrainingData, TrainingSplit
 from semix.calib.run_folder import (
     CONFIG,
     DATA,
     HEAD,
     MODEL,
-    Stage,
+    StageName,
     read_data,
     seed_folder,
     stored_settings,
@@ -84,7 +84,7 @@ class Classifier(nn.Module):
         return logits.float()
 
 
-def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
+def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifier:
     """A classifier that a run has trained, on the CPU and in eval mode.
 
     Args:
@@ -188,7 +188,10 @@ def _separate_kind(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     return type(f"Separate{kind.__name__}", (SeparateNorm, kind), {})
 
 
-AVERAGED = ("running_mean", "running_var")  # statistics, which go with the weights they are of
+RUNNING_STATISTICS = (
+    "running_mean",
+    "running_var",
+)  # statistics, which go with the weights they are of
 
 
 class WeightAverage:
@@ -227,7 +230,7 @@ class WeightAverage:
         """Take over, at the end of an epoch, what is no statistic: counters, chosen numbers."""
         own = dict(self.network.named_buffers())
         for name, buffer in network.named_buffers():
-            if name.rpartition(".")[2] not in AVERAGED:
+            if name.rpartition(".")[2] not in RUNNING_STATISTICS:
                 own[name].copy_(buffer)
 
 
@@ -248,24 +251,24 @@ class SplitOutputs:
 
     def __init__(self, network: nn.Module, data: TrainingData, accelerator: Accelerator) -> None:
         self.network, self.data, self.accelerator = network, data, accelerator
-        self._found: dict[Split, Outputs] = {}
+        self._outputs: dict[TrainingSplit, Outputs] = {}
 
-    def outputs(self, split: Split) -> Outputs:
+    def outputs(self, split: TrainingSplit) -> Outputs:
         """Of all images of the split, on the device. Every process must ask."""
-        if split not in self._found:
-            self._found[split] = self._run(split)
-        return self._found[split]
+        if split not in self._outputs:
+            self._outputs[split] = self._run(split)
+        return self._outputs[split]
 
     def forget(self) -> None:
         """The network has changed."""
-        self._found.clear()
+        self._outputs.clear()
 
-    def _run(self, split: Split) -> Outputs:
+    def _run(self, split: TrainingSplit) -> Outputs:
         training = self.network.training
         self.network.eval()
         device = self.accelerator.device
         images = self.data.images(split, self.accelerator)
-        with closing(images.parts(self._own(len(images)).split(CHUNK))) as parts:
+        with closing(images.parts(self._local_indices(len(images)).split(CHUNK))) as parts:
             rows = self.accelerator.gather(in_parts(self._rows, parts, device=device))
         self.network.train(training)
         targets = torch.from_numpy(getattr(self.data.real, split).targets).to(device)
@@ -276,7 +279,7 @@ class SplitOutputs:
         logits, features = self.network(images)
         return torch.cat([logits.float(), features.float()], dim=1)  # [N, K + D]
 
-    def _own(self, count: int) -> Tensor:
+    def _local_indices(self, count: int) -> Tensor:
         """This process's part of the images; the last ones' are filled up with first images."""
         share = math.ceil(count / self.accelerator.num_processes)
         first = self.accelerator.process_index * share

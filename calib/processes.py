@@ -10,14 +10,16 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from semix.calib.stopping import Stop
+from semix.calib.stopping import ShouldStop
 from semix.data.errors import InputError
 from semix.data.printable import OncePerRun
 from torch import distributed, nn
 
 T = TypeVar("T")
-LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less
-LONGEST_PAUSE_S = 0.5  # between two looks of who waits
+VOTE_INTERVAL_S = (
+    1.0  # a request to stop waits so long at most, and a step more; a look costs far less
+)
+MAX_POLL_S = 0.5  # between two looks of who waits
 _waits = itertools.count()  # alike in all processes, which wait equally often
 
 
@@ -53,11 +55,11 @@ def wait_for_all(accelerator: Accelerator) -> None:
     pause = 1e-3
     while store.add(key, 0) < accelerator.num_processes:
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_POLL_S)
     accelerator.wait_for_everyone()  # the process that serves the store may end after this
 
 
-def decided(ask: Callable[[], T], accelerator: Accelerator | None) -> T:
+def broadcast_from_main(ask: Callable[[], T], accelerator: Accelerator | None) -> T:
     """What the main process finds, in every process: files come later to other machines.
 
     All must call; who went by its own disk would wait where nobody comes.
@@ -103,7 +105,7 @@ class Vote:
         asked: whether this process was asked.
     """
 
-    def __init__(self, asked: Stop, accelerator: Accelerator) -> None:
+    def __init__(self, asked: ShouldStop, accelerator: Accelerator) -> None:
         self.asked, self.accelerator = asked, accelerator
         self.every = 1  # steps between two looks
         self._steps, self._since = 0, time.monotonic()
@@ -112,10 +114,10 @@ class Vote:
         if self.accelerator.num_processes == 1:
             return self.asked()
         self._steps += 1
-        return self._steps >= self.every and self.look()
+        return self._steps >= self.every and self.ask_together()
 
-    def look(self) -> bool:
-        """Ask now; in every process at the same place."""
+    def ask_together(self) -> bool:
+        """Ask all processes now; every process must call after the same step."""
         if self.accelerator.num_processes == 1:
             return self.asked()
         seconds = time.monotonic() - self._since
@@ -123,7 +125,7 @@ class Vote:
         # The same two numbers in every process, so that all look again after the same step.
         asked, slowest = self.accelerator.gather(own).amax(0).tolist()
         if self._steps:
-            steps = int(LOOK_S * self._steps / max(slowest, 1e-6))
+            steps = int(VOTE_INTERVAL_S * self._steps / max(slowest, 1e-6))
             self.every = min(max(1, steps), 2 * self.every)  # one quick step proves little
         self._steps, self._since = 0, time.monotonic()
         return bool(asked)

@@ -11,8 +11,15 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from semix.calib.config import MixedConfig, TrainConfig
-from semix.calib.processes import decided
-from semix.calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
+from semix.calib.processes import broadcast_from_main
+from semix.calib.real_images import (
+    DECODE_CHUNK,
+    ImageSource,
+    InMemoryImages,
+    StreamedImages,
+    open_images,
+    ranges,
+)
 from semix.calib.run_folder import DataRecord
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -22,7 +29,7 @@ from semix.data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 from torch import Tensor
 
 GIB = 2**30
-Split = Literal["train", "validation"]
+TrainingSplit = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class TrainingData:
     Attributes:
         side: pixels of the real images.
         memory: bytes of decoded real images that may be held; workers: processes that decode
-            those that are not, as `ReadImages` takes them.
+            those that are not, as `StreamedImages` takes them.
         weights: digest of the pretrained weights that the network begins with.
     """
 
@@ -42,13 +49,13 @@ class TrainingData:
     memory: int = 8 * GIB
     workers: int | None = None
     weights: str | None = None
-    _opened: dict[Split, Images] = field(default_factory=dict, repr=False)
+    _opened: dict[TrainingSplit, ImageSource] = field(default_factory=dict, repr=False)
 
     @property
     def num_classes(self) -> int:
         return len(self.real.class_names)
 
-    def images(self, split: Split, accelerator: Accelerator | None = None) -> Images:
+    def images(self, split: TrainingSplit, accelerator: Accelerator | None = None) -> ImageSource:
         """The images of a split, of which training's are the first to be held in memory.
 
         Args:
@@ -58,7 +65,7 @@ class TrainingData:
             left = self.memory
             if split != "train":
                 held = self.images("train", accelerator)
-                left -= held.tensor.nbytes if isinstance(held, HeldImages) else 0
+                left -= held.tensor.nbytes if isinstance(held, InMemoryImages) else 0
             self._opened[split] = open_images(
                 getattr(self.real, split),
                 self.side,
@@ -68,9 +75,9 @@ class TrainingData:
             )
         return self._opened[split]
 
-    def read(self, split: ImageSplit) -> ReadImages:
+    def read(self, split: ImageSplit) -> StreamedImages:
         """Images that are not worth holding."""
-        return ReadImages(split, self.side, workers=self.workers)
+        return StreamedImages(split, self.side, workers=self.workers)
 
     @cached_property
     def train_targets(self) -> Tensor:
@@ -81,7 +88,7 @@ class TrainingData:
     def train_pixels(self) -> Tensor:
         """How often each value is there in each channel of the training images, int64 [3, 256]."""
         images = self.images("train")
-        with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+        with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
             return count_pixels(parts)
 
     @cached_property
@@ -152,9 +159,9 @@ def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -
         InputError: as `refuse_overlap`, in every process.
     """
     data.images("train", accelerator)
-    decided(partial(refuse_overlap, data, allowed=allowed), accelerator)
+    broadcast_from_main(partial(refuse_overlap, data, allowed=allowed), accelerator)
     for name in ("train_pixels", "record"):
-        found = decided(partial(getattr, data, name), accelerator)
+        found = broadcast_from_main(partial(getattr, data, name), accelerator)
         vars(data)[name] = found  # where a cached property keeps it
 
 
@@ -175,7 +182,7 @@ def _parts(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
     training = split == "train"
     images = data.images("train") if training else data.read(getattr(data.real, split))
     pixels = count_pixels(())
-    with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+    with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
         for part in parts:
             if training:
                 pixels += count_pixels([part])

@@ -21,12 +21,12 @@ from semix.data.threads import mapped
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-AT_ONCE = 512  # images that are decoded together where all are
-FEW = 2048  # images that are read sooner than a worker begins
-MOST_WORKERS = 16
+DECODE_CHUNK = 512  # images that are decoded together where all are
+MIN_IMAGES_FOR_WORKERS = 2048  # images that are read sooner than a worker begins
+MAX_WORKERS = 16
 
 
-class Images(Protocol):
+class ImageSource(Protocol):
     """The N images of a split, square and of one size, in order.
 
     Attributes:
@@ -37,8 +37,8 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def to(self, device: torch.device) -> "Images":
-        """Where they are used, if they are held."""
+    def to(self, device: torch.device) -> "ImageSource":
+        """Move images in memory to a device; prepare streamed ones for copies to it."""
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         """The images at each int64 [n], uint8 [n, S, S, 3], in turn.
@@ -48,7 +48,7 @@ class Images(Protocol):
         """
 
 
-class HeldImages:
+class InMemoryImages:
     """Decoded images.
 
     Args:
@@ -61,15 +61,15 @@ class HeldImages:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def to(self, device: torch.device) -> "HeldImages":
-        return HeldImages(self.tensor.to(device))
+    def to(self, device: torch.device) -> "InMemoryImages":
+        return InMemoryImages(self.tensor.to(device))
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         for chosen in indices:
             yield self.tensor.index_select(0, chosen.to(self.tensor.device))
 
 
-class ReadImages:
+class StreamedImages:
     """Images that are decoded each time they are asked for, ahead of who takes them.
 
     Args:
@@ -86,9 +86,9 @@ class ReadImages:
     def __len__(self) -> int:
         return len(self.split)
 
-    def to(self, device: torch.device) -> "ReadImages":
+    def to(self, device: torch.device) -> "StreamedImages":
         pinned = device.type == "cuda"
-        return ReadImages(self.split, self.side, workers=self.workers, pinned=pinned)
+        return StreamedImages(self.split, self.side, workers=self.workers, pinned=pinned)
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
         chosen = [part.numpy() for part in indices]  # a tensor would travel as an open file
@@ -109,10 +109,10 @@ class ReadImages:
     def _workers(self, chosen: Sequence[np.ndarray]) -> int:
         if self.workers is not None:
             return min(self.workers, len(chosen))
-        if sum(map(len, chosen)) < FEW:
+        if sum(map(len, chosen)) < MIN_IMAGES_FOR_WORKERS:
             return 0
         own = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        return max(1, min(own, MOST_WORKERS, len(chosen)))
+        return max(1, min(own, MAX_WORKERS, len(chosen)))
 
 
 class _Parts(Dataset[Tensor | InputError]):
@@ -148,7 +148,7 @@ def open_images(
     limit: int,
     workers: int | None = None,
     accelerator: Accelerator | None = None,
-) -> Images:
+) -> ImageSource:
     """The images of a split, decoded once on each machine if they fit.
 
     Args:
@@ -159,18 +159,18 @@ def open_images(
         InputError: one cannot be decoded, or there is no room where processes share them.
     """
     if len(split) * side * side * 3 > limit:
-        return ReadImages(split, side, workers=workers)
+        return StreamedImages(split, side, workers=workers)
     if accelerator is not None and accelerator.num_processes > 1:
         names = gather_object([machine()])
         if names.count(machine()) > 1:
-            return HeldImages(_shared(split, side, names=names, accelerator=accelerator))
-    return HeldImages(decode(split))
+            return InMemoryImages(_decode_shared(split, side, names=names, accelerator=accelerator))
+    return InMemoryImages(decode(split))
 
 
 def decode(split: ImageSplit) -> Tensor:
     """All images of a split, uint8 [N, S, S, 3]."""
     found = torch.empty(len(split), *split.images([0]).shape[1:], dtype=torch.uint8)
-    with closing(_decoded(split)) as parts:
+    with closing(_decode_parts(split)) as parts:
         start = 0
         for part in parts:
             found[start : start + len(part)] = torch.from_numpy(part)
@@ -178,14 +178,14 @@ def decode(split: ImageSplit) -> Tensor:
     return found
 
 
-def _decoded(split: ImageSplit) -> Generator[np.ndarray, None, None]:
+def _decode_parts(split: ImageSplit) -> Generator[np.ndarray, None, None]:
     """Its images in order, on threads."""
-    threads = min(cores(), MOST_WORKERS)
-    every = [chosen.numpy() for chosen in ranges(0, len(split), AT_ONCE)]
+    threads = min(cores(), MAX_WORKERS)
+    every = [chosen.numpy() for chosen in ranges(0, len(split), DECODE_CHUNK)]
     return mapped(split.images, every, threads=threads)
 
 
-def _shared(
+def _decode_shared(
     split: ImageSplit, side: int, *, names: Sequence[str], accelerator: Accelerator
 ) -> Tensor:
     """One copy for all processes of a machine, in the pages of a file without a name.
@@ -195,7 +195,7 @@ def _shared(
     """
     first = names.index(machine())
     leads = accelerator.process_index == first
-    path = _written(split) if leads else None
+    path = _decode_to_file(split) if leads else None
     wait_for_all(accelerator)  # while others decode
     found = gather_object([path])[first]
     if isinstance(found, InputError):
@@ -208,11 +208,11 @@ def _shared(
     return images.view(len(split), side, side, 3)
 
 
-def _written(split: ImageSplit) -> str | InputError:
+def _decode_to_file(split: ImageSplit) -> str | InputError:
     """A file of the decoded images, or why there is none."""
     handle, name = tempfile.mkstemp(prefix="semix-images-")
     try:
-        with os.fdopen(handle, "wb") as file, closing(_decoded(split)) as parts:
+        with os.fdopen(handle, "wb") as file, closing(_decode_parts(split)) as parts:
             for part in parts:
                 file.write(part.data)
     except (InputError, OSError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NotRequired, get_args
 
 from semix.calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
-from semix.calib.stopping import Interrupted, Stop, never
+from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import fingerprint
@@ -24,7 +24,7 @@ MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each st
 LINEAGE = "lineage.json"  # of a run with mixed images: `semix.data.lineage.Lineage`
 HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
 SCHEMA = 3  # of evaluation.json
-Stage = Literal["base", "head"]  # as files and rows are named after it
+StageName = Literal["base", "head"]  # as files and rows are named after it
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
 
@@ -92,7 +92,7 @@ class Measures(TypedDict):
 class Row(Measures):
     """One stage of one seed."""
 
-    stage: Stage
+    stage: StageName
     seed: int
     logits: str  # a path below the run
     source: str  # digest of what they come from
@@ -300,7 +300,7 @@ def measured_as(config: TrainConfig, found: Mapping[str, object]) -> bool:
     return found.get("schema") == SCHEMA and found.get("evaluation") == settings
 
 
-def measured_otherwise(config: TrainConfig, run: Path) -> list[int]:
+def stale_evaluations(config: TrainConfig, run: Path) -> list[int]:
     """Seeds of a run of which all are measured, but these under other settings."""
     found = {seed: measured_seed(run, seed) for seed in config.seeds}
     done = {seed: evaluation for seed, evaluation in found.items() if evaluation is not None}
@@ -347,12 +347,12 @@ def _identity(
 
 LOCK = ".lock"
 # An earlier trainer whose flow was killed is given two minutes for its checkpoint.
-PATIENCE_S = 150.0
-LOOK_S = 0.2
+LOCK_TIMEOUT_S = 150.0
+LOCK_POLL_S = 0.2
 
 
 @contextmanager
-def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None]:
+def seed_lock(folder: Path, *, label: str, stop: ShouldStop = never) -> Iterator[None]:
     """Hold the lock of a seed's folder; the kernel lets it go however this process ends.
 
     Args:
@@ -371,8 +371,8 @@ def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None
         yield
 
 
-def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
-    deadline, told = time.monotonic() + PATIENCE_S, False
+def _acquire(file: IO[str], folder: Path, *, label: str, stop: ShouldStop) -> None:
+    deadline, told = time.monotonic() + LOCK_TIMEOUT_S, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -387,4 +387,4 @@ def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
         if not told:
             print_line(f"{label}: waiting for another training in {folder} to end")
             told = True
-        time.sleep(LOOK_S)
+        time.sleep(LOCK_POLL_S)

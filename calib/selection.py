@@ -14,7 +14,7 @@ CRITERIA: tuple[str, ...] = get_args(Criterion)
 HIGHER_IS_BETTER = ("accuracy",)
 
 
-class SelectionState(TypedDict):
+class EpochSelectionState(TypedDict):
     """Of a checkpoint; None before the first epoch, or where nothing asks."""
 
     best_epoch: int | None
@@ -23,7 +23,7 @@ class SelectionState(TypedDict):
     waited: int
 
 
-class Selection:
+class EpochSelection:
     """Watches a stage; its state belongs to the checkpoint, `best` beside it.
 
     Stopping early and keeping the best weights are separate settings: what stops early with
@@ -60,7 +60,7 @@ class Selection:
             if is_better(self.early_stop.measure, measures, self._stop_value):
                 self._stop_value, self._waited = measures[self.early_stop.measure], 0
 
-    def state_dict(self) -> SelectionState:
+    def state_dict(self) -> EpochSelectionState:
         return {
             "best_epoch": self._best_epoch,
             "best_value": self._best_value,
@@ -68,7 +68,7 @@ class Selection:
             "waited": self._waited,
         }
 
-    def load_state_dict(self, state: SelectionState, best: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: EpochSelectionState, best: dict[str, Tensor]) -> None:
         self._best_epoch, self._best_value = state["best_epoch"], state["best_value"]
         self._stop_value, self._waited = state["stop_value"], state["waited"]
         self.best = best

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-Stop = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 
 
 class Stopped(Exception):
@@ -23,7 +23,7 @@ def never() -> bool:
     return False
 
 
-def watch_for_termination() -> Stop:
+def watch_for_termination() -> ShouldStop:
     """Take SIGTERM as a request to stop; returns whether it came."""
     received, parent = threading.Event(), os.getppid()
     # torchrun gives each process a session of its own, where signals to its group do not reach.
@@ -37,7 +37,7 @@ def watch_for_termination() -> Stop:
 
 
 @contextmanager
-def ends_at_once(label: str) -> Iterator[None]:
+def interrupt_on_sigterm(label: str) -> Iterator[None]:
     """While it lasts, what asks for a stop by SIGTERM gets it here: there is nothing to save.
 
     Raises:

@@ -16,11 +16,11 @@ from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate import evaluate_seed, write_evaluation
 from semix.calib.features import check_memory
-from semix.calib.loop import CHECKPOINT, Diverged, Stage, Walk
+from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
 from semix.calib.parameters import one_of
-from semix.calib.processes import decided, leave_group, wait_for_all, warn_once
+from semix.calib.processes import broadcast_from_main, leave_group, wait_for_all, warn_once
 from semix.calib.real_data import TrainingData, open_data, prepare
 from semix.calib.run_folder import (
     CONFIG,
@@ -28,8 +28,6 @@ from semix.calib.run_folder import (
     HEAD,
     LINEAGE,
     MODEL,
-    alone_with,
-    measured_otherwise,
     measured_seed,
     pin_data,
     pinned_index,
@@ -37,10 +35,18 @@ from semix.calib.run_folder import (
     run_digest,
     seed_evaluation,
     seed_folder,
+    seed_lock,
+    stale_evaluations,
 )
 from semix.calib.stage_one import BaseStage
 from semix.calib.stage_two import HeadStage
-from semix.calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
+from semix.calib.stopping import (
+    Interrupted,
+    ShouldStop,
+    interrupt_on_sigterm,
+    never,
+    watch_for_termination,
+)
 from semix.calib.trackers import Tracking
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
@@ -54,12 +60,12 @@ from semix.data.settings import load_settings
 CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
 
 
-def train(
+def train_run(
     run: Path,
     *,
     device: str = "auto",
     only: Collection[int] = (),
-    stop: Stop = never,
+    stop: ShouldStop = never,
 ) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
@@ -84,8 +90,8 @@ def train(
     require_trackers(config.trackers)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
-    todo = decided(lambda: unfinished_seeds(config, run), accelerator)
-    index = decided(lambda: mixed_index(config, run), accelerator)
+    todo = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
+    index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
     images = len(data.real.train)
     check_shares(config, accelerator.num_processes, images=images)
@@ -93,15 +99,15 @@ def train(
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
-        note_lineage(data, run)
+        write_lineage(data, run)
         if todo:
-            tell_complexity(config, data.num_classes)
+            print_complexity(config, data.num_classes)
     for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         elif accelerator.is_main_process:
             print_line(f"{config.name} seed {seed}: done already")
-    measure_otherwise(config, data, run, accelerator=accelerator)
+    remeasure_stale(config, data, run, accelerator=accelerator)
     measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and measured:
         evaluation = write_evaluation(config, data, run)
@@ -111,7 +117,7 @@ def train(
     wait_for_all(accelerator)  # who launched any of them finds the evaluation
 
 
-def tell_complexity(config: TrainConfig, num_classes: int) -> None:
+def print_complexity(config: TrainConfig, num_classes: int) -> None:
     """Print what the network costs per image, and a warning where its stem does not fit."""
     found = complexity(config, num_classes)
     print_line(f"{config.name}: {found}")
@@ -119,7 +125,7 @@ def tell_complexity(config: TrainConfig, num_classes: int) -> None:
         print_line(f"warning: model.name = {config.model.name}: {found.remedy}")
 
 
-def note_lineage(data: TrainingData, run: Path) -> None:
+def write_lineage(data: TrainingData, run: Path) -> None:
     """Write `lineage.json`: every shard that the run relies on, where it reads mixed images."""
     path = run / LINEAGE
     if data.mixed is None or path.is_file():
@@ -138,12 +144,12 @@ def mixed_index(config: TrainConfig, run: Path) -> str | None:
     return pinned_index(run) or Root(config.mixed.url).indices()[-1]
 
 
-def measure_otherwise(
+def remeasure_stale(
     config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
     """Measure again the seeds that were measured under other settings, once all are trained."""
-    for seed in decided(lambda: measured_otherwise(config, run), accelerator):
-        with ends_at_once(f"{config.name} seed {seed}"):
+    for seed in broadcast_from_main(lambda: stale_evaluations(config, run), accelerator):
+        with interrupt_on_sigterm(f"{config.name} seed {seed}"):
             evaluate_seed(
                 config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
             )
@@ -157,13 +163,13 @@ def train_seed(
     *,
     seed: int,
     accelerator: Accelerator,
-    stop: Stop,
+    stop: ShouldStop,
 ) -> None:
     """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
     folder, digest = seed_folder(run, seed), run_digest(config, data.record)
     label = f"{config.name} seed {seed}"
     settings = config.model_dump(mode="json")
-    walk = Walk(
+    trainer = Trainer(
         folder=folder,
         label=label,
         config=config.identity(),
@@ -174,46 +180,48 @@ def train_seed(
         tracking=Tracking(accelerator, folder, label=label, settings=settings),
     )
     main = accelerator.is_main_process
-    with alone_with(folder, label=label, stop=stop) if main else nullcontext():
+    with seed_lock(folder, label=label, stop=stop) if main else nullcontext():
         wait_for_all(accelerator)  # what others wrote while we waited counts
-        train_stages(walk, config, data, seed=seed)
-        with ends_at_once(label):
+        train_stages(trainer, config, data, seed=seed)
+        with interrupt_on_sigterm(label):
             evaluate_seed(
                 config,
                 data,
                 run,
                 seed=seed,
-                seconds=walk.seconds,
+                seconds=trainer.seconds,
                 device=accelerator.device,
                 accelerator=accelerator,
             )
     wait_for_all(accelerator)
 
 
-def train_stages(walk: Walk, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
+def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
     """Train the stages of a seed that are not exported yet."""
-    folder, digest, accelerator = walk.folder, walk.digest, walk.accelerator
-    with closing(walk.tracking):
-        latest = decided(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
-        checkpoint = walk.go_on_from(latest)
-        if not decided(lambda: is_exported(folder / MODEL, digest), accelerator):
+    folder, digest, accelerator = trainer.folder, trainer.digest, trainer.accelerator
+    with closing(trainer.tracking):
+        latest = broadcast_from_main(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
+        checkpoint = trainer.resume_from(latest)
+        if not broadcast_from_main(lambda: is_exported(folder / MODEL, digest), accelerator):
             base = BaseStage(config, data, seed=seed, accelerator=accelerator)
-            finish(walk, base, checkpoint, folder / MODEL)
-        done = decided(lambda: is_exported(folder / HEAD, digest), accelerator)
+            train_stage(trainer, base, checkpoint, folder / MODEL)
+        done = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
         if config.head is not None and not done:
             network = load_classifier(folder.parent, seed).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
-            finish(walk, head, checkpoint, folder / HEAD)
+            train_stage(trainer, head, checkpoint, folder / HEAD)
 
 
-def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
+def train_stage(
+    trainer: Trainer, stage: TrainingStage, checkpoint: Checkpoint | None, path: Path
+) -> None:
     """Train a stage to its end and export what it has learnt."""
     own = checkpoint is not None and checkpoint.state["stage"] == stage.name
-    walk.run(stage, checkpoint if own else None)
-    if walk.accelerator.is_main_process:
-        stage.export(path, digest=walk.digest)
-    wait_for_all(walk.accelerator)
-    walk.accelerator.free_memory()
+    trainer.run(stage, checkpoint if own else None)
+    if trainer.accelerator.is_main_process:
+        stage.export(path, digest=trainer.digest)
+    wait_for_all(trainer.accelerator)
+    trainer.accelerator.free_memory()
 
 
 def is_exported(path: Path, digest: str) -> bool:
@@ -270,25 +278,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminated = watch_for_termination()
     try:
         run, only = options.config.parent, options.seeds
-        train(run, device=options.device, only=only, stop=terminated)
+        train_run(run, device=options.device, only=only, stop=terminated)
     except InputError as error:
         print_line(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
     except Diverged as error:
         print_line(f"diverged: {error}", file=sys.stderr)
-        return _ended(DIVERGED)
+        return _leave(DIVERGED)
     except Interrupted as stopped:
         print_line(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
-        return _ended(TERMINATED)
+        return _leave(TERMINATED)
     except Exception as error:
         print_traceback()
         first = next(iter(str(error).splitlines()), "")
         print_line(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
         return CRASHED  # others may be in an exchange with us: whoever launched us ends them
-    return _ended(0)
+    return _leave(0)
 
 
-def _ended(status: int) -> int:
+def _leave(status: int) -> int:
     """All processes came to this end; bad input may be met by some of them alone."""
     leave_group()
     return status

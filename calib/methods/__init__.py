@@ -14,11 +14,11 @@ Mixed images of a dataset are a second pass beside any of them. What else goes t
 from typing import Any
 
 from semix.calib.methods.balcal import BalCAL
-from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
 from semix.calib.parameters import choose, construct
 
-__all__ = ["Forward", "Method", "Outcome", "build_method"]
+__all__ = ["BatchOutcome", "Forward", "Method", "build_method"]
 
 METHODS: dict[str, type[Method]] = {
     "plain": Plain,

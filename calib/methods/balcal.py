@@ -3,10 +3,10 @@
 import math
 
 import torch
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
-from semix.calib.methods.base import Forward, Method, Outcome
+from semix.calib.methods.base import BatchOutcome, Forward, Method
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range
 from semix.data.errors import InputError
@@ -148,7 +148,7 @@ class BalCAL(Method):
         backbone.classifier = found
         self._adapted = (found,)  # in a tuple, so that it is no part of this module
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         outputs, features = network(batch.images)
         linear, frame = outputs.chunk(2, dim=1)
         scaled = frame * frequency_scale(batch.targets, self.num_classes)
@@ -156,7 +156,7 @@ class BalCAL(Method):
             loss(logits, batch.targets, features=features, indices=batch.indices)
             for logits in (linear, scaled)
         ]
-        return Outcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
+        return BatchOutcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
 
     def on_mixed(
         self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.models.base import ImageClassifier
@@ -14,7 +14,7 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """Of one batch.
 
     Attributes:
@@ -49,7 +49,7 @@ class Method(nn.Module):
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
         """Called before every epoch."""
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         raise NotImplementedError
 
     def on_mixed(
@@ -74,7 +74,7 @@ class Plain(Method):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         logits, features = network(batch.images)
         value = loss(logits, batch.targets, features=features, indices=batch.indices)
-        return Outcome(value, logits, batch.targets)
+        return BatchOutcome(value, logits, batch.targets)

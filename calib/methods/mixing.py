@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from semix.calib.batches import Batch, pin
+from semix.calib.batches import TrainingBatch, pin
 from semix.calib.losses.base import RealLoss, soft_cross_entropy
-from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
@@ -41,10 +41,10 @@ def blended_labels(targets: Tensor, partners: Tensor, weight: float, num_classes
     return blend(functional.one_hot(targets, num_classes), partners, weight)
 
 
-def soft_outcome(network: Forward, images: Tensor, labels: Tensor) -> Outcome:
+def soft_outcome(network: Forward, images: Tensor, labels: Tensor) -> BatchOutcome:
     """Cross-entropy of images [B, S, S, 3] against soft labels [B, K]."""
     logits, _ = network(images)
-    return Outcome(soft_cross_entropy(logits, labels), logits, labels.argmax(1))
+    return BatchOutcome(soft_cross_entropy(logits, labels), logits, labels.argmax(1))
 
 
 class Mixup(Method):
@@ -73,7 +73,7 @@ class Mixup(Method):
             kind = heavier_mixup() if heavier else plain_mixup()
             self.mix = kind(alpha=alpha, num_classes=num_classes)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         images, labels = self.mix(batch.images.float(), batch.targets)
         return soft_outcome(network, images, labels)
 
@@ -119,7 +119,7 @@ class CutMix(Method):
 
             self.mix = v2.CutMix(alpha=alpha, num_classes=num_classes)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         channels_first = batch.images.permute(0, 3, 1, 2)
         images, labels = self.mix(channels_first, batch.targets)
         return soft_outcome(network, images.permute(0, 2, 3, 1), labels)
@@ -156,12 +156,12 @@ class MIT(Method):
             remedy = f"with alpha {alpha:g} lambdas so far apart are hardly ever drawn; lower it"
             raise InputError("method.margin", margin, remedy)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         weights, partners = draw_apart(self.alpha, self.margin), draw_partners(batch.targets)
         mixed = [network(blend(batch.images, partners, weight))[0] for weight in weights]
         own, other = recover(mixed[0], mixed[1], weights)
         value = (loss(own, batch.targets) + loss(other, batch.targets[partners])) / 2
-        return Outcome(value, own, batch.targets)
+        return BatchOutcome(value, own, batch.targets)
 
 
 def draw_apart(alpha: float, margin: float) -> tuple[float, float]:
@@ -261,7 +261,7 @@ class RegMixup(Method):
         self.num_classes, self.alpha, self.weight = num_classes, alpha, weight
         self.scale = 0.5 if variant == "code" else 1.0
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         count, targets = len(batch.targets), batch.targets
         weight, partners = draw_weight(self.alpha), draw_partners(targets)
         blends = blend(batch.images, partners, weight)
@@ -270,7 +270,7 @@ class RegMixup(Method):
         clean, mixed = logits[:count], logits[count:]
         real = loss(clean, targets, features=features[:count], indices=batch.indices)
         value = self.scale * (real + self.weight * soft_cross_entropy(mixed, labels))
-        return Outcome(value, clean, targets)
+        return BatchOutcome(value, clean, targets)
 
 
 ONE_HOT = 1 - 1e-6  # lambda + (1 - lambda) is not quite 1 in float32
@@ -318,16 +318,16 @@ class RankMixup(Method):
         self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
         self.kind, self.weight, self.margin, self.variant = kind, weight, margin, variant
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         logits, features = network(batch.images)
         real = loss(logits, batch.targets, features=features, indices=batch.indices)
         blends, labels = self._blends(batch)
         mixed, _ = network(blends)
-        return Outcome(
+        return BatchOutcome(
             real + self.weight * self._rank(logits, mixed, labels), logits, batch.targets
         )
 
-    def _blends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _blends(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Images [mixes B, S, S, 3] and labels [mixes B, K]."""
         images, labels = [], []
         for _ in range(self.mixes):

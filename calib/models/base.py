@@ -72,7 +72,7 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
     on_meta = any(tensor.is_meta for tensor in own.values())
     found = _adapt(_read(path, header_alone=on_meta), network)
     layer = (f"{last}.weight", f"{last}.bias")
-    if fresh := _tells_others_apart(found, own, layer):
+    if fresh := _has_other_classes(found, own, layer):
         found = {name: tensor for name, tensor in found.items() if name not in layer}
     expected = {name for name in own if not (fresh and name in layer)}
     _refuse_misfit(found, own, expected, path)
@@ -104,7 +104,7 @@ def _adapt(found: Tensors, network: nn.Module) -> Tensors:
     return found if adapt is None else dict(adapt(found, network))
 
 
-def _tells_others_apart(found: Tensors, own: Tensors, layer: tuple[str, str]) -> bool:
+def _has_other_classes(found: Tensors, own: Tensors, layer: tuple[str, str]) -> bool:
     weight = found.get(layer[0])
     if weight is None:
         return True
