@@ -194,9 +194,7 @@ def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_si
     for name, real in config.ood.items():
         field = f"evaluation.ood.{name}"
         if name == MEAN:
-            raise InputError(
-                "evaluation.ood", name, "names the mean over sets; choose another name"
-            )
+            raise InputError("evaluation.ood", name, "names the mean over sets; rename it")
         try:
             ood_names = class_names(real)
         except InputError as error:

@@ -126,10 +126,7 @@ class MixedConfig(Settings):
     weight: float = Field(1.0, ge=0, description="of the mixed loss; the real loss has weight 1")
     loss: str = Field("l2", description="l2: squared error of probabilities; or soft_ce")
     per_real: float = Field(
-        2.0,
-        gt=0,
-        le=16,
-        description="mixed images per real image; 2 as in CSM: an end and an inner one",
+        2.0, gt=0, le=16, description="mixed images per real image; CSM: 2, an end and an inner one"
     )
     batch_norm: Literal["shared", "eval_on_mixed", "separate"] = Field(
         "shared",

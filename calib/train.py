@@ -1,4 +1,4 @@
-"""Train the seeds of a run, each through its stages, from where it was left."""
+"""Train the seeds of a run, each through its stages, resuming where it stopped."""
 
 import argparse
 import signal
@@ -69,24 +69,24 @@ def train_run(
 ) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
-    Seeds that were interrupted go on from their checkpoints.
+    Seeds that were interrupted resume from their checkpoints.
 
     Args:
-        device: auto, cpu or cuda; cuda demands a GPU.
-        only: these seeds alone; other processes may train the rest beside, and whoever measures
-            the last one writes the run's `evaluation.json`.
-        stop: asked after every step; True writes a checkpoint and raises Interrupted.
+        device: auto, cpu or cuda; cuda requires a GPU.
+        only: train only these seeds; other processes may train the rest at the same time, and the
+            process that measures the last seed writes the run's `evaluation.json`.
+        stop: called after every step; True writes a checkpoint and raises Interrupted.
     Raises:
-        InputError: settings or data that cannot be trained, a GPU that is not there, or a folder
-            of another run, or with links in it.
-        Interrupted: `stop` said so.
+        InputError: settings or data that cannot be trained, a missing GPU, or a folder of another
+            run, or with links in it.
+        Interrupted: `stop` returned true.
         Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
     require_own_files("run", run)
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
     for seed in only:
-        one_of("--seeds", str(seed), [str(own) for own in config.seeds])
+        one_of("--seeds", str(seed), [str(each) for each in config.seeds])
     require_trackers(config.trackers)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
@@ -114,27 +114,27 @@ def train_run(
         print_line(f"{config.name}: measured in {run / EVALUATION}")
         for warning in evaluation["warnings"]:
             print_line(f"warning: {warning}")
-    wait_for_all(accelerator)  # who launched any of them finds the evaluation
+    wait_for_all(accelerator)  # whoever launched any of them can read the evaluation
 
 
 def print_complexity(config: TrainConfig, num_classes: int) -> None:
-    """Print what the network costs per image, and a warning where its stem does not fit."""
-    found = complexity(config, num_classes)
-    print_line(f"{config.name}: {found}")
-    if found.remedy:
-        print_line(f"warning: model.name = {config.model.name}: {found.remedy}")
+    """Print the network's cost per image, and a warning if its stem does not fit the images."""
+    cost = complexity(config, num_classes)
+    print_line(f"{config.name}: {cost}")
+    if cost.remedy:
+        print_line(f"warning: model.name = {config.model.name}: {cost.remedy}")
 
 
 def write_lineage(data: TrainingData, run: Path) -> None:
-    """Write `lineage.json`: every shard that the run relies on, where it reads mixed images."""
+    """Write `lineage.json`, every shard that the run depends on, if it reads mixed images."""
     path = run / LINEAGE
     if data.mixed is None or path.is_file():
         return
     pinned = Pinned(Root(data.mixed.url), index=data.mixed.index_name)
-    told = read_shards(
+    lineage = read_shards(
         pinned.root.plan, pinned.shards, url=data.mixed.url, index=data.mixed.index_name
     )
-    write_json(path, told)
+    write_json(path, lineage)
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:
@@ -147,7 +147,7 @@ def mixed_index(config: TrainConfig, run: Path) -> str | None:
 def remeasure_stale(
     config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
-    """Measure again the seeds that were measured under other settings, once all are trained."""
+    """Measure again seeds that were measured under other settings, once all are trained."""
     for seed in broadcast_from_main(lambda: stale_evaluations(config, run), accelerator):
         with interrupt_on_sigterm(f"{config.name} seed {seed}"):
             evaluate_seed(
@@ -181,7 +181,7 @@ def train_seed(
     )
     main = accelerator.is_main_process
     with seed_lock(folder, label=label, stop=stop) if main else nullcontext():
-        wait_for_all(accelerator)  # what others wrote while we waited counts
+        wait_for_all(accelerator)  # files that others wrote while we waited are used
         train_stages(trainer, config, data, seed=seed)
         with interrupt_on_sigterm(label):
             evaluate_seed(
@@ -250,30 +250,31 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
 def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") -> Accelerator:
     """Raises InputError: a GPU that is not there, or the device cannot train in that precision."""
     resolve_device(device)
-    # Stage one averages the batch norms' statistics after each epoch. Sending the first
-    # process's before each forward pass, the default, would throw the others' away.
+    # Stage one averages the batch norms' statistics after each epoch. The default, to broadcast
+    # those of the first process before each forward pass, would discard the others.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
-    # torch has a new name for it, which accelerate has no field for.
+    # torch has renamed this argument; accelerate does not know the new name.
     warnings.filterwarnings("ignore", r"`broadcast_buffers` is deprecated", FutureWarning)
     try:
-        found = Accelerator(
+        accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
             log_with=list(config.trackers) or None,
             project_dir=str(run),
-            # Processes without a GPU join only if told; else each trains alone, in one folder.
+            # Without a GPU, processes form a group only with cpu=True; else each trains alone.
             cpu=device == "cpu" or not torch.accelerator.is_available(),
             kwargs_handlers=[plain_buffers],
         )
     except ValueError as error:
         raise InputError("mixed_precision", config.mixed_precision, str(error)) from None
-    if device == "cuda" and found.device.type != "cuda":
-        remedy = f"accelerate was told to use {found.device.type}; look at ACCELERATE_USE_CPU"
+    if device == "cuda" and accelerator.device.type != "cuda":
+        kind = accelerator.device.type
+        remedy = f"accelerate is configured to use {kind}; see ACCELERATE_USE_CPU"
         raise InputError("device", device, remedy)
-    return found
+    return accelerator
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; returns the exit status."""
     options = parser().parse_args(arguments)
     terminated = watch_for_termination()
     try:
@@ -292,46 +293,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_traceback()
         first = next(iter(str(error).splitlines()), "")
         print_line(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
-        return CRASHED  # others may be in an exchange with us: whoever launched us ends them
+        return CRASHED  # other processes may wait in a collective: the launcher ends them
     return _leave(0)
 
 
 def _leave(status: int) -> int:
-    """All processes came to this end; bad input may be met by some of them alone."""
+    """Leave the process group, as all processes ended alike; bad input may end only some."""
     leave_group()
     return status
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="accelerate launch -m semix.calib.train",
         description="Train every seed of a run through its stages, then measure it.",
-        epilog="Seeds that are measured are skipped, interrupted ones go on. SIGTERM "
+        epilog="Measured seeds are skipped, interrupted ones resume. SIGTERM "
         f"ends the step, writes a checkpoint and exits {TERMINATED}; settings that cannot be "
         f"trained exit {INPUT_ERROR}; a loss or weight that is NaN or infinite exits {DIVERGED} "
         "and leaves the last checkpoint.",
     )
-    found.add_argument(
+    options.add_argument(
         "--config",
         type=config_path,
         required=True,
         metavar="RUN/config.json",
-        help="resolved settings; their folder is the run folder, where everything is written",
+        help="resolved settings; everything is written to their folder, the run folder",
     )
-    found.add_argument(
+    options.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="cuda ends a training that finds no GPU; auto goes on without",
+        help="cuda fails without a GPU; auto uses the CPU then",
     )
-    found.add_argument(
+    options.add_argument(
         "--seeds",
         type=lambda text: [int(seed) for seed in text.split(",")],
         default=[],
         metavar="0,2",
-        help="only these of the run's seeds; other processes may train the rest beside",
+        help="only these seeds of the run; other processes may train the rest at the same time",
     )
-    return found
+    return options
 
 
 def config_path(text: str) -> Path:
