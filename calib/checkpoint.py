@@ -164,7 +164,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
             return [to_json(item, tensors) for item in value]
         case None | bool() | int() | float() | str():
             return value
-    raise TypeError(f"{type(value).__name__}: a checkpoint holds tensors and plain values alone")
+    raise TypeError(f"{type(value).__name__}: a checkpoint holds only tensors and plain values")
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:

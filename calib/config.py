@@ -130,7 +130,7 @@ class MixedConfig(Settings):
     )
     batch_norm: Literal["shared", "eval_on_mixed", "separate"] = Field(
         "shared",
-        description="statistics of batch norms: of both passes, of real images alone, or of each",
+        description="statistics of batch norms: of both passes, of real images only, or of each",
     )
     class_matched: bool = Field(
         True, description="each real image draws a group of its own class, as CSM does"

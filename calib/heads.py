@@ -35,7 +35,7 @@ class MaskedBottleneckHead(nn.Module):
         mask_mode: "reset" sets masked weights to 0 permanently when an epoch starts; "preserve"
             keeps their values for the epochs that unmask them.
         inference: the weights in eval mode. "last": under the last mask. "expected": all,
-            times p. "dense": all as they are, which makes calibration worse than no head.
+            times p. "dense": all, unscaled, which makes calibration worse than no head.
         allow_unscaled: permit "dense".
     Raises:
         InputError: a size below 1, an unknown mode, or an inference that does not fit the mode.

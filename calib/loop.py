@@ -46,7 +46,7 @@ class TrainingStage(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether the stage ends before its last epoch; part of the state, equal in all processes."""
+        """Whether the stage ends before its last epoch; equal in all processes, part of state."""
 
     def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures: ...
 

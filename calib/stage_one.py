@@ -78,7 +78,7 @@ class BaseStage:
 
     @property
     def evaluated_network(self) -> torch.nn.Module:
-        """The network that is measured: the averaged one where there is one."""
+        """The network that is measured: the averaged one with `ema`, else the trained one."""
         return self.average.network if self.average else self.network
 
     @property

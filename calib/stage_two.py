@@ -229,7 +229,7 @@ class HeadStage:
     precision; the head is trained in float32.
 
     Args:
-        network: of stage one; its weights and batch norms are left as they are.
+        network: of stage one; its weights and batch norms do not change.
     Raises:
         InputError: features that do not fit, or a batch that cannot be shared out equally.
     """

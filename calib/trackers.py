@@ -112,7 +112,7 @@ class Tracking:
             owner.log_with, owner.trackers = named, list(self._open.values())
 
     def _options(self, name: str) -> dict[str, object]:
-        """With which a service goes on in the run that it has."""
+        """Arguments with which a service resumes its run."""
         if name == "mlflow":
             return {"run_id": self._state.get("mlflow"), "run_name": self.label}
         if name == "wandb":

@@ -1,4 +1,4 @@
-"""What every training method is to the trainer: how a batch of real images becomes a loss."""
+"""The base class of training methods: how a batch of real images becomes a loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """Of one batch.
+    """Loss and outputs of one batch.
 
     Attributes:
         loss: float32 scalar, a mean over the batch.
-        logits, targets: [M, K] and [M], from which the training accuracy is told; of mixed images
-            the target is the heavier class.
+        logits, targets: [M, K] and [M], for the training accuracy; the target of a mixed image is
+            its heavier class.
     """
 
     loss: Tensor
@@ -29,9 +29,9 @@ class BatchOutcome:
 
 
 class Method(nn.Module):
-    """A module from a batch of real images to its loss; it may have state of its own.
+    """A module from a batch of real images to its loss, with or without state.
 
-    Its parameters belong to the optimiser, its state to the checkpoint. Random numbers come from
+    Its parameters are in the optimiser, its state in the checkpoint. Random numbers come from
     torch's global generator, which the trainer seeds for each epoch and process.
 
     Attributes:
@@ -41,9 +41,9 @@ class Method(nn.Module):
     losses: tuple[str, ...] | None = None
 
     def adapt(self, backbone: ImageClassifier) -> None:
-        """Change a fresh network before it is trained or loaded; most leave it alone.
+        """Change a fresh network before it is trained or loaded; most methods change nothing.
 
-        What it gives in training mode is then the method's own; in eval mode it is logits [N, K].
+        The method defines the network's output in training mode; in eval mode it is logits [N, K].
         """
 
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
@@ -56,20 +56,20 @@ class Method(nn.Module):
         self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss
     ) -> tuple[Tensor, Tensor]:
         """Loss of images from a mixed dataset, uint8 [N, S, S, 3], with soft labels [N, K]; and
-        what the network says of them, logits [N, K]."""
+        the network's logits [N, K]."""
         logits, _ = network(images)
         return loss(logits, labels), logits
 
     def after_backward(self, backbone: ImageClassifier) -> None:
-        """Called once a step, between backward and clipping, then the optimiser's step."""
+        """Called once per step, after backward and before clipping and the optimiser's step."""
 
     def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:
-        """Called after every epoch, in every process, before anything else asks for feedback:
-        what is learnt here may change the network's outputs."""
+        """Called after every epoch, in every process, before any other use of feedback, as this
+        method may change the network's outputs."""
 
 
 class Plain(Method):
-    """The loss of the images as they are."""
+    """The loss of the images without mixing."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

@@ -319,7 +319,7 @@ def test_parts_without_mixed_images():
 @pytest.mark.parametrize(
     ("mixed", "count", "text"),
     [
-        (None, 4, r"^accumulate = 4: the 6 real images of a process make no such number of equal"),
+        (None, 4, r"^accumulate = 4: the 6 real images of a process do not divide"),
         (None, 6, r"^accumulate = 6: .* equal parts of 2 images or more"),
         (5, 3, r"^accumulate = 3: the 5 mixed images of a step leave fewer than 2 for each part"),
     ],

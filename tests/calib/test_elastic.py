@@ -27,7 +27,7 @@ from semix.calib import processes
 from semix.calib.stopping import Interrupted
 from semix.calib.train import train_run
 
-processes.LOOK_S = 0  # look after every step
+processes.VOTE_INTERVAL_S = 0  # vote after every step
 run, last = Path(sys.argv[1]), int(sys.argv[2])
 steps = itertools.count(1)
 try:

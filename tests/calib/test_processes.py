@@ -88,7 +88,7 @@ train_run(run)
 train_run(run.with_name("mixup"))
 accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"), run)
 ask_process_1_at_step_500()
-processes.LOOK_S = 0  # look after every step
+processes.VOTE_INTERVAL_S = 0  # vote after every step
 for name, steps in settings["stopped"].items():
     for last in steps:
         ask_process_1_after(last, run.with_name(f"{name}-stopped"))

@@ -111,13 +111,13 @@ def test_a_split_goes_to_workers_that_are_not_forked(split):
 # As Prefect does, for the threads of the process that it is in.
 WITH_AN_END = """
 import os, sys, threading
-from semix.calib.real_images import ReadImages, ranges
+from semix.calib.real_images import StreamedImages, ranges
 from semix.data.real import RealDataConfig, load_real
 
 threading._register_atexit(lambda: os._exit(1))
 split = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12)).train
 for _ in range(3):
-    parts = ReadImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
+    parts = StreamedImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
     assert sum(map(len, parts)) == len(split)
 os._exit(0)
 """

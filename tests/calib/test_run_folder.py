@@ -104,8 +104,8 @@ def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from semix.calib.run_folder import alone_with
-with alone_with(Path(sys.argv[1]), label="first"):
+from semix.calib.run_folder import seed_lock
+with seed_lock(Path(sys.argv[1]), label="first"):
     print("held", flush=True)
     time.sleep(600)
 """
