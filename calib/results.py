@@ -19,7 +19,7 @@ from semix.calib.run_folder import (
     Evaluation,
     Row,
     Shift,
-    Stage,
+    StageName,
     damage_of,
     measured_as,
     measured_seed,
@@ -182,7 +182,7 @@ class Measured:
         shift, foreign: figures of corrupted test images and of other datasets; none likewise.
     """
 
-    stage: Stage
+    stage: StageName
     seed: int
     bins: int
     temperature: float

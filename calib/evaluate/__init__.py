@@ -19,7 +19,7 @@ from semix.calib.metrics.conformal import SCORES, conformal_sets
 from semix.calib.metrics.measures import summarise
 from semix.calib.metrics.one_pass import as_given, read_predictions
 from semix.calib.posthoc import fit_isotonic, fit_temperature, fit_vector
-from semix.calib.processes import decided
+from semix.calib.processes import broadcast_from_main
 from semix.calib.real_data import TrainingData, open_data
 from semix.calib.replicates import COMPARED, DRAWN
 from semix.calib.run_folder import (
@@ -32,7 +32,7 @@ from semix.calib.run_folder import (
     Measures,
     Row,
     SeedEvaluation,
-    Stage,
+    StageName,
     measured_seed,
     pinned_index,
     read_data,
@@ -184,7 +184,7 @@ def head_warnings(config: TrainConfig, rows: Sequence[Row], *, images: int) -> l
     """
     if config.head is None:
         return []
-    found: dict[Stage, dict[int, float]] = {"base": {}, "head": {}}
+    found: dict[StageName, dict[int, float]] = {"base": {}, "head": {}}
     for row in rows:
         if "validation_accuracy" in row:  # not in rows of before there were any
             found[row["stage"]][row["seed"]] = row["validation_accuracy"]
@@ -214,9 +214,11 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
         fresh: run the networks whatever is stored.
     """
     config = trained.config.evaluation
-    previous = None if fresh else decided(lambda: _previous(trained), trained.accelerator)
+    previous = (
+        None if fresh else broadcast_from_main(lambda: _previous(trained), trained.accelerator)
+    )
     found = trained.logits(fresh=fresh)
-    rows: dict[Stage, Row] = {}
+    rows: dict[StageName, Row] = {}
     if trained.is_main:
         rows = {stage: _row(trained, stage, measure(found[stage], config)) for stage in found}
     if config.shift is not None:
@@ -233,7 +235,7 @@ def rows_of(trained: TrainedSeed, *, fresh: bool) -> list[Row]:
     return list(rows.values())
 
 
-def _row(trained: TrainedSeed, stage: Stage, figures: Measures) -> Row:
+def _row(trained: TrainedSeed, stage: StageName, figures: Measures) -> Row:
     return {
         "stage": stage,
         "seed": trained.seed,
@@ -254,7 +256,7 @@ def _previous(trained: TrainedSeed) -> SeedEvaluation | None:
 
 def _kept(
     previous: SeedEvaluation | None, part: Literal["shift", "ood"], trained: TrainedSeed
-) -> dict[Stage, Any] | None:
+) -> dict[StageName, Any] | None:
     """Figures of an earlier evaluation under the same settings of this part."""
     settings = trained.config.evaluation.model_dump(mode="json")
     if previous is None or previous["evaluation"][part] != settings[part]:

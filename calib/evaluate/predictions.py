@@ -12,10 +12,10 @@ from accelerate import Accelerator
 from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.network import CHUNK, load_classifier
-from semix.calib.processes import decided, wait_for_all
+from semix.calib.processes import broadcast_from_main, wait_for_all
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
-from semix.calib.run_folder import HEAD, MODEL, Stage, run_digest, seed_folder
+from semix.calib.run_folder import HEAD, MODEL, StageName, run_digest, seed_folder
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
@@ -76,7 +76,7 @@ class TrainedSeed:
     accelerator: Accelerator | None = field(default=None, repr=False)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageName, ...]:
         return ("base",) if self.config.head is None else ("base", "head")
 
     @property
@@ -84,12 +84,12 @@ class TrainedSeed:
         return self.accelerator is None or self.accelerator.is_main_process
 
     @cached_property
-    def classifiers(self) -> dict[Stage, nn.Module]:
+    def classifiers(self) -> dict[StageName, nn.Module]:
         """Raises InputError for a stage that is not trained."""
         return {stage: load_classifier(self.run, self.seed, stage) for stage in self.stages}
 
     @cached_property
-    def sources(self) -> dict[Stage, str]:
+    def sources(self) -> dict[StageName, str]:
         """What each stage's predictions come from: settings, data and weights, as a digest."""
         digest, folder = run_digest(self.config, self.data.record), seed_folder(self.run, self.seed)
         files = {"base": (MODEL,), "head": (MODEL, HEAD)}
@@ -98,10 +98,10 @@ class TrainedSeed:
             for stage in self.stages
         }
 
-    def logits_file(self, stage: Stage) -> Path:
+    def logits_file(self, stage: StageName) -> Path:
         return seed_folder(self.run, self.seed) / f"logits-{stage}.safetensors"
 
-    def predict(self, load: Load, count: int, *, what: str) -> dict[Stage, Tensor]:
+    def predict(self, load: Load, count: int, *, what: str) -> dict[StageName, Tensor]:
         """Logits [N, K] of each stage for the same images.
 
         Args:
@@ -132,7 +132,7 @@ class TrainedSeed:
             for stage in self.stages
         )
 
-    def logits(self, *, fresh: bool) -> dict[Stage, dict[str, Tensor]]:
+    def logits(self, *, fresh: bool) -> dict[StageName, dict[str, Tensor]]:
         """Logits and targets of validation and test, from disk if they came from these weights.
 
         The main process decides, and writes what was missing; where they are on disk it alone has
@@ -142,9 +142,9 @@ class TrainedSeed:
             fresh: run the classifiers whatever is there.
         """
         files = {stage: self.logits_file(stage) for stage in self.stages}
-        if not fresh and decided(self._fits, self.accelerator):
+        if not fresh and broadcast_from_main(self._fits, self.accelerator):
             return {stage: load_tensors(path) for stage, path in files.items() if self.is_main}
-        tensors: dict[Stage, dict[str, Tensor]] = {stage: {} for stage in self.stages}
+        tensors: dict[StageName, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):
             split = getattr(self.data.real, name)
             load = self.data.read(split).parts

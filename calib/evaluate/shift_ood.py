@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 from semix.calib.check import MEAN, corruption_names
-from semix.calib.config import ForeignDataConfig, ShiftConfig
+from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
-from semix.calib.real_images import Images, open_images
-from semix.calib.run_folder import Shift, Stage
+from semix.calib.real_images import ImageSource, open_images
+from semix.calib.run_folder import Shift, StageName
 from semix.data.fingerprint import derived_seed
 from semix.data.real import load_real
 from semix.data.splits import in_grey
@@ -25,15 +25,15 @@ Cell = dict[str, float]  # by measure
 
 
 def measure_shift(
-    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[Stage, float]
-) -> dict[Stage, Shift]:
+    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[StageName, float]
+) -> dict[StageName, Shift]:
     """The measures of each stage under every corruption and severity.
 
     Args:
         temperatures: of each stage; in the main process, the others have none to measure.
     """
     images, targets = chosen_images(trained, config)
-    cells: dict[Stage, dict[str, dict[str, Cell]]] = {stage: {} for stage in trained.stages}
+    cells: dict[StageName, dict[str, dict[str, Cell]]] = {stage: {} for stage in trained.stages}
     for name in corruption_names(config):
         for severity in config.severities:
             load = partial(_corrupted, images, name, severity)
@@ -55,7 +55,7 @@ def measure_shift(
 
 
 def _corrupted(
-    images: Images, name: str, severity: int, indices: Sequence[Tensor]
+    images: ImageSource, name: str, severity: int, indices: Sequence[Tensor]
 ) -> Generator[Tensor, None, None]:
     with closing(images.parts(indices)) as parts:
         for chosen, part in zip(indices, parts, strict=True):
@@ -63,7 +63,7 @@ def _corrupted(
             yield torch.from_numpy(corrupt(part.numpy(), name, severity, seed=SEED, first=first))
 
 
-def chosen_images(trained: TrainedSeed, config: ShiftConfig) -> tuple[Images, Tensor]:
+def chosen_images(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageSource, Tensor]:
     """The test images to corrupt, and their targets; the same for all runs."""
     split = trained.data.real.test
     count = min(config.images or len(split), len(split))
@@ -90,8 +90,8 @@ Ood = dict[str, Cell]
 
 
 def measure_ood(
-    trained: TrainedSeed, sets: Mapping[str, ForeignDataConfig], test: Mapping[Stage, Tensor]
-) -> dict[Stage, Ood]:
+    trained: TrainedSeed, sets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
+) -> dict[StageName, Ood]:
     """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
 
     Args:
@@ -102,7 +102,7 @@ def measure_ood(
         "mean": {...}}; without `entropy_` the score is the largest probability.
     """
     size = trained.config.real.image_size
-    rows: dict[Stage, Ood] = {stage: {} for stage in test}
+    rows: dict[StageName, Ood] = {stage: {} for stage in test}
     for name, config in sets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
         split = in_grey(split) if config.grey else split

@@ -9,7 +9,7 @@ from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
 from semix.calib.study import StudyConfig, cells_of, check_cells, choose, merged, rows_of
 from semix.calib.study_jobs import Job, plan_jobs, take_over
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 
@@ -247,7 +247,7 @@ def trained(tmp_path_factory):
     """A study's folder in which seed 0 of ce is trained."""
     out = tmp_path_factory.mktemp("study")
     cells = {c.method: c for c in cells_of(load_settings(StudyConfig, STUDY, ["seeds=[0]"]))}
-    train(claim_run(cells["ce"].config, cells["ce"].run(out)).parent)
+    train_run(claim_run(cells["ce"].config, cells["ce"].run(out)).parent)
     return out, cells
 
 
@@ -257,9 +257,9 @@ def test_a_head_on_a_shared_stage_is_the_head_on_its_own(trained, tmp_path, caps
     own = claim_run(cells["mac"].config, tmp_path / "own").parent
     assert take_over(shared, seed=0) == cells["ce"].run(out)
     assert take_over(shared, seed=0) is None  # it is begun now
-    train(own)
+    train_run(own)
     capsys.readouterr()
-    train(shared)
+    train_run(shared)
     assert "seed 0 head 2/2" in (printed := capsys.readouterr().out)
     assert "base" not in printed
     rows = [json.loads((run / "evaluation.json").read_text())["rows"] for run in (own, shared)]
@@ -279,4 +279,4 @@ def test_nothing_is_taken_over_from_other_settings_or_data(trained, tmp_path):
     assert take_over(late, seed=0) is not None
     (late / "data.json").write_text(json.dumps({**record, "real": "of other images"}))
     with pytest.raises(InputError, match=r"data\.json real = of other images: is not what"):
-        train(late)
+        train_run(late)

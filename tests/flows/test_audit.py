@@ -9,7 +9,7 @@ import pytest
 from semix.calib.config import TrainConfig
 from semix.calib.page import Compared, noise_rows
 from semix.calib.run_folder import claim_run
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
@@ -48,7 +48,7 @@ def make_run(tmp_path_factory):
         }
         config = load_settings(TrainConfig, values | changes)
         run = claim_run(config, tmp_path_factory.mktemp(name)).parent
-        train(run)
+        train_run(run)
         return run
 
     return make

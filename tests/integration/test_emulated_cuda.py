@@ -19,7 +19,7 @@ from semix.calib.losses import REAL_LOSSES
 from semix.calib.methods import METHODS
 from semix.calib.run_folder import claim_run
 from semix.calib.stopping import Interrupted, never
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.formats import SeriesLabels
 from semix.data.real import load_real
 from semix.data.root import Root
@@ -400,7 +400,7 @@ def train_on(mixed_url: str, tmp_path: Path) -> Iterator[Callable[..., Path]]:  
         config = load_settings(TrainConfig, values, overrides)
         folder = claim_run(config, tmp_path / device).parent
         AcceleratorState._reset_state(reset_partial_state=True)
-        train(folder, device=device, stop=stop)
+        train_run(folder, device=device, stop=stop)
         return folder
 
     yield run
