@@ -266,7 +266,9 @@ def _curve(series: SeriesFacts) -> CurveFigures | None:
     }
 
 
-def _agreement(intended: np.ndarray, assigned: np.ndarray, where: np.ndarray) -> EndPointAgreement | None:
+def _agreement(
+    intended: np.ndarray, assigned: np.ndarray, where: np.ndarray
+) -> EndPointAgreement | None:
     if not where.any():
         return None
     return endpoint_agreement(torch.from_numpy(assigned[where]), torch.from_numpy(intended[where]))
