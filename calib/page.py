@@ -8,21 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from semix.calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
+from semix.calib.figures import (
+    MIN_BIN_COUNT,
+    Picture,
+    pooled_bins,
+    reliability_picture,
+    weight_figure,
+)
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
     ECE,
     NLL,
     Measure,
-    Method,
+    MethodResult,
     Summary,
     by_data,
     load_evaluation,
     load_methods,
     merged_versions,
     shown_in,
-    told_apart,
+    significant_change,
 )
 from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
 from semix.calib.tables import (
@@ -41,22 +47,24 @@ from semix.data.pages import Series, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 from semix.data.series import spread_over_sets
 
-JUDGED = (ECE, NLL, ACCURACY)
-OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
+HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
+SECTION_FACTS = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-Agreed = Mapping[str, Any]  # an `Agreement`, with what else is known of it
-Facts = Mapping[str, Any]  # whatever a caller wants to show; the known keys are `write_report`'s
+AgreementFigures = Mapping[str, Any]  # an `Agreement`, with what else is known of it
+ReportFacts = Mapping[
+    str, Any
+]  # whatever a caller wants to show; the known keys are `write_report`'s
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedNoise:
     """One of several mixed datasets that differ in noise, and how a judge read its end points."""
 
     label: str
     dataset: MixedDataset
-    agreement: Agreed
+    agreement: AgreementFigures
 
 
 def write_report(
@@ -64,10 +72,10 @@ def write_report(
     *,
     runs: Sequence[Path],
     mixed: MixedDataset | str | None,
-    agreement: Agreed | None,
-    facts: Facts,
+    agreement: AgreementFigures | None,
+    facts: ReportFacts,
     title: str,
-    compared: Sequence[Compared] = (),
+    compared: Sequence[ComparedNoise] = (),
 ) -> None:
     """Write one self-contained HTML page; no script, nothing loaded from elsewhere.
 
@@ -106,7 +114,7 @@ def write_report(
         noises=noise_rows(compared),
         facts=provenance(runs, facts),
         bins=methods[0].bins,
-        few=FEW,
+        few=MIN_BIN_COUNT,
     )
     write_atomically(path, text.encode())
 
@@ -126,7 +134,7 @@ class Group:
     chance: dict[str, str]  # what the size of the test set leaves open
 
 
-def _group(methods: Sequence[Method]) -> Group:
+def _group(methods: Sequence[MethodResult]) -> Group:
     baseline = methods[0]
     return Group(
         baseline.dataset,
@@ -138,7 +146,7 @@ def _group(methods: Sequence[Method]) -> Group:
     )
 
 
-def _chance(method: Method) -> dict[str, str]:
+def _chance(method: MethodResult) -> dict[str, str]:
     """Standard error of a method's accuracy that the size of the test set alone gives."""
     images = next(iter(method.seeds.values())).images("test")
     accuracy = method.summary(ACCURACY).mean
@@ -150,7 +158,7 @@ def _chance(method: Method) -> dict[str, str]:
     }
 
 
-def headlines(methods: Sequence[Method]) -> list[str]:
+def headlines(methods: Sequence[MethodResult]) -> list[str]:
     """One sentence for each method against the first, then one on temperature scaling.
 
     They are true for whatever the numbers are.
@@ -161,7 +169,7 @@ def headlines(methods: Sequence[Method]) -> list[str]:
     return [*against, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
 
 
-def spread(method: Method, measure: Measure, kind: str = "plain") -> str:
+def spread(method: MethodResult, measure: Measure, kind: str = "plain") -> str:
     """Mean ± standard deviation with its unit, such as "4.81 ± 0.52 %"."""
     text = measure.spread(method.summary(measure, kind))
     return f"{text}{measure.unit}".replace(" ", NBSP)
@@ -172,33 +180,37 @@ def enumerate_words(parts: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
-def _alone(method: Method) -> str:
-    found = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in JUDGED])
-    return f"Over {_seeds(method)}, {method.label} has mean {found}."
+def _alone(method: MethodResult) -> str:
+    means = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in HEADLINE_MEASURES])
+    return f"Over {_seeds(method)}, {method.label} has mean {means}."
 
 
-def _against(method: Method, baseline: Method) -> str:
-    told: dict[str, list[str]] = {"better": [], "worse": [], "": []}
-    for measure in JUDGED:
-        found = compare(method.drawn(measure), baseline.drawn(measure))
-        verdict = told_apart(found, measure) if found else ""
-        told[verdict].append(_change(method, baseline, measure, found))
+def _against(method: MethodResult, baseline: MethodResult) -> str:
+    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    for measure in HEADLINE_MEASURES:
+        test = compare(method.drawn(measure), baseline.drawn(measure))
+        verdict = significant_change(test, measure) if test else ""
+        by_verdict[verdict].append(_change(method, baseline, measure, test))
     words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
-    parts = [f"{words[verdict]} {enumerate_words(each)}" for verdict, each in told.items() if each]
+    parts = [
+        f"{words[verdict]} {enumerate_words(each)}" for verdict, each in by_verdict.items() if each
+    ]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
 
-def _change(method: Method, baseline: Method, measure: Measure, found: Comparison | None) -> str:
+def _change(
+    method: MethodResult, baseline: MethodResult, measure: Measure, test: Comparison | None
+) -> str:
     means = f"{spread(baseline, measure)} → {spread(method, measure)}"
-    if found is None:
+    if test is None:
         return f"{_word(measure)} ({means}, no shared seeds)"
-    change = measure.text(found.change, signed=True)
-    told = f"{change} {interval_text(found, measure)}".rstrip()
-    why = f"; {found.too_few}" if found.too_few else ""
-    return f"{_word(measure)} ({means}, change {told}{why})"
+    change = measure.text(test.change, signed=True)
+    with_interval = f"{change} {interval_text(test, measure)}".rstrip()
+    why = f"; {test.too_few}" if test.too_few else ""
+    return f"{_word(measure)} ({means}, change {with_interval}{why})"
 
 
-def _seeds(method: Method) -> str:
+def _seeds(method: MethodResult) -> str:
     count = len(method.seeds)
     return "1 seed" if count == 1 else f"{count} seeds"
 
@@ -218,7 +230,7 @@ class Diagram:
     picture: Picture
 
 
-def _diagram(method: Method, kind: str) -> Diagram:
+def _diagram(method: MethodResult, kind: str) -> Diagram:
     bins = pooled_bins(method, kind)
     ece = spread(method, ECE, kind)
     high = bins.confidence.numpy()[-1], bins.accuracy.numpy()[-1]
@@ -303,12 +315,12 @@ class NoiseRow:
     not_monotone: float
 
 
-def noise_rows(compared: Sequence[Compared]) -> list[NoiseRow]:
+def noise_rows(compared: Sequence[ComparedNoise]) -> list[NoiseRow]:
     """Stability scores of each dataset's noises, and what they bring."""
     return [_noise_row(one) for one in compared]
 
 
-def _noise_row(one: Compared) -> NoiseRow:
+def _noise_row(one: ComparedNoise) -> NoiseRow:
     noises = [group.noise for group in one.dataset.groups]
     quality = series_quality(one.dataset.alphas, one.dataset.weights)
     used = [noise["stability"] for noise in noises if noise["stability"] is not None]
@@ -331,11 +343,11 @@ def _scores(scores: Sequence[float]) -> str:
     """`0.812 ± 0.034`: mean and standard deviation."""
     if not scores:
         return ""
-    found = Summary.of(scores)
-    return f"{found.mean:.3f}" + ("" if found.sd is None else f" ± {found.sd:.3f}")
+    summary = Summary.of(scores)
+    return f"{summary.mean:.3f}" + ("" if summary.sd is None else f" ± {summary.sd:.3f}")
 
 
-def _share(agreement: Agreed) -> str:
+def _share(agreement: AgreementFigures) -> str:
     """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
 
     Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
@@ -376,7 +388,7 @@ class Provenance:
     other: dict[str, dict[str, str]]  # further facts by section
 
 
-def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
+def provenance(runs: Sequence[Path], facts: ReportFacts) -> Provenance:
     """Collect what the run folders and the caller's facts say.
 
     Args:
@@ -405,7 +417,7 @@ def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
         training={record.name: record.seconds for record in records},
         splits=dict(facts.get("splits", {})),
         limits=list(facts.get("limits", [])),
-        other=_sections({key: facts[key] for key in facts if key not in OWN_SECTION}),
+        other=_sections({key: facts[key] for key in facts if key not in SECTION_FACTS}),
     )
 
 
@@ -450,8 +462,8 @@ def _lineage(run: Path) -> str:
     """How many shards a run relied on, and what made them; empty without mixed images."""
     if not (run / LINEAGE).is_file():
         return ""
-    found: Lineage = read_json(run / LINEAGE)
-    return f"{len(found['shards']):,} shards; {in_words(found)}"
+    lineage: Lineage = read_json(run / LINEAGE)
+    return f"{len(lineage['shards']):,} shards; {in_words(lineage)}"
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
@@ -462,7 +474,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str
     return [(name, values) for name, values in rows if name != "name" and len(set(values)) > 1]
 
 
-def _sections(facts: Facts) -> dict[str, dict[str, str]]:
+def _sections(facts: ReportFacts) -> dict[str, dict[str, str]]:
     loose = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     sections = {key: flatten(value) for key, value in facts.items() if key not in loose}
     return ({"further facts": flatten(loose)} if loose else {}) | sections

@@ -33,10 +33,10 @@ from semix.data.files import read_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-Split = Literal["test", "validation"]
+EvaluationSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
-Place = Literal["page", "run", "study", "shift", "foreign", "selective", "conformal"]
+TableName = Literal["page", "run", "study", "shift", "foreign", "selective", "conformal"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Measure:
     key: str
     title: str
     short: str
-    tables: tuple[Place, ...]
+    tables: tuple[TableName, ...]
     percent: bool = False
     higher_is_better: bool = False
     ranked: bool = False
@@ -72,13 +72,13 @@ class Measure:
         text = f"{round(shown, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
         return text.replace("-", "\N{MINUS SIGN}")
 
-    def deviation(self, found: "Summary") -> str:
+    def deviation(self, summary: "Summary") -> str:
         """ "± 0.52"; nothing where it is undefined."""
-        return "" if found.sd is None else f"± {self.text(found.sd)}"
+        return "" if summary.sd is None else f"± {self.text(summary.sd)}"
 
-    def spread(self, found: "Summary") -> str:
+    def spread(self, summary: "Summary") -> str:
         """ "4.81 ± 0.52", without the unit."""
-        return f"{self.text(found.mean)} {self.deviation(found)}".rstrip()
+        return f"{self.text(summary.mean)} {self.deviation(summary)}".rstrip()
 
     def improves(self, old: float, new: float) -> bool:
         return new > old if self.higher_is_better else new < old
@@ -91,7 +91,7 @@ class Measure:
         return self.text(max(known) if self.higher_is_better else min(known))
 
 
-ALL: tuple[Place, ...] = ("page", "run", "study")
+ALL: tuple[TableName, ...] = ("page", "run", "study")
 EVERY_MEASURE = (
     Measure(
         *("accuracy", "Accuracy", "Acc.", (*ALL, "shift")),
@@ -137,12 +137,12 @@ RANKED = tuple(measure for measure in EVERY_MEASURE if measure.ranked)  # ECE fi
 TESTED = tuple(measure for measure in EVERY_MEASURE if measure.tested)
 
 
-def shown_in(place: Place) -> tuple[Measure, ...]:
+def shown_in(table: TableName) -> tuple[Measure, ...]:
     """The measures of a table, in the order of its columns."""
-    return tuple(measure for measure in EVERY_MEASURE if place in measure.tables)
+    return tuple(measure for measure in EVERY_MEASURE if table in measure.tables)
 
 
-class Spread(TypedDict):
+class SummaryRecord(TypedDict):
     """A `Summary` as JSON."""
 
     mean: float
@@ -161,7 +161,7 @@ class Summary:
         known = list(values)
         return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
-    def record(self) -> Spread:
+    def record(self) -> SummaryRecord:
         return {"mean": self.mean, "sd": self.sd}
 
 
@@ -169,7 +169,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StageResult:
     """One stage of one seed: a row of evaluation.json.
 
     Attributes:
@@ -195,7 +195,7 @@ class Measured:
     foreign: Mapping[str, Values]
 
     @classmethod
-    def read(cls, row: Row, run: Path) -> "Measured":
+    def read(cls, row: Row, run: Path) -> "StageResult":
         """
         Raises:
             ValueError, KeyError, TypeError, AttributeError: the row is damaged.
@@ -218,23 +218,23 @@ class Measured:
         }
         return _measured().validate_python(values)
 
-    def predictions(self, split: Split) -> "tuple[Tensor, Tensor]":
+    def predictions(self, split: EvaluationSplit) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""
         from semix.calib.checkpoint import load_tensors
 
         if not self.logits.is_file():
             run = self.logits.parents[1]
             raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
-        found = load_tensors(self.logits)
+        tensors = load_tensors(self.logits)
         with damage_of(self.logits):
-            return found[f"{split}_logits"], found[f"{split}_targets"]
+            return tensors[f"{split}_logits"], tensors[f"{split}_targets"]
 
     def mean_of(self, part: Literal["shift", "foreign"]) -> Values:
         """Means over all corruptions and severities, or over all sets; empty where not measured."""
-        found = self.shift["mean"] if part == "shift" and self.shift else {}
-        return self.foreign.get("mean", {}) if part == "foreign" else found
+        of_shift = self.shift["mean"] if part == "shift" and self.shift else {}
+        return self.foreign.get("mean", {}) if part == "foreign" else of_shift
 
-    def images(self, split: Split) -> int:
+    def images(self, split: EvaluationSplit) -> int:
         return len(self.predictions(split)[1])
 
     @cached_property
@@ -249,15 +249,15 @@ class Measured:
 
 
 @cache
-def _measured() -> TypeAdapter[Measured]:
-    return TypeAdapter(Measured)
+def _measured() -> TypeAdapter[StageResult]:
+    return TypeAdapter(StageResult)
 
 
 HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodResult:
     """One stage of one run over the seeds that are measured, as trained or calibrated after.
 
     A study's row has those of all replicates.
@@ -270,7 +270,7 @@ class Method:
     label: str
     stage: str
     run: Path
-    seeds: Mapping[Unit, Measured]
+    seeds: Mapping[Unit, StageResult]
     kind: str = "plain"
     data: str = ""
     dataset: str = ""
@@ -279,7 +279,9 @@ class Method:
     def bins(self) -> int:
         return next(iter(self.seeds.values())).bins
 
-    def figures(self, kind: str | None = None, split: Split = "test") -> dict[Unit, Values]:
+    def figures(
+        self, kind: str | None = None, split: EvaluationSplit = "test"
+    ) -> dict[Unit, Values]:
         """All measures of each seed that has this kind, in the units of evaluation.json.
 
         Post-hoc methods are fitted on validation images, so those say nothing about them.
@@ -290,27 +292,27 @@ class Method:
         return {s: m.kinds[kind] for s, m in self.seeds.items() if kind in m.kinds}
 
     def values(
-        self, measure: Measure, kind: str | None = None, split: Split = "test"
+        self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
     ) -> dict[Unit, float]:
         """One value for each seed of `figures`. Raises InputError where one was not measured."""
         figures = self.figures(kind, split)
-        lacking = [unit.seed for unit, found in figures.items() if measure.key not in found]
+        lacking = [unit.seed for unit, measures in figures.items() if measure.key not in measures]
         if lacking:
             remedy = f"seed {lacking[0]} has no such measure; run `semix evaluate {self.run}`"
             raise InputError(f"{self.run / EVALUATION} {kind or self.kind}", measure.key, remedy)
-        return {unit: found[measure.key] for unit, found in figures.items()}
+        return {unit: measures[measure.key] for unit, measures in figures.items()}
 
     def drawn(
-        self, measure: Measure, kind: str | None = None, split: Split = "test"
+        self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
     ) -> dict[Unit, Sequence[float]]:
         """Those values on test sets drawn anew, for `compare`; once each where there are none."""
         kind = kind or self.kind
-        anew = {
-            unit: found.drawn.get(kind, {}).get(measure.key, ()) if split == "test" else ()
-            for unit, found in self.seeds.items()
+        resamples = {
+            unit: result.drawn.get(kind, {}).get(measure.key, ()) if split == "test" else ()
+            for unit, result in self.seeds.items()
         }
         values = self.values(measure, kind, split)
-        return {unit: centred(value, anew[unit]) for unit, value in values.items()}
+        return {unit: centred(value, resamples[unit]) for unit, value in values.items()}
 
     def summary(self, measure: Measure, kind: str | None = None) -> Summary:
         return Summary.of(self.values(measure, kind).values())
@@ -324,12 +326,12 @@ class Method:
         key: str = "",
     ) -> list[Any]:
         """A part of every seed, or what it has under a key; empty if a seed has none."""
-        found = [getattr(row, part) for row in self.seeds.values()]
-        found = [one.get(key) for one in found] if key else found
-        return found if all(found) else []
+        parts = [getattr(row, part) for row in self.seeds.values()]
+        parts = [one.get(key) for one in parts] if key else parts
+        return parts if all(parts) else []
 
 
-def load_methods(runs: Sequence[Path]) -> list[Method]:
+def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
     """Read the finished runs, in the order given: the stages of each, base before head.
 
     Raises:
@@ -339,8 +341,10 @@ def load_methods(runs: Sequence[Path]) -> list[Method]:
     """
     if not runs:
         raise InputError("runs", "[]", "give at least one finished run folder")
-    found = [(Path(run), load_evaluation(Path(run))) for run in runs]
-    methods = _with_datasets([method for one in found for method in methods_of(*one)])
+    evaluations = [(Path(run), load_evaluation(Path(run))) for run in runs]
+    methods = _with_datasets(
+        [method for evaluation in evaluations for method in methods_of(*evaluation)]
+    )
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:
@@ -349,7 +353,7 @@ def load_methods(runs: Sequence[Path]) -> list[Method]:
     return methods
 
 
-def _refuse_other_bins(methods: Sequence[Method]) -> None:
+def _refuse_other_bins(methods: Sequence[MethodResult]) -> None:
     bins = {str(m.run): sorted({row.bins for row in m.seeds.values()}) for m in methods}
     if len(known := sorted({count for counts in bins.values() for count in counts})) < 2:
         return
@@ -359,9 +363,9 @@ def _refuse_other_bins(methods: Sequence[Method]) -> None:
     raise InputError("bins", known, f"{remedy} `{way}`, which measures anew and trains nothing")
 
 
-def by_data(methods: Sequence[Method]) -> list[list[Method]]:
+def by_data(methods: Sequence[MethodResult]) -> list[list[MethodResult]]:
     """The methods of each set of real images: no others compare. Each begins with its baseline."""
-    groups: dict[str, list[Method]] = {}
+    groups: dict[str, list[MethodResult]] = {}
     for method in methods:
         groups.setdefault(method.data, []).append(method)
     return list(groups.values())
@@ -384,48 +388,48 @@ def load_evaluation(run: Path, path: Path | None = None) -> Evaluation:
         evaluation: Evaluation = read_json(path)
         schema = evaluation.get("schema")
     if schema != SCHEMA:
-        found = f"schema {schema} where {SCHEMA} is read"
-        raise InputError("evaluation", path, f"{found}; run `semix evaluate {run}` again")
+        text = f"schema {schema} where {SCHEMA} is read"
+        raise InputError("evaluation", path, f"{text}; run `semix evaluate {run}` again")
     return evaluation
 
 
 def merged_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Versions by library, in one text where runs had several."""
     merged: dict[str, dict[str, None]] = {}
-    for found in versions:
-        for library, version in found.items():
+    for of_run in versions:
+        for library, version in of_run.items():
             merged.setdefault(library, {})[str(version)] = None
     return {library: " / ".join(merged[library]) for library in sorted(merged)}
 
 
-def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, Measured]:
+def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, StageResult]:
     """A stage of every seed that is measured under these settings, of a run finished or not.
 
     Raises:
         InputError: a seed was trained under other settings.
     """
-    found = {}
+    results = {}
     for seed in config.seeds:
         evaluation = measured_seed(run, seed)
         if evaluation is not None:
             refuse_differing(evaluation["config"], config.identity(), run)
             if measured_as(config, evaluation):
-                rows = (Measured.read(row, run) for row in evaluation["rows"])
-                found[seed] = next(row for row in rows if row.stage == stage)
-    return found
+                rows = (StageResult.read(row, run) for row in evaluation["rows"])
+                results[seed] = next(row for row in rows if row.stage == stage)
+    return results
 
 
-def methods_of(run: Path, evaluation: Evaluation) -> list[Method]:
+def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
     """The stages of a run as an evaluation of it has them, base before head.
 
     Raises:
         InputError: it holds no rows, or is damaged.
     """
     with damage_of(run / EVALUATION):
-        name, found = evaluation["name"], evaluation["rows"]
+        name, records = evaluation["name"], evaluation["rows"]
         if not isinstance(name, str):
             raise TypeError("the name is no text")
-        rows = sorted((Measured.read(row, run) for row in found), key=lambda row: row.seed)
+        rows = sorted((StageResult.read(row, run) for row in records), key=lambda row: row.seed)
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
         raise InputError("evaluation", run / EVALUATION, remedy)
@@ -433,15 +437,15 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[Method]:
     with damage_of(run / CONFIG):
         config = read_json(run / CONFIG)
         real, labels = config["real"], _labels(name, config.get("head"))
-        about = str(Path(real["path"]).name if real["path"] else real["name"])
+        dataset_name = str(Path(real["path"]).name if real["path"] else real["name"])
     return [
-        Method(label, stage, run, seeds, data=data, dataset=about)
+        MethodResult(label, stage, run, seeds, data=data, dataset=dataset_name)
         for stage, label in labels.items()
         if (seeds := {Unit(0, None, row.seed): row for row in rows if row.stage == stage})
     ]
 
 
-def _with_datasets(methods: Sequence[Method]) -> list[Method]:
+def _with_datasets(methods: Sequence[MethodResult]) -> list[MethodResult]:
     """Names the dataset in every label where there are several."""
     datasets = {method.data: method.dataset for method in methods}
     if len(datasets) == 1:
@@ -469,11 +473,11 @@ def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
 # Comparing
 
 
-def told_apart(found: Comparison, measure: Measure) -> str:
+def significant_change(test: Comparison, measure: Measure) -> str:
     """`better` or `worse` where the interval leaves zero out; else, and of parts of ECE, empty."""
-    if not (found.is_clear and measure.marked):
+    if not (test.is_clear and measure.marked):
         return ""
-    return "better" if measure.improves(0.0, found.change) else "worse"
+    return "better" if measure.improves(0.0, test.change) else "worse"
 
 
 def ranks(values: Sequence[float], measure: Measure) -> list[float]:

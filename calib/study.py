@@ -30,7 +30,7 @@ class DatasetConfig(Settings):
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
-class Choice(Settings):
+class GridChoice(Settings):
     """One combination of a grid, chosen in each replicate by means over its seeds on validation."""
 
     by: Criterion = Field("nll", description="the measure whose best mean is taken")
@@ -68,7 +68,7 @@ class MethodConfig(Settings):
         description="axes, each of choices by name; every combination is a row of its own, named "
         "after its choices",
     )
-    chosen: dict[str, Choice] = Field(
+    chosen: dict[str, GridChoice] = Field(
         {}, description="further rows by name, each of one combination a replicate"
     )
 
@@ -163,14 +163,14 @@ class Cell:
     build: str | None = None
 
     @property
-    def place(self) -> str:
+    def replicate(self) -> str:
         """The folder of its replicate, whose runs may share a first stage."""
         return replicate_name(self.dataset, self.split, self.draw)
 
     @property
     def name(self) -> str:
         """Also its folder below that of the study."""
-        return f"{self.place}/{'+'.join(filter(None, (self.method, self.point)))}"
+        return f"{self.replicate}/{'+'.join(filter(None, (self.method, self.point)))}"
 
     @property
     def stage(self) -> str:
@@ -184,8 +184,8 @@ class Cell:
 def replicate_name(dataset: str, split: int | None, draw: int | None) -> str:
     """`digits-split0-draw2`."""
     parts = {"split": split, "draw": draw}
-    told = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
-    return "-".join([dataset, *told])
+    texts = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
+    return "-".join([dataset, *texts])
 
 
 def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
@@ -231,22 +231,22 @@ def check_cells(cells: Sequence[Cell]) -> None:
         InputError: what `semix.calib.config` refuses, with the cell's name.
     """
     for cell in cells:
-        made_here = {"mixed": None} if cell.build is not None else {}  # it need not be there yet
-        with naming(cell.name):
-            check_settings(cell.config.model_copy(update=made_here))
+        unbuilt = {"mixed": None} if cell.build is not None else {}  # it need not be there yet
+        with error_prefix(cell.name):
+            check_settings(cell.config.model_copy(update=unbuilt))
             check_launch(cell.config, processes=1)
     for cell in cells:  # torch is imported here
-        with naming(cell.name):
+        with error_prefix(cell.name):
             check_parts(cell.config)
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
+def error_prefix(prefix: str) -> Iterator[None]:
     """Put a name before the field of an InputError, as that of a cell."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{place}: {error.field}", error.value, error.remedy) from None
+        raise InputError(f"{prefix}: {error.field}", error.value, error.remedy) from None
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -288,8 +288,8 @@ def points_of(method: MethodConfig) -> list[Point]:
     points = []
     for each in product(*(axis.items() for axis in method.grid.values())):
         overrides: Overrides = {}
-        for _, own in each:
-            overrides = merged(overrides, own)
+        for _, choice in each:
+            overrides = merged(overrides, choice)
         choices = tuple(name for name, _ in each)
         folder = "+".join(re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") for name in choices)
         points.append(Point(folder, choices, overrides))
@@ -310,7 +310,7 @@ class RowConfig:
     method: str
     points: tuple[str, ...]
     kind: Literal["plain"] | PostHoc = "plain"
-    choice: Choice | None = None
+    choice: GridChoice | None = None
 
 
 def rows_of(study: StudyConfig) -> list[RowConfig]:
@@ -361,15 +361,15 @@ def _refuse_unknown(study: StudyConfig) -> None:
 
 
 def _refuse_rows(rows: Sequence[RowConfig]) -> None:
-    labels, places = list[str](), set[tuple[str, str]]()
+    labels, folders = list[str](), set[tuple[str, str]]()
     for row in rows:
         if row.label in labels:
             raise InputError("methods", row.label, "two rows have this name; give each its own")
         if row.choice is None and row.kind == "plain":
-            place = row.method, row.points[0].lower()
-            if place in places:
+            folder = row.method, row.points[0].lower()
+            if folder in folders:
                 raise InputError("methods", row.label, "two combinations would share a folder")
-            places.add(place)
+            folders.add(folder)
         for field in ("match", "of"):
             named = getattr(row.choice, field, None)
             if named is not None and named not in labels:
@@ -387,21 +387,21 @@ def _settings(
     replicate: tuple[int | None, int | None],
     out: Path,
 ) -> TrainConfig:
-    own, (split, draw) = study.methods[method], replicate
-    with naming(replicate_name(dataset, split, draw) + f"/{method}"):
+    config, (split, draw) = study.methods[method], replicate
+    with error_prefix(replicate_name(dataset, split, draw) + f"/{method}"):
         values = merged(study.base, study.datasets[dataset].overrides)
-        if not own.mixed:
+        if not config.mixed:
             values.pop("mixed", None)
-        for overrides in (own.overrides, own.on.get(dataset, {}), point.overrides):
+        for overrides in (config.overrides, config.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
-        if isinstance(own.mixed, str):
-            place = replicate_name(_first_alike(study, dataset), split, draw)
-            url = whole_path(out / MIXED / f"{place}-{own.mixed}")
+        if isinstance(config.mixed, str):
+            replicate_folder = replicate_name(_first_alike(study, dataset), split, draw)
+            url = whole_path(out / MIXED / f"{replicate_folder}-{config.mixed}")
             values = merged(values, {"mixed.url": url})
         if split is not None:
             values = merged(values, {"real.split_seed": split})
-        _refuse_misplaced(values, dataset, mixed=bool(own.mixed))
-        label = own.name or method
+        _refuse_misplaced(values, dataset, mixed=bool(config.mixed))
+        label = config.name or method
         name = f"{label} ({', '.join(point.choices)})" if point.choices else label
         return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
 
@@ -419,11 +419,11 @@ def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
     for key in ("name", "seeds"):
         if key in values:
             raise InputError(key, values[key], "leave it out; a study gives each run its own")
-    given = values.get("mixed") is not None
-    if given and not mixed:
+    has_mixed = values.get("mixed") is not None
+    if has_mixed and not mixed:
         remedy = "this method trains on real images alone; set its `mixed` to true"
         raise InputError("mixed", NOT_SHOWN, remedy)
-    if mixed and not given:
+    if mixed and not has_mixed:
         remedy = f"give the dataset mixed images: datasets.{dataset}.overrides.mixed.url"
         raise InputError("mixed", "nothing", remedy)
 
@@ -454,12 +454,12 @@ def _nested(values: Mapping[str, Any]) -> Overrides:
         if not isinstance(key, str) or not all(key.split(".")):
             raise InputError("overrides", repr(key), "write settings as section.key or nested")
         *sections, last = key.split(".")
-        place = result
+        target = result
         for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
                 raise InputError("overrides", key, f"{section} is a value and has no parts")
         inner = _nested(value) if isinstance(value, Mapping) else value
-        both = isinstance(inner, dict) and isinstance(place.get(last), dict)
-        place[last] = merged(place[last], inner) if both else inner
+        both = isinstance(inner, dict) and isinstance(target.get(last), dict)
+        target[last] = merged(target[last], inner) if both else inner
     return result

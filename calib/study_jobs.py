@@ -43,11 +43,11 @@ def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:
     """Jobs that fill the slots: the last runs are split by seeds where they are too few."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(f"{cell.place} {first_stage(cell.config)}", []).append(cell)
+        groups.setdefault(f"{cell.replicate} {first_stage(cell.config)}", []).append(cell)
     jobs, rest = [], len(groups) % slots
-    for place, group in enumerate(groups.values()):
+    for index, group in enumerate(groups.values()):
         seeds, runs = group[0].config.seeds, tuple(cell.name for cell in group)
-        whole = place < len(groups) - rest
+        whole = index < len(groups) - rest
         parts = 1 if whole else min(len(seeds), -(-slots // rest))
         jobs += [Job(runs, seeds[part::parts], parts > 1) for part in range(parts)]
     return jobs
@@ -78,8 +78,12 @@ def take_over(run: Path, *, seed: int) -> Path | None:
         data = _trained_on(sibling, config, digest=metadata.get("digest"))
         if data is not None:
             pin_data(data, run)
-            own = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
-            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=own)
+            metadata_here = {
+                TRAINED_IN: sibling.name,
+                **metadata,
+                "digest": run_digest(config, data),
+            }
+            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=metadata_here)
             return sibling
     return None
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semix.calib.replicates import Drawn, Unit, compare
+from semix.calib.replicates import Unit, UnitValues, compare
 from semix.calib.results import Summary
-from semix.calib.tables import Cell, Table
+from semix.calib.tables import Table, TableCell
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,10 +42,14 @@ def mixed_table(frame: "DataFrame") -> Table:
             empty where they were not measured.
     """
     rows, first = [], dict[str, "DataFrame"]()
-    for (dataset, build), own in frame.groupby(["dataset", "build"], sort=False):
-        base = first.setdefault(dataset, own)
+    for (dataset, build), rows_of_build in frame.groupby(["dataset", "build"], sort=False):
+        baseline = first.setdefault(dataset, rows_of_build)
         cells = [
-            _cell(_by_unit(own, key), None if base is own else _by_unit(base, key), digits)
+            _cell(
+                _by_unit(rows_of_build, key),
+                None if baseline is rows_of_build else _by_unit(baseline, key),
+                digits,
+            )
             for key, (_, digits) in OF_MIXED.items()
         ]
         rows.append((f"{dataset}, {build}", cells))
@@ -53,18 +57,18 @@ def mixed_table(frame: "DataFrame") -> Table:
 
 
 def _by_unit(frame: "DataFrame", key: str) -> dict[Unit, list[float]]:
-    known = frame[frame[key].notna()].fillna({"split": 0, "draw": 0})
-    places = zip(known["split"], known["draw"], known[key], strict=True)
-    return {Unit(int(split), int(draw), 0): [value] for split, draw, value in places}
+    measured = frame[frame[key].notna()].fillna({"split": 0, "draw": 0})
+    units = zip(measured["split"], measured["draw"], measured[key], strict=True)
+    return {Unit(int(split), int(draw), 0): [value] for split, draw, value in units}
 
 
-def _cell(own: Drawn, base: Drawn | None, digits: int) -> Cell:
-    if not own:
-        return Cell()
-    found = Summary.of(value for [value] in own.values())
-    note = "" if found.sd is None else f"± {found.sd:.{digits}f}"
-    change = compare(own, base) if base else None
+def _cell(of_build: UnitValues, baseline: UnitValues | None, digits: int) -> TableCell:
+    if not of_build:
+        return TableCell()
+    summary = Summary.of(value for [value] in of_build.values())
+    note = "" if summary.sd is None else f"± {summary.sd:.{digits}f}"
+    change = compare(of_build, baseline) if baseline else None
     if change is not None and change.low is not None and change.high is not None:
         ends = f"[{change.low:+.{digits}f}, {change.high:+.{digits}f}]"
         note += f", change {change.change:+.{digits}f} {ends}"
-    return Cell(f"{found.mean:.{digits}f}", note)
+    return TableCell(f"{summary.mean:.{digits}f}", note)

@@ -6,25 +6,33 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from semix.calib.replicates import Comparison, Drawn, Unit, compare, compare_all, corrected
+from semix.calib.replicates import Comparison, Unit, UnitValues, compare, compare_all, corrected
 from semix.calib.results import (
     MEASURE,
     RANKED,
-    Measured,
-    Method,
-    Split,
+    EvaluationSplit,
+    MethodResult,
+    StageResult,
     Summary,
     measured_seeds,
     ranks,
     shown_in,
 )
-from semix.calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, draws_of, rows_of
+from semix.calib.study import (
+    Cell,
+    GridChoice,
+    RowConfig,
+    StudyConfig,
+    baseline_row,
+    draws_of,
+    rows_of,
+)
 from semix.calib.study_jobs import failure_of
 from semix.calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
 CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
-Results = Mapping[CellKey, Mapping[int, Measured]]  # by seed
+Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
@@ -45,7 +53,7 @@ def read_results(cells: Sequence[Cell], out: Path) -> Results:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A row on one dataset, over all its replicates.
 
     Attributes:
@@ -58,7 +66,7 @@ class Row:
     """
 
     config: RowConfig
-    method: Method
+    method: MethodResult
     chosen: Mapping[Replicate, str]
     values: Mapping[str, Mapping[Unit, float]]
     complete: bool
@@ -99,11 +107,11 @@ class DatasetTable:
     """
 
     dataset: str
-    split: Split
+    split: EvaluationSplit
     columns: tuple[Column, ...]
     further: tuple[Column, ...]
     tested: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     baseline: str
     contrasts: Mapping[tuple[str, str], Mapping[str, Comparison]]
     bins: int | None
@@ -123,32 +131,38 @@ TESTED = (
 )
 
 
-def make_tables(study: StudyConfig, results: Results, split: Split) -> list[DatasetTable]:
+def make_tables(study: StudyConfig, results: Results, split: EvaluationSplit) -> list[DatasetTable]:
     """One table a dataset; ranks are means over the datasets on which every seed is measured."""
     tables = [_table(study, dataset, results, split) for dataset in study.datasets]
-    places = [_ranks(table) for table in tables]
+    ranks_of_tables = [_ranks(table) for table in tables]
 
-    def ranked(row: Row, own: Mapping[str, Sequence[float]]) -> Row:
+    def ranked(row: StudyRow, ranks_here: Mapping[str, Sequence[float]]) -> StudyRow:
         mean = None
-        if all(row.label in of_dataset for of_dataset in places):
-            mean = fmean(rank for of_dataset in places for rank in of_dataset[row.label])
-        return replace(row, rank=own[row.label][0] if row.label in own else None, mean_rank=mean)
+        if all(row.label in of_dataset for of_dataset in ranks_of_tables):
+            mean = fmean(rank for of_dataset in ranks_of_tables for rank in of_dataset[row.label])
+        return replace(
+            row, rank=ranks_here[row.label][0] if row.label in ranks_here else None, mean_rank=mean
+        )
 
     return [
-        replace(table, rows=tuple(ranked(row, own) for row in table.rows))
-        for table, own in zip(tables, places, strict=True)
+        replace(table, rows=tuple(ranked(row, ranks_here) for row in table.rows))
+        for table, ranks_here in zip(tables, ranks_of_tables, strict=True)
     ]
 
 
-def _table(study: StudyConfig, dataset: str, results: Results, split: Split) -> DatasetTable:
+def _table(
+    study: StudyConfig, dataset: str, results: Results, split: EvaluationSplit
+) -> DatasetTable:
     on_test, baseline = split == "test", baseline_row(study)
     columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
     further = SHIFT + FOREIGN if on_test else ()
     rows = _rows(study, dataset, results, split, columns=(*columns, *further))
     known = {key for row in rows.values() for key, values in row.values.items() if values}
     tested = tuple(column for column in TESTED if column.key in known)
-    seen = [found for row in rows.values() for found in row.method.seeds.values()]
-    bins, images = (seen[0].bins, seen[0].images(split)) if seen else (None, None)
+    results_seen = [found for row in rows.values() for found in row.method.seeds.values()]
+    bins, images = (
+        (results_seen[0].bins, results_seen[0].images(split)) if results_seen else (None, None)
+    )
     return DatasetTable(
         dataset,
         split,
@@ -167,43 +181,54 @@ def _table(study: StudyConfig, dataset: str, results: Results, split: Split) -> 
 
 
 def _rows(
-    study: StudyConfig, dataset: str, results: Results, split: Split, *, columns: Sequence[Column]
-) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+    study: StudyConfig,
+    dataset: str,
+    results: Results,
+    split: EvaluationSplit,
+    *,
+    columns: Sequence[Column],
+) -> dict[str, StudyRow]:
+    rows: dict[str, StudyRow] = {}
     for config in rows_of(study):
         if split == "test" or config.kind == "plain":
-            own = {
-                place: each
-                for place, each in results.items()
-                if place[:2] == (dataset, config.method)
+            of_method = {
+                at_cell: each
+                for at_cell, each in results.items()
+                if at_cell[:2] == (dataset, config.method)
             }
             draws = draws_of(study, study.methods[config.method])
             replicates = list(product(study.splits or (0,), draws))
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
                 points = {
-                    at: _chosen(config, {p[2]: own[p] for p in own if p[3:] == at}, at, rows, study)
+                    at: _chosen(
+                        config,
+                        {p[2]: of_method[p] for p in of_method if p[3:] == at},
+                        at,
+                        rows,
+                        study,
+                    )
                     for at in replicates
                 }
             seeds = {
-                Unit(*place[3:], seed): found
-                for place, each in own.items()
-                if place[2] == points[place[3:]]
-                for seed, found in each.items()
+                Unit(*at_cell[3:], seed): result
+                for at_cell, each in of_method.items()
+                if at_cell[2] == points[at_cell[3:]]
+                for seed, result in each.items()
             }
-            method = Method(config.label, "", Path(), seeds, kind=config.kind)
+            method = MethodResult(config.label, "", Path(), seeds, kind=config.kind)
             values = {column.key: column_values(method, column, split) for column in columns}
             chosen = {at: point for at, point in points.items() if point and config.choice}
             complete = len(seeds) == len(replicates) * len(study.seeds)
-            rows[config.label] = Row(config, method, chosen, values, complete)
+            rows[config.label] = StudyRow(config, method, chosen, values, complete)
     return rows
 
 
 def _chosen(
     config: RowConfig,
-    candidates: Mapping[str, Mapping[int, Measured]],
+    candidates: Mapping[str, Mapping[int, StageResult]],
     at: Replicate,
-    rows: Mapping[str, Row],
+    rows: Mapping[str, StudyRow],
     study: StudyConfig,
 ) -> str | None:
     """The combination that a replicate's validation images choose; None until all are measured."""
@@ -220,7 +245,7 @@ def _chosen(
 
 
 def choose_point(
-    choice: Choice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
+    choice: GridChoice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
 ) -> str:
     """The combination that a choice takes, of the first where several are alike.
 
@@ -232,46 +257,50 @@ def choose_point(
     allowed = dict(means)
     if choice.within is not None:
         least = against[0]["accuracy"] - choice.within
-        allowed = {point: found for point, found in means.items() if found["accuracy"] >= least}
+        allowed = {
+            point: measures for point, measures in means.items() if measures["accuracy"] >= least
+        }
         if not allowed:
             return max(means, key=lambda point: means[point]["accuracy"])
     if choice.match is not None:
-        wanted = against[-1]["confidence"]
-        return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - wanted))
+        confidence = against[-1]["confidence"]
+        return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - confidence))
     sign = -1 if choice.by == "accuracy" else 1
     return min(allowed, key=lambda point: sign * allowed[point][choice.by])
 
 
-def _of_replicate(row: Row, at: Replicate) -> Mapping[int, Measured]:
+def _of_replicate(row: StudyRow, at: Replicate) -> Mapping[int, StageResult]:
     """A row's seeds of a replicate; those of its split where no draw changes it."""
     split, draw = at
     return {
-        unit.seed: found
-        for unit, found in row.method.seeds.items()
+        unit.seed: result
+        for unit, result in row.method.seeds.items()
         if unit.split == split and unit.draw in (draw, None)
     }
 
 
-def _validation(seeds: Mapping[int, Measured]) -> dict[str, float]:
-    found = [measured.on_validation for measured in seeds.values()]
-    return {key: fmean(each[key] for each in found) for key in found[0]}
+def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
+    measures = [measured.on_validation for measured in seeds.values()]
+    return {key: fmean(each[key] for each in measures) for key in measures[0]}
 
 
 # Columns
 
 
-def column_values(method: Method, column: Column, split: Split) -> dict[Unit, float]:
+def column_values(
+    method: MethodResult, column: Column, split: EvaluationSplit
+) -> dict[Unit, float]:
     """One value a unit; none of what is not measured of this row."""
     of_the_network = column.part != "kinds" or column.scaled  # which was measured on test images
     if of_the_network and (split == "validation" or method.kind != "plain"):
         return {}
     if column.part != "kinds":
-        means = {unit: found.mean_of(column.part) for unit, found in method.seeds.items()}
+        means = {unit: result.mean_of(column.part) for unit, result in method.seeds.items()}
         return {unit: mean[column.measure.key] for unit, mean in means.items() if mean}
     return method.values(column.measure, "scaled" if column.scaled else None, split=split)
 
 
-def column_drawn(method: Method, column: Column, split: Split) -> Drawn:
+def column_resamples(method: MethodResult, column: Column, split: EvaluationSplit) -> UnitValues:
     """The same on test sets drawn anew, where those are measured."""
     if column.part == "kinds" and column_values(method, column, split):
         return method.drawn(column.measure, "scaled" if column.scaled else None, split=split)
@@ -282,41 +311,45 @@ def column_drawn(method: Method, column: Column, split: Split) -> Drawn:
 
 
 def _tested(
-    rows: Mapping[str, Row], baseline: str, tested: Sequence[Column], split: Split
-) -> list[Row]:
+    rows: Mapping[str, StudyRow], baseline: str, tested: Sequence[Column], split: EvaluationSplit
+) -> list[StudyRow]:
     others = [row for label, row in rows.items() if label != baseline]
-    found = {
+    tests_of_column = {
         column.key: compare_all(
-            {row.label: column_drawn(row.method, column, split) for row in others},
-            column_drawn(rows[baseline].method, column, split),
+            {row.label: column_resamples(row.method, column, split) for row in others},
+            column_resamples(rows[baseline].method, column, split),
         )
         for column in tested
     }
     return [
         replace(
             row,
-            tests={key: tests[row.label] for key, tests in found.items() if row.label in tests},
+            tests={
+                key: tests[row.label]
+                for key, tests in tests_of_column.items()
+                if row.label in tests
+            },
         )
         for row in rows.values()
     ]
 
 
 def _contrasts(
-    study: StudyConfig, rows: Mapping[str, Row], tested: Sequence[Column]
+    study: StudyConfig, rows: Mapping[str, StudyRow], tested: Sequence[Column]
 ) -> dict[tuple[str, str], dict[str, Comparison]]:
     """What the study compares besides, corrected over all of it, measure by measure."""
-    found: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
+    by_pair: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
     for column in tested:
         tests = {}
         for new, old in study.contrasts:
             test = compare(
-                *(column_drawn(rows[label].method, column, "test") for label in (new, old))
+                *(column_resamples(rows[label].method, column, "test") for label in (new, old))
             )
             if test is not None:
                 tests[new, old] = test
         for pair, test in corrected(tests).items():
-            found[pair][column.key] = test
-    return {pair: tests for pair, tests in found.items() if tests}
+            by_pair[pair][column.key] = test
+    return {pair: tests for pair, tests in by_pair.items() if tests}
 
 
 def _ranks(table: DatasetTable) -> dict[str, list[float]]:
@@ -326,4 +359,4 @@ def _ranks(table: DatasetTable) -> dict[str, list[float]]:
         ranks([fmean(row.values[measure.key].values()) for row in complete], measure)
         for measure in RANKED
     ]
-    return {row.label: [r[place] for r in by_measure] for place, row in enumerate(complete)}
+    return {row.label: [r[index] for r in by_measure] for index, row in enumerate(complete)}

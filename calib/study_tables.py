@@ -8,26 +8,31 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from semix.calib.replicates import COMPARED, Comparison, Unit
-from semix.calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
+from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
+from semix.calib.results import (
+    MEASURE,
+    RANKED,
+    StageResult,
+    SummaryRecord,
+    merged_versions,
+    significant_change,
+)
 from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
 from semix.calib.study import Cell, StudyConfig
 from semix.calib.study_jobs import failure_of
 from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
-from semix.calib.study_results import TESTED, DatasetTable, Row, make_tables, read_results
+from semix.calib.study_results import TESTED, DatasetTable, StudyRow, make_tables, read_results
 from semix.calib.tables import (
     DASH,
     Column,
     Table,
+    TableCell,
     as_latex,
     as_markdown,
     csv_text,
     improvements,
     interval_text,
     latex_text,
-)
-from semix.calib.tables import (
-    Cell as Shown,
 )
 from semix.data.files import read_json, write_atomically, write_json
 from semix.data.printable import markdown_text
@@ -66,11 +71,11 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         InputError: what `read_results` refuses.
     """
     results = read_results(cells, out)
-    finished, missing = what_ran(cells, out)
+    finished, missing = finished_and_missing(cells, out)
     test, validation = (make_tables(study, results, split) for split in ("test", "validation"))
     records = {"test": table_records(test), "validation": table_records(validation)}
     figures = draw(test, out)
-    versions = merged_versions(found["versions"] for found in finished.values())
+    versions = merged_versions(evaluation["versions"] for evaluation in finished.values())
     facts = _sentence(finished, versions)
     texts = {
         "study.md": markdown_document(
@@ -94,8 +99,8 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "missing": missing,
         **records,
         "runs": {
-            name: {"digest": found["digest"], "seconds": found["seconds"]}
-            for name, found in finished.items()
+            name: {"digest": evaluation["digest"], "seconds": evaluation["seconds"]}
+            for name, evaluation in finished.items()
         },
         "versions": versions,
         "figures": figures,
@@ -105,7 +110,9 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     return record
 
 
-def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], dict[str, str]]:
+def finished_and_missing(
+    cells: Sequence[Cell], out: Path
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
     """Evaluations of the cells that are measured; of the others, why not as far as is known."""
     finished, missing = {}, {}
     for cell in cells:
@@ -137,13 +144,13 @@ def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
 def measure_table(table: DatasetTable) -> Table:
     """Means and deviations; the best mean of a column among complete rows."""
 
-    def places(row: Row) -> list[Shown]:
+    def rank_cells(row: StudyRow) -> list[TableCell]:
         ranked = (row.rank, row.mean_rank)
-        return [Shown(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
+        return [TableCell(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
 
     titles = [*(column.title for column in table.columns), "rank", "mean rank"]
     cells = _cells(table, table.columns)
-    rows = [(_label(row), cells[row.label] + places(row)) for row in table.rows]
+    rows = [(_label(row), cells[row.label] + rank_cells(row)) for row in table.rows]
     return Table("", "", titles, rows)
 
 
@@ -158,16 +165,20 @@ def further_table(table: DatasetTable) -> Table:
     return Table("", "", [column.title for column in table.further], rows)
 
 
-def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Shown]]:
+def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
     best = {
         column: column.measure.best(
-            found.mean for row in table.rows if row.complete and (found := row.summary(column))
+            row_summary.mean
+            for row in table.rows
+            if row.complete and (row_summary := row.summary(column))
         )
         for column in columns
     }
     return {
         row.label: [
-            Shown.of(column.measure, row.summary(column), best[column] if row.complete else None)
+            TableCell.of(
+                column.measure, row.summary(column), best[column] if row.complete else None
+            )
             for column in columns
         ]
         for row in table.rows
@@ -179,12 +190,12 @@ def change_table(
 ) -> Table:
     """Changes with their intervals, and p corrected over the rows of this table."""
 
-    def cells(column: Column, test: Comparison | None) -> list[Shown]:
+    def cells(column: Column, test: Comparison | None) -> list[TableCell]:
         if test is None:
-            return [Shown()] * 2
+            return [TableCell()] * 2
         measure = column.measure
-        note = f"{interval_text(test, measure)} {told_apart(test, measure)}".strip()
-        return [Shown(measure.text(test.change, signed=True), note), Shown(_p_values(test))]
+        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
+        return [TableCell(measure.text(test.change, signed=True), note), TableCell(_p_values(test))]
 
     titles = [title for c in tested for title in (f"{c.title} change", "p (Holm)")]
     shown = [
@@ -208,13 +219,13 @@ def choices(table: DatasetTable) -> list[str]:
     """A sentence for each chosen row: which combinations it took, and how often."""
     counted = {row.label: Counter(row.chosen.values()).most_common() for row in table.rows}
     return [
-        f"{label}: {', '.join(f'{point} ({times})' for point, times in found)}"
-        for label, found in counted.items()
-        if found
+        f"{label}: {', '.join(f'{point} ({times})' for point, times in counts)}"
+        for label, counts in counted.items()
+        if counts
     ]
 
 
-def _label(row: Row) -> str:
+def _label(row: StudyRow) -> str:
     """The row's name; where seeds are missing, how many it has."""
     return row.label if row.complete else f"{row.label} (n = {row.units})"
 
@@ -232,15 +243,15 @@ def verdicts(table: DatasetTable) -> list[str]:
     rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
     sentences = []
     for new, old, tests in rows:
-        told: dict[str, list[str]] = {"better in": [], "worse in": []}
+        by_verdict: dict[str, list[str]] = {"better in": [], "worse in": []}
         for column in table.tested:
             if (test := tests.get(column.key)) is not None:
-                verdict = told_apart(test, column.measure)
+                verdict = significant_change(test, column.measure)
                 start = f"{verdict} in" if verdict else test.too_few and f"{test.too_few} of"
-                told.setdefault(start, []).append(column.title.removesuffix(" %"))
-        known = {start: names for start, names in told.items() if start and names}
+                by_verdict.setdefault(start, []).append(column.title.removesuffix(" %"))
+        known = {start: names for start, names in by_verdict.items() if start and names}
         parts = [f"{start} {', '.join(names)}" for start, names in known.items()]
-        if not (told["better in"] or told["worse in"]):
+        if not (by_verdict["better in"] or by_verdict["worse in"]):
             parts.insert(0, "no significant difference")
         sentences.append(f"{new} against {old}: {'; '.join(parts)}.")
     return sentences
@@ -288,8 +299,8 @@ def markdown_document(
         if (tests := contrast_changes(table)).rows:
             parts += ["Further comparisons:", as_markdown(tests)]
         if lines := verdicts(table):
-            told = [f"- {markdown_text(line)}" for line in lines]
-            parts += ["Of these, 95 % intervals tell apart:", "\n".join(told)]
+            bullets = [f"- {markdown_text(line)}" for line in lines]
+            parts += ["Of these, 95 % intervals tell apart:", "\n".join(bullets)]
     if mixed is not None:
         parts += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
     parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
@@ -369,7 +380,7 @@ class RowRecord(TypedDict):
     run: str
     kind: str
     complete: bool
-    summary: dict[str, Spread | None]  # by column
+    summary: dict[str, SummaryRecord | None]  # by column
     units: int  # trained classifiers
     chosen: dict[str, int]  # combinations of the grid, and in how many replicates
     rank: float | None
@@ -402,8 +413,8 @@ def as_csv(records: Mapping[str, TableRecord]) -> str:
 def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
     line: dict[str, object] = {"method": row["method"], "run": row["run"], "kind": row["kind"]}
     line |= {"units": row["units"], "bins": bins}
-    for key, found in row["summary"].items():
-        line |= {key: found and found["mean"], f"{key}_sd": found and found["sd"]}
+    for key, summary in row["summary"].items():
+        line |= {key: summary and summary["mean"], f"{key}_sd": summary and summary["sd"]}
     line |= {"rank": row["rank"], "mean_rank": row["mean_rank"]}
     for column, test in row["tests"].items():
         line |= {f"{column}_{key}": value for key, value in test.items()}
@@ -427,7 +438,7 @@ def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
     }
 
 
-def _record(table: DatasetTable, row: Row) -> RowRecord:
+def _record(table: DatasetTable, row: StudyRow) -> RowRecord:
     columns = (*table.columns, *table.further)
     summaries = {column.key: row.summary(column) for column in columns}
     return {
@@ -435,7 +446,10 @@ def _record(table: DatasetTable, row: Row) -> RowRecord:
         "run": f"{table.dataset}/{row.config.method}",
         "kind": row.config.kind,
         "complete": row.complete,
-        "summary": {key: found.record() if found else None for key, found in summaries.items()},
+        "summary": {
+            key: row_summary.record() if row_summary else None
+            for key, row_summary in summaries.items()
+        },
         "units": row.units,
         "chosen": dict(Counter(row.chosen.values())),
         "rank": row.rank,
@@ -458,19 +472,19 @@ def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
     return DataFrame(
         [
             {
-                **place,
-                "temperature": found.temperature,
-                **found.kinds[kind],
-                **({} if kind != "plain" else _further(found)),
+                **about,
+                "temperature": result.temperature,
+                **result.kinds[kind],
+                **({} if kind != "plain" else _further(result)),
             }
-            for place, row, unit, kind in _lines(tables)
-            if kind in (found := row.method.seeds[unit]).kinds
+            for about, row, unit, kind in _lines(tables)
+            if kind in (result := row.method.seeds[unit]).kinds
         ]
     )
 
 
-def _further(found: Measured) -> dict[str, float]:
-    return {f"{part}_{key}": value for part in PARTS for key, value in found.mean_of(part).items()}
+def _further(result: StageResult) -> dict[str, float]:
+    return {f"{part}_{key}": value for part in PARTS for key, value in result.mean_of(part).items()}
 
 
 def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
@@ -481,13 +495,13 @@ def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
     from pandas import DataFrame
 
     lines = []
-    for place, row, unit, kind in _lines(tables):
-        drawn = {key: row.method.drawn(MEASURE[key], kind) for key in COMPARED}
-        sets = zip(*(values[unit] for values in drawn.values() if unit in values), strict=True)
+    for about, row, unit, kind in _lines(tables):
+        resamples = {key: row.method.drawn(MEASURE[key], kind) for key in COMPARED_MEASURES}
+        sets = zip(*(values[unit] for values in resamples.values() if unit in values), strict=True)
         further = _further(row.method.seeds[unit]) if kind == "plain" else {}
         tested = {key: value for key, value in further.items() if key in TESTED_KEYS}
         lines += [
-            {**place, "set": number, **dict(zip(drawn, values, strict=True)), **tested}
+            {**about, "set": number, **dict(zip(resamples, values, strict=True)), **tested}
             for number, values in enumerate(sets)
         ]
     return DataFrame(lines)
@@ -495,7 +509,7 @@ def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
 
 def _lines(
     tables: Sequence[DatasetTable],
-) -> Iterator[tuple[dict[str, object], Row, Unit, str]]:
+) -> Iterator[tuple[dict[str, object], StudyRow, Unit, str]]:
     """What every line begins with, and what it is of."""
     for table in tables:
         for row in table.rows:
@@ -509,6 +523,6 @@ def _lines(
 def _sentence(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:
     if not finished:
         return ""
-    minutes = sum(found["seconds"] for found in finished.values()) / 60
+    minutes = sum(evaluation["seconds"] for evaluation in finished.values()) / 60
     names = ", ".join(f"{library} {version}" for library, version in versions.items())
     return f"Training and measuring {len(finished)} runs took {minutes:.1f} minutes, with {names}."

@@ -16,13 +16,13 @@ from semix.calib.results import (
     MEASURE,
     NLL,
     Measure,
-    Method,
-    Place,
-    Spread,
+    MethodResult,
     Summary,
+    SummaryRecord,
+    TableName,
     Values,
     shown_in,
-    told_apart,
+    significant_change,
 )
 from semix.calib.run_folder import KINDS, Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
@@ -74,7 +74,7 @@ OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One place of a table: a figure, what stands beside it, and whether it is the best."""
 
     text: str = DASH
@@ -82,15 +82,15 @@ class Cell:
     best: bool = False
 
     @classmethod
-    def of(cls, measure: Measure, found: Summary | None, best: str | None = None) -> "Cell":
+    def of(cls, measure: Measure, summary: Summary | None, best: str | None = None) -> "TableCell":
         """
         Args:
             best: as `Measure.best` gives it.
         """
-        if found is None:
+        if summary is None:
             return cls()
-        text = measure.text(found.mean)
-        return cls(text, measure.deviation(found), measure.marked and text == best)
+        text = measure.text(summary.mean)
+        return cls(text, measure.deviation(summary), measure.marked and text == best)
 
     def __str__(self) -> str:
         return f"{self.text} {self.note}".rstrip()
@@ -109,7 +109,7 @@ class Table:
     title: str
     note: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
 
 
 # Forms of a table
@@ -152,9 +152,9 @@ def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
         return spreadsheet_text(cell) if isinstance(cell, str) else cell
 
     quoted = frame.copy(deep=False).rename(columns=plain)
-    for place, kind in enumerate(frame.dtypes):
+    for number, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            quoted.isetitem(place, frame.iloc[:, place].map(plain))
+            quoted.isetitem(number, frame.iloc[:, number].map(plain))
     text: str = quoted.to_csv(index=False, lineterminator="\n", float_format=float_format)
     return text
 
@@ -200,7 +200,7 @@ def _frame(
 ) -> "DataFrame":
     from pandas import DataFrame
 
-    def shown(cell: Cell) -> str:
+    def shown(cell: TableCell) -> str:
         text = escape(cell.text)
         return f"{bold(text) if cell.best else text} {escape(cell.note)}".rstrip()
 
@@ -220,12 +220,12 @@ class MethodRecord(TypedDict):
     data: str
     seeds: int
     bins: int
-    temperature: Spread
-    plain: dict[str, Spread]  # by measure
-    scaled: dict[str, Spread]
+    temperature: SummaryRecord
+    plain: dict[str, SummaryRecord]  # by measure
+    scaled: dict[str, SummaryRecord]
 
 
-def summary_table(methods: Sequence[Method]) -> list[MethodRecord]:
+def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
     """One record a method."""
     return [
         {
@@ -253,9 +253,9 @@ def overview(records: Sequence[MethodRecord]) -> Table:
     return Table("", note, [column.title for column in OVERVIEW], rows)
 
 
-def _recorded(row: MethodRecord, column: Column) -> Cell:
-    found = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
-    return Cell.of(column.measure, Summary(**found))
+def _recorded(row: MethodRecord, column: Column) -> TableCell:
+    summary = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
+    return TableCell.of(column.measure, Summary(**summary))
 
 
 def _each(values: Iterable[int]) -> str:
@@ -269,10 +269,10 @@ class Line:
     label: str
     kind: str
     note: str  # "T = 1.52 ± 0.10" where it is scaled; why a difference is not believed
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
-def comparison(methods: Sequence[Method]) -> list[list[Line]]:
+def comparison(methods: Sequence[MethodResult]) -> list[list[Line]]:
     """Every measure of the page, for each method its two rows.
 
     The best mean of a column is marked among the rows of one kind.
@@ -283,12 +283,12 @@ def comparison(methods: Sequence[Method]) -> list[list[Line]]:
         for kind in MAIN_KINDS
     }
 
-    def line(method: Method, kind: str) -> Line:
-        found = method.temperature()
-        sd = "" if found.sd is None else f" ± {found.sd:.2f}"
-        note = f"T = {found.mean:.2f}{sd}" if kind == "scaled" else ""
+    def line(method: MethodResult, kind: str) -> Line:
+        fitted = method.temperature()
+        sd = "" if fitted.sd is None else f" ± {fitted.sd:.2f}"
+        note = f"T = {fitted.mean:.2f}{sd}" if kind == "scaled" else ""
         cells = (
-            Cell.of(measure, method.summary(measure, kind), best[measure, kind])
+            TableCell.of(measure, method.summary(measure, kind), best[measure, kind])
             for measure in shown_in("page")
         )
         return Line(method.label, MAIN_KINDS[kind], note, tuple(cells))
@@ -296,41 +296,41 @@ def comparison(methods: Sequence[Method]) -> list[list[Line]]:
     return [[line(method, kind) for kind in MAIN_KINDS] for method in methods]
 
 
-def differences(methods: Sequence[Method]) -> list[list[Line]]:
+def differences(methods: Sequence[MethodResult]) -> list[list[Line]]:
     """Mean difference to the first method over shared seeds, with its interval."""
     baseline, *others = methods
 
-    def cell(found: Comparison | None, measure: Measure) -> Cell:
-        if found is None:
-            return Cell("n/a", "no shared seed")
-        note = f"{interval_text(found, measure)} {told_apart(found, measure)}".strip()
-        return Cell(measure.text(found.change, signed=True), note)
+    def cell(test: Comparison | None, measure: Measure) -> TableCell:
+        if test is None:
+            return TableCell("n/a", "no shared seed")
+        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
+        return TableCell(measure.text(test.change, signed=True), note)
 
-    def line(method: Method, kind: str) -> Line:
-        found = {
+    def line(method: MethodResult, kind: str) -> Line:
+        tests = {
             measure: compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
             for measure in shown_in("page")
         }
         # All measures are of the same seeds, so that one note serves the whole line.
-        why = next((test.too_few for test in found.values() if test and test.too_few), "")
-        cells = tuple(cell(test, measure) for measure, test in found.items())
+        why = next((test.too_few for test in tests.values() if test and test.too_few), "")
+        cells = tuple(cell(test, measure) for measure, test in tests.items())
         return Line(method.label, MAIN_KINDS[kind], why, cells)
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in others]
 
 
-def interval_text(found: Comparison, measure: Measure) -> str:
+def interval_text(test: Comparison, measure: Measure) -> str:
     """`[-0.95, -0.41]`; empty without an interval."""
-    if found.low is None or found.high is None:
+    if test.low is None or test.high is None:
         return ""
-    ends = ", ".join(measure.text(end, signed=True) for end in (found.low, found.high))
+    ends = ", ".join(measure.text(end, signed=True) for end in (test.low, test.high))
     return f"[{ends}]"
 
 
 # One run in detail, or several
 
 
-def details(methods: Sequence[Method]) -> list[Table]:
+def details(methods: Sequence[MethodResult]) -> list[Table]:
     """Every way of calibrating after training, with intervals; shifted and foreign images.
 
     A method is in the tables of what all its seeds have.
@@ -346,7 +346,7 @@ def details(methods: Sequence[Method]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _kinds(methods: Sequence[Method]) -> Table:
+def _kinds(methods: Sequence[MethodResult]) -> Table:
     measures = shown_in("run")
     rows = [
         (f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures])
@@ -364,25 +364,25 @@ def _kinds(methods: Sequence[Method]) -> Table:
     return Table("Calibrated after training", f"{note}.", _titles(measures), rows)
 
 
-def _with_interval(method: Method, measure: Measure, kind: str) -> Cell:
+def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCell:
     text = measure.spread(method.summary(measure, kind))
-    found = method.each("intervals", kind)
-    if found and all(measure.key in limits for limits in found):
+    intervals = method.each("intervals", kind)
+    if intervals and all(measure.key in limits for limits in intervals):
         ends = (
-            measure.text(Summary.of(limits[measure.key][end] for limits in found).mean)
+            measure.text(Summary.of(limits[measure.key][end] for limits in intervals).mean)
             for end in (0, 1)
         )
         text += f"\n[{', '.join(ends)}]"
-    return Cell(text)
+    return TableCell(text)
 
 
-def improvements(methods: Sequence[Method], kinds: Sequence[str] = KINDS[1:]) -> Table:
+def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1:]) -> Table:
     """What each calibration after training takes off the proper scores, relative to none."""
 
-    def taken_off(method: Method, measure: Measure, kind: str) -> Cell:
+    def taken_off(method: MethodResult, measure: Measure, kind: str) -> TableCell:
         before, after = method.values(measure, "plain"), method.values(measure, kind)
         shares = Summary.of(1 - after[seed] / before[seed] for seed in after if before[seed])
-        return Cell(PERCENT.spread(shares))
+        return TableCell(PERCENT.spread(shares))
 
     rows = [
         (f"{method.label} {KIND_LABELS[kind]}", [taken_off(method, m, kind) for m in PROPER])
@@ -398,7 +398,7 @@ def improvements(methods: Sequence[Method], kinds: Sequence[str] = KINDS[1:]) ->
     return Table("Improvement in proper scores", note, ["NLL %", "Brier %"], rows)
 
 
-def _selective(methods: Sequence[Method]) -> Table:
+def _selective(methods: Sequence[MethodResult]) -> Table:
     rows = [
         (f"{method.label} {MAIN_KINDS[kind]}", list(method.figures(kind).values()))
         for method in methods
@@ -411,12 +411,12 @@ def _selective(methods: Sequence[Method]) -> Table:
     return _spreads("Answering only where it is sure", note, "selective", rows)
 
 
-def _conformal(methods: Sequence[Method]) -> Table:
+def _conformal(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label}, {score.upper()}", [sets[score] for sets in found])
+        (f"{method.label}, {score.upper()}", [sets[score] for sets in of_seeds])
         for method in methods
-        if (found := method.each("conformal"))
-        for score in found[0]
+        if (of_seeds := method.each("conformal"))
+        for score in of_seeds[0]
     ]
     note = "Sets of classes that shall hold the true one for nine images in ten, fitted on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "
@@ -424,15 +424,15 @@ def _conformal(methods: Sequence[Method]) -> Table:
     return _spreads("Conformal sets", note, "conformal", rows)
 
 
-def _shift(methods: Sequence[Method]) -> Table:
-    found = {method.label: method.each("shift") for method in methods}
-    rows = [(label, [shift["mean"] for shift in each]) for label, each in found.items() if each]
-    kinds = {_shift_words(shift) for each in found.values() for shift in each}
+def _shift(methods: Sequence[MethodResult]) -> Table:
+    by_label = {method.label: method.each("shift") for method in methods}
+    rows = [(label, [shift["mean"] for shift in each]) for label, each in by_label.items() if each]
+    kinds = {_shift_words(shift) for each in by_label.values() for shift in each}
     note = f"Mean over {' / '.join(sorted(kinds))}; TS: the temperature of the clean validation "
     return _spreads("Shifted test images", f"{note}images.", "shift", rows)
 
 
-def _foreign(methods: Sequence[Method]) -> Table:
+def _foreign(methods: Sequence[MethodResult]) -> Table:
     rows = [
         (f"{method.label}, {'mean over sets' if name == 'mean' else name}", [o[name] for o in each])
         for method in methods
@@ -446,13 +446,16 @@ def _foreign(methods: Sequence[Method]) -> Table:
 
 
 def _spreads(
-    title: str, note: str, place: Place, rows: Iterable[tuple[str, Sequence[Values]]]
+    title: str, note: str, table: TableName, rows: Iterable[tuple[str, Sequence[Values]]]
 ) -> Table:
     """Means and deviations over seeds of the measures that this table shows."""
-    measures = shown_in(place)
+    measures = shown_in(table)
     shown = [
-        (label, [Cell.of(m, Summary.of(values[m.key] for values in found)) for m in measures])
-        for label, found in rows
+        (
+            label,
+            [TableCell.of(m, Summary.of(values[m.key] for values in of_seeds)) for m in measures],
+        )
+        for label, of_seeds in rows
     ]
     return Table(title, note, _titles(measures), shown)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from semix.calib.page import (
-    Compared,
+    ComparedNoise,
     contact_sheet,
     duration,
     headlines,
@@ -109,7 +109,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         "models": {"generator": NAUGHTY},
     }
     agreement = {"agreed": 5, "images": 6, "share": 5 / 6}
-    compared = [Compared("by choice", MixedDataset(mixed), agreement)]
+    compared = [ComparedNoise("by choice", MixedDataset(mixed), agreement)]
     write_report(
         path,
         runs=runs,
@@ -132,10 +132,10 @@ def test_chosen_noise_is_shown_with_its_scores(source):
 
 def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
     whole = MixedDataset(make_mixed(tmp_path))
-    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
     assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
     whole.groups = [g.model_copy(update={"noise": RANDOM}) for g in whole.groups]
-    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
     assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 19.2")
 
 

@@ -68,7 +68,9 @@ def test_replicates_are_splits_and_for_mixed_images_their_draws(make_study, tmp_
         *(f"digits-split3-draw{draw}/ls+{point}" for draw in (7, 8) for point in points),
         "digits-split3/mac",
     ]
-    assert {cell.config.real.split_seed for cell in cells if cell.place == "digits-split4"} == {4}
+    assert {cell.config.real.split_seed for cell in cells if cell.replicate == "digits-split4"} == {
+        4
+    }
     last = cells[-2]
     assert (last.name, last.build, last.draw) == ("digits-split4-draw8/ls+w-2-5+hard", "random", 8)
     assert last.config.name == "CSM (w 2.5, hard)"
