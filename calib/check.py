@@ -222,7 +222,7 @@ def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
 
 
 def _check_shift(config: ShiftConfig, image_size: int) -> None:
-    from semix.calib.corruptions import SEVERITIES, MIN_SIDE
+    from semix.calib.corruptions import MIN_SIDE, SEVERITIES
 
     for severity in config.severities:
         if severity not in SEVERITIES:

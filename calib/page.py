@@ -1,4 +1,4 @@
-"""One self-contained HTML page that shows what was made, trained and measured."""
+"""One self-contained HTML page on the mixed images, the trainings and their results."""
 
 import json
 import math
@@ -48,19 +48,17 @@ from semix.data.quality import SeriesQuality, series_quality, spearman, weight_c
 from semix.data.series import spread_over_sets
 
 HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
-SECTION_FACTS = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
+SECTION_FACTS = ("seconds", "splits", "versions", "limits")  # facts with a section of their own
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-AgreementFigures = Mapping[str, Any]  # an `Agreement`, with what else is known of it
-ReportFacts = Mapping[
-    str, Any
-]  # whatever a caller wants to show; the known keys are `write_report`'s
+AgreementFigures = Mapping[str, Any]  # an `Agreement`, with the further keys of `write_report`
+ReportFacts = Mapping[str, Any]  # what a caller wants to show; known keys: see `write_report`
 
 
 @dataclass(frozen=True)
 class ComparedNoise:
-    """One of several mixed datasets that differ in noise, and how a judge read its end points."""
+    """One of several mixed datasets that differ in noise, and a judge's agreement with it."""
 
     label: str
     dataset: MixedDataset
@@ -81,16 +79,16 @@ def write_report(
 
     Args:
         runs: finished run folders; the first method on a dataset is the baseline there.
-        mixed: the mixed dataset, or the URL of its root; None for runs without.
-        agreement: what `endpoint_agreement` returned, or None if it was not measured; may add
-            "classifier", a sentence on who judged, and "label_gap" with "alpha_gap", what
-            `label_gap` gave for the stored labels and for `mixture_labels`.
-        facts: what else to show. Known keys: "seconds" {stage: s}, "splits" {name: images},
+        mixed: the mixed dataset, or the URL of its root; None for runs without one.
+        agreement: the result of `endpoint_agreement`, or None if it was not measured; may add
+            "classifier", a sentence on the judge, and "label_gap" with "alpha_gap", the results of
+            `label_gap` for the stored labels and for `mixture_labels`.
+        facts: further facts. Known keys: "seconds" {stage: s}, "splits" {name: images},
             "versions" {library: version}, "limits" [sentence on what the numbers do not show].
             Any other key becomes a section if it holds a mapping, else a line.
         compared: mixed datasets that differ in their noise, to be shown side by side.
     Raises:
-        InputError: a run that is not evaluated, or whose logits are gone; two runs of one name;
+        InputError: a run that is not evaluated, or whose logits are missing; two runs of one name;
             a mixed root that cannot be read.
     """
     dataset = MixedDataset(mixed) if isinstance(mixed, str) else mixed
@@ -124,14 +122,14 @@ def write_report(
 
 @dataclass(frozen=True)
 class Group:
-    """The methods on one set of real images: no others compare."""
+    """The methods on one set of real images; only these compare."""
 
     dataset: str
     baseline: str
     headlines: list[str]
     comparison: list[list[Line]]
     differences: list[list[Line]]
-    chance: dict[str, str]  # what the size of the test set leaves open
+    chance: dict[str, str]  # uncertainty from the size of the test set
 
 
 def _group(methods: Sequence[MethodResult]) -> Group:
@@ -147,7 +145,7 @@ def _group(methods: Sequence[MethodResult]) -> Group:
 
 
 def _chance(method: MethodResult) -> dict[str, str]:
-    """Standard error of a method's accuracy that the size of the test set alone gives."""
+    """Standard error of a method's accuracy from the size of the test set alone."""
     images = next(iter(method.seeds.values())).images("test")
     accuracy = method.summary(ACCURACY).mean
     error = math.sqrt(accuracy * (1 - accuracy) / images)
@@ -159,9 +157,9 @@ def _chance(method: MethodResult) -> dict[str, str]:
 
 
 def headlines(methods: Sequence[MethodResult]) -> list[str]:
-    """One sentence for each method against the first, then one on temperature scaling.
+    """One sentence per method against the first, then one on temperature scaling.
 
-    They are true for whatever the numbers are.
+    They are true whatever the numbers are.
     """
     baseline, *others = methods
     scaled = [f"{spread(method, ECE, 'scaled')} for {method.label}" for method in methods]
@@ -188,7 +186,7 @@ def _alone(method: MethodResult) -> str:
 def _against(method: MethodResult, baseline: MethodResult) -> str:
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "": []}
     for measure in HEADLINE_MEASURES:
-        test = compare(method.drawn(measure), baseline.drawn(measure))
+        test = compare(method.resamples(measure), baseline.resamples(measure))
         verdict = significant_change(test, measure) if test else ""
         by_verdict[verdict].append(_change(method, baseline, measure, test))
     words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
@@ -221,7 +219,7 @@ def _word(measure: Measure) -> str:
 
 @dataclass(frozen=True)
 class Diagram:
-    """One reliability diagram and the words beside it."""
+    """One reliability diagram with its texts."""
 
     label: str
     kind: str
@@ -246,7 +244,7 @@ def _diagram(method: MethodResult, kind: str) -> Diagram:
 
 @dataclass(frozen=True)
 class MixedPart:
-    """What the page shows of the mixed dataset."""
+    """The mixed dataset as shown on the page."""
 
     url: str
     index: str
@@ -281,7 +279,7 @@ def _mixed_part(mixed: MixedDataset) -> MixedPart:
 def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
     """Series spread evenly over the class pairs, then the one that follows alpha least.
 
-    Chosen by position, never by looks, so that the sheet shows what the dataset holds.
+    Selected by position, never by looks, so that the sheet represents the dataset.
     """
     rho = spearman(mixed.alphas, mixed.weights)
     worst = int(rho.argmin())
@@ -301,14 +299,14 @@ def _series(mixed: MixedDataset, group: int, note: str) -> Series:
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """A line of the comparison of noises; numbers as text, empty where there are none."""
+    """One row of the comparison of noises; numbers as text, empty if there are none."""
 
     label: str
     strategy: str
     series: int
     images: int
-    stability: str  # of the noises that were used
-    candidates: str  # of all that were scored: what random noises score
+    stability: str  # of the noises used
+    candidates: str  # of all scored noises: the stability of random ones
     agreement: str
     median: float  # Spearman(alpha, weight)
     mean: float
@@ -316,7 +314,7 @@ class NoiseRow:
 
 
 def noise_rows(compared: Sequence[ComparedNoise]) -> list[NoiseRow]:
-    """Stability scores of each dataset's noises, and what they bring."""
+    """Stability scores of each dataset's noises, and the quality of its series."""
     return [_noise_row(one) for one in compared]
 
 
@@ -348,7 +346,7 @@ def _scores(scores: Sequence[float]) -> str:
 
 
 def _share(agreement: AgreementFigures) -> str:
-    """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
+    """`98.5 ± 0.9`: percent, with the standard error from the number of images.
 
     Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
     """
@@ -370,7 +368,7 @@ class RunRecord:
     real: str  # digest of the real dataset
     mixed: str  # url, index and digest of the mixed dataset
     lineage: str  # its shards, their plan and models
-    seconds: float  # of training and of the last measuring
+    seconds: float  # of training and of the last evaluation
     config: str  # the whole resolved configuration, indented JSON
 
 
@@ -379,17 +377,17 @@ class Provenance:
     """Everything under "What was run"."""
 
     runs: list[RunRecord]
-    settings: list[tuple[str, list[str]]]  # only those in which the runs differ
+    settings: list[tuple[str, list[str]]]  # only those that differ between runs
     versions: dict[str, str]
-    seconds: dict[str, float]  # by the caller's stages, which may hold the trainings
-    training: dict[str, float]  # by run; they may have run side by side
+    seconds: dict[str, float]  # by the caller's stages, which may include the trainings
+    training: dict[str, float]  # by run; they may have run in parallel
     splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
 
 
 def provenance(runs: Sequence[Path], facts: ReportFacts) -> Provenance:
-    """Collect what the run folders and the caller's facts say.
+    """Collect the records of the run folders and the caller's facts.
 
     Args:
         facts: as for `write_report`.
@@ -459,7 +457,7 @@ def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> 
 
 
 def _lineage(run: Path) -> str:
-    """How many shards a run relied on, and what made them; empty without mixed images."""
+    """The number of shards that a run used, and their origin; empty without mixed images."""
     if not (run / LINEAGE).is_file():
         return ""
     lineage: Lineage = read_json(run / LINEAGE)
@@ -467,7 +465,7 @@ def _lineage(run: Path) -> str:
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Dotted names whose values differ; a part that some runs lack shows as absent settings."""
+    """Dotted names whose values differ; a section that a run lacks shows as absent settings."""
     every = sorted({name for config in configs for name in config})
     names = [name for name in every if not any(other.startswith(f"{name}.") for other in every)]
     rows = [(name, [config.get(name, DASH) for config in configs]) for name in names]

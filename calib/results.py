@@ -1,4 +1,4 @@
-"""What runs measured: one list of measures, and one reader of run folders."""
+"""Results of runs: the list of measures, and the reader of run folders."""
 
 import re
 import statistics
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 EvaluationSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
-TableName = Literal["page", "run", "study", "shift", "foreign", "selective", "conformal"]
+TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of evaluation.json and how people read it.
+    """A figure of evaluation.json and how tables show it.
 
     Attributes:
-        short: its title where columns are many.
+        short: its title in tables of many columns.
         tables: those that show it. "page": methods side by side, on the HTML page and as records;
-            "run": every kind of a method, with intervals; "study": a study's; "shift" and
-            "foreign": corrupted test images, and images of other datasets.
+            "run": every kind of a method, with intervals; "study": a study's; "shift" and "ood":
+            corrupted and out-of-distribution images.
         ranked: counts in the mean rank of a study; tested: against a study's baseline.
         marked: its best value is marked. Half of an error is not better for being smaller.
     """
@@ -73,7 +73,7 @@ class Measure:
         return text.replace("-", "\N{MINUS SIGN}")
 
     def deviation(self, summary: "Summary") -> str:
-        """ "± 0.52"; nothing where it is undefined."""
+        """ "± 0.52"; empty if it is undefined."""
         return "" if summary.sd is None else f"± {self.text(summary.sd)}"
 
     def spread(self, summary: "Summary") -> str:
@@ -84,7 +84,7 @@ class Measure:
         return new > old if self.higher_is_better else new < old
 
     def best(self, means: Iterable[float]) -> str | None:
-        """The best as printed, so that equal texts share the mark; None of a value alone."""
+        """The best as printed, so that equal texts share the mark; None for a single value."""
         known = list(means)
         if len(known) < 2:
             return None
@@ -108,14 +108,14 @@ EVERY_MEASURE = (
     Measure("under_ece", "Under-ECE", "U-ECE", ("page", "study"), percent=True, marked=False),
     Measure("nll", "NLL", "NLL", (*ALL, "shift"), ranked=True, tested=True),
     Measure("brier", "Brier", "Brier", (*ALL, "shift"), ranked=True),
-    Measure("auroc", "AUROC", "AUROC", ("foreign",), percent=True, higher_is_better=True),
-    Measure("fpr95", "FPR95", "FPR95", ("foreign",), percent=True),
+    Measure("auroc", "AUROC", "AUROC", ("ood",), percent=True, higher_is_better=True),
+    Measure("fpr95", "FPR95", "FPR95", ("ood",), percent=True),
     Measure(
-        *("entropy_auroc", "AUROC by entropy", "AUROC, entropy", ("foreign",)),
+        *("entropy_auroc", "AUROC by entropy", "AUROC, entropy", ("ood",)),
         percent=True,
         higher_is_better=True,
     ),
-    Measure("entropy_fpr95", "FPR95 by entropy", "FPR95, entropy", ("foreign",), percent=True),
+    Measure("entropy_fpr95", "FPR95 by entropy", "FPR95, entropy", ("ood",), percent=True),
     Measure("aurc", "AURC", "AURC", ("selective",), percent=True),
     Measure("augrc", "AUGRC", "AUGRC", ("selective",), percent=True),
     Measure(
@@ -129,7 +129,7 @@ EVERY_MEASURE = (
     ),
     Measure("variational_ece", "Variational ECE", "vECE", ("selective",), percent=True),
     Measure("coverage", "Coverage", "Coverage", ("conformal",), percent=True, marked=False),
-    Measure("size", "Classes a set", "Classes a set", ("conformal",)),
+    Measure("size", "Average set size", "Set size", ("conformal",)),
 )
 MEASURE = {measure.key: measure for measure in EVERY_MEASURE}
 ACCURACY, ECE, NLL = (MEASURE[key] for key in ("accuracy", "ece", "nll"))
@@ -151,7 +151,7 @@ class SummaryRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation (n - 1); None where one value leaves it undefined."""
+    """Mean and sample standard deviation (n - 1), which is None for a single value."""
 
     mean: float
     sd: float | None
@@ -173,13 +173,13 @@ class StageResult:
     """One stage of one seed: a row of evaluation.json.
 
     Attributes:
-        bins: of every binned measure.
+        bins: number of bins of every binned measure.
         logits: the file of its logits.
-        kinds: measures on test images, by those of KINDS.
-        intervals: 95 % bootstrap intervals, by kind and measure; empty where not measured.
-        drawn: measures on test sets drawn anew, likewise.
-        conformal: what sets of each score did.
-        shift, foreign: figures of corrupted test images and of other datasets; none likewise.
+        kinds: measures on test images, by kind of KINDS.
+        intervals: 95 % bootstrap intervals, by kind and measure; empty if not measured.
+        resamples: measures on bootstrap resamples, likewise.
+        conformal: coverage and size of the conformal sets, by score.
+        shift, ood: figures on corrupted and on OOD images; None or empty if not measured.
     """
 
     stage: Stage
@@ -189,10 +189,10 @@ class StageResult:
     logits: Path
     kinds: Mapping[str, Values]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
-    drawn: Mapping[str, Mapping[str, Sequence[float]]]
+    resamples: Mapping[str, Mapping[str, Sequence[float]]]
     conformal: Mapping[str, Values]
     shift: Shift | None
-    foreign: Mapping[str, Values]
+    ood: Mapping[str, Values]
 
     @classmethod
     def read(cls, row: Row, run: Path) -> "StageResult":
@@ -201,7 +201,7 @@ class StageResult:
             ValueError, KeyError, TypeError, AttributeError: the row is damaged.
         """
         if not LOGITS.fullmatch(row["logits"]):
-            raise ValueError(f"logits are at {row['logits']}, which is no file of a run")
+            raise ValueError(f"logits are at {row['logits']}, which is not a file of a run")
         plain = {"plain": row["intervals"]} if row.get("intervals") else {}
         values = {
             "stage": row["stage"],
@@ -211,35 +211,35 @@ class StageResult:
             "logits": run / row["logits"],
             "kinds": {kind: row[kind] for kind in KINDS if kind in row},
             "intervals": plain | row.get("posthoc_intervals", {}),
-            "drawn": row.get("drawn", {}),
+            "resamples": row.get("drawn", {}),
             "conformal": row.get("conformal", {}),
             "shift": row.get("shift"),
-            "foreign": row.get("ood", {}),
+            "ood": row.get("ood", {}),
         }
         return _measured().validate_python(values)
 
     def predictions(self, split: EvaluationSplit) -> "tuple[Tensor, Tensor]":
-        """Logits [N, K] and targets [N]. Raises InputError if the file is gone or damaged."""
+        """Logits [N, K] and targets [N]. Raises InputError if the file is missing or damaged."""
         from semix.calib.checkpoint import load_tensors
 
         if not self.logits.is_file():
             run = self.logits.parents[1]
-            raise InputError("logits", self.logits, f"not there; run `semix evaluate {run}` again")
+            raise InputError("logits", self.logits, f"missing; run `semix evaluate {run}` again")
         tensors = load_tensors(self.logits)
         with damage_of(self.logits):
             return tensors[f"{split}_logits"], tensors[f"{split}_targets"]
 
-    def mean_of(self, part: Literal["shift", "foreign"]) -> Values:
-        """Means over all corruptions and severities, or over all sets; empty where not measured."""
+    def mean_of(self, part: Literal["shift", "ood"]) -> Values:
+        """Means over all corruptions and severities, or over OOD sets; empty if not measured."""
         of_shift = self.shift["mean"] if part == "shift" and self.shift else {}
-        return self.foreign.get("mean", {}) if part == "foreign" else of_shift
+        return self.ood.get("mean", {}) if part == "ood" else of_shift
 
     def images(self, split: EvaluationSplit) -> int:
         return len(self.predictions(split)[1])
 
     @cached_property
     def on_validation(self) -> Values:
-        """As trained, on validation images; their mean confidence besides."""
+        """Measures as trained on validation images, with their mean confidence."""
         from semix.calib.metrics import calibration_metrics
 
         logits, targets = self.predictions("validation")
@@ -258,13 +258,14 @@ HEADS = {"mac_cal": "MaC-Cal", "tst": "TST", "vtst": "VTST"}
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One stage of one run over the seeds that are measured, as trained or calibrated after.
+    """One stage of one run over its measured seeds, as trained or with post-hoc calibration.
 
-    A study's row has those of all replicates.
+    A row of a study has the seeds of all replicates.
 
     Attributes:
-        kind: one of KINDS, whose figures are meant where no other kind is asked for.
-        data: digest of the real images; methods of another are not compared. dataset: its name.
+        kind: one of KINDS, the default of the methods below.
+        data: digest of the real images; methods with other images are not compared.
+        dataset: name of the real images.
     """
 
     label: str
@@ -284,7 +285,7 @@ class MethodResult:
     ) -> dict[Unit, Values]:
         """All measures of each seed that has this kind, in the units of evaluation.json.
 
-        Post-hoc methods are fitted on validation images, so those say nothing about them.
+        Post-hoc methods are fitted on validation images and have no figures there.
         """
         kind = kind or self.kind
         if split == "validation":
@@ -294,7 +295,7 @@ class MethodResult:
     def values(
         self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
     ) -> dict[Unit, float]:
-        """One value for each seed of `figures`. Raises InputError where one was not measured."""
+        """One value for each seed of `figures`. Raises InputError if one was not measured."""
         figures = self.figures(kind, split)
         lacking = [unit.seed for unit, measures in figures.items() if measure.key not in measures]
         if lacking:
@@ -302,13 +303,13 @@ class MethodResult:
             raise InputError(f"{self.run / EVALUATION} {kind or self.kind}", measure.key, remedy)
         return {unit: measures[measure.key] for unit, measures in figures.items()}
 
-    def drawn(
+    def resamples(
         self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
     ) -> dict[Unit, Sequence[float]]:
-        """Those values on test sets drawn anew, for `compare`; once each where there are none."""
+        """Values on bootstrap resamples, for `compare`; without resamples one value per unit."""
         kind = kind or self.kind
         resamples = {
-            unit: result.drawn.get(kind, {}).get(measure.key, ()) if split == "test" else ()
+            unit: result.resamples.get(kind, {}).get(measure.key, ()) if split == "test" else ()
             for unit, result in self.seeds.items()
         }
         values = self.values(measure, kind, split)
@@ -322,10 +323,10 @@ class MethodResult:
 
     def each(
         self,
-        part: Literal["kinds", "intervals", "conformal", "shift", "foreign"],
+        part: Literal["kinds", "intervals", "conformal", "shift", "ood"],
         key: str = "",
     ) -> list[Any]:
-        """A part of every seed, or what it has under a key; empty if a seed has none."""
+        """A part of every seed, or its value under `key`; empty if a seed has none."""
         parts = [getattr(row, part) for row in self.seeds.values()]
         parts = [one.get(key) for one in parts] if key else parts
         return parts if all(parts) else []
@@ -336,11 +337,11 @@ def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
 
     Raises:
         InputError: no run, a run without evaluation.json or of another schema, two runs of one
-            name, whose rows nobody could tell apart, or of other bins, whose errors are not the
-            same measure.
+            name, whose rows would look alike, or of other bins, whose errors are not the same
+            measure.
     """
     if not runs:
-        raise InputError("runs", "[]", "give at least one finished run folder")
+        raise InputError("runs", "[]", "name at least one finished run folder")
     evaluations = [(Path(run), load_evaluation(Path(run))) for run in runs]
     methods = _with_datasets(
         [method for evaluation in evaluations for method in methods_of(*evaluation)]
@@ -360,11 +361,11 @@ def _refuse_other_bins(methods: Sequence[MethodResult]) -> None:
     which = "; ".join(f"{run}: {', '.join(map(str, counts))}" for run, counts in bins.items())
     way = f"semix train RUN/{CONFIG} --out RUN --set evaluation.bins={known[0]}"
     remedy = f"errors of different bins cannot be compared ({which}); give them the same with"
-    raise InputError("bins", known, f"{remedy} `{way}`, which measures anew and trains nothing")
+    raise InputError("bins", known, f"{remedy} `{way}`, which measures again without training")
 
 
 def by_data(methods: Sequence[MethodResult]) -> list[list[MethodResult]]:
-    """The methods of each set of real images: no others compare. Each begins with its baseline."""
+    """The methods by real images: only those compare. Each group begins with its baseline."""
     groups: dict[str, list[MethodResult]] = {}
     for method in methods:
         groups.setdefault(method.data, []).append(method)
@@ -372,18 +373,18 @@ def by_data(methods: Sequence[MethodResult]) -> list[list[MethodResult]]:
 
 
 def load_evaluation(run: Path, path: Path | None = None) -> Evaluation:
-    """The evaluation.json of a finished run, or what was measured of it beside.
+    """The evaluation.json of a finished run, or another evaluation of it.
 
     Args:
-        path: another evaluation of it.
+        path: of the other evaluation.
     Raises:
-        InputError: it is not there, or of another schema; the folder is no run's, or the run is
+        InputError: it is missing, or of another schema; the folder is not a run, or the run is
             not finished.
     """
     path = path or run / EVALUATION
     if not path.exists():
         trained_run(run)
-        raise InputError("evaluation", path, f"not there; run `semix evaluate {run}` first")
+        raise InputError("evaluation", path, f"missing; run `semix evaluate {run}` first")
     with damage_of(path):
         evaluation: Evaluation = read_json(path)
         schema = evaluation.get("schema")
@@ -394,7 +395,7 @@ def load_evaluation(run: Path, path: Path | None = None) -> Evaluation:
 
 
 def merged_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Versions by library, in one text where runs had several."""
+    """Versions by library, joined in one text if runs had several."""
     merged: dict[str, dict[str, None]] = {}
     for of_run in versions:
         for library, version in of_run.items():
@@ -403,7 +404,7 @@ def merged_versions(versions: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, StageResult]:
-    """A stage of every seed that is measured under these settings, of a run finished or not.
+    """A stage of every seed measured under these settings; the run need not be finished.
 
     Raises:
         InputError: a seed was trained under other settings.
@@ -420,7 +421,7 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, S
 
 
 def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
-    """The stages of a run as an evaluation of it has them, base before head.
+    """The stages of a run in one of its evaluations, base before head.
 
     Raises:
         InputError: it holds no rows, or is damaged.
@@ -428,7 +429,7 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
     with damage_of(run / EVALUATION):
         name, records = evaluation["name"], evaluation["rows"]
         if not isinstance(name, str):
-            raise TypeError("the name is no text")
+            raise TypeError("the name is not a text")
         rows = sorted((StageResult.read(row, run) for row in records), key=lambda row: row.seed)
     if not rows:
         remedy = f"holds no rows; run `semix evaluate {run}` again"
@@ -446,13 +447,13 @@ def methods_of(run: Path, evaluation: Evaluation) -> list[MethodResult]:
 
 
 def _with_datasets(methods: Sequence[MethodResult]) -> list[MethodResult]:
-    """Names the dataset in every label where there are several."""
+    """Name the dataset in every label if there are several."""
     datasets = {method.data: method.dataset for method in methods}
     if len(datasets) == 1:
         return list(methods)
     names = list(datasets.values())
     for data, name in datasets.items():
-        if names.count(name) > 1:  # one place, but split or scaled otherwise
+        if names.count(name) > 1:  # one folder, split or scaled differently
             datasets[data] = f"{name} {data[:8]}"
     return [
         replace(m, label=f"{m.label}, {datasets[m.data]}", dataset=datasets[m.data])
@@ -461,7 +462,7 @@ def _with_datasets(methods: Sequence[MethodResult]) -> list[MethodResult]:
 
 
 def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
-    """What the stages of a run are called; a name may say already that there is a head."""
+    """Labels of a run's stages; the run's name may mention its head already."""
     if head is None:
         return {"base": name}
     added = HEADS[head["method"]]
@@ -474,7 +475,7 @@ def _labels(name: str, head: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def significant_change(test: Comparison, measure: Measure) -> str:
-    """`better` or `worse` where the interval leaves zero out; else, and of parts of ECE, empty."""
+    """`better` or `worse` if the interval excludes zero; else, and for parts of ECE, empty."""
     if not (test.is_clear and measure.marked):
         return ""
     return "better" if measure.improves(0.0, test.change) else "worse"

@@ -25,36 +25,36 @@ Overrides = dict[str, Any]  # settings of a training run or a build, nested or b
 
 
 class DatasetConfig(Settings):
-    """One dataset: what differs from `base` for every method."""
+    """One dataset: settings that differ from `base` for every method."""
 
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
 class GridChoice(Settings):
-    """One combination of a grid, chosen in each replicate by means over its seeds on validation."""
+    """How each replicate chooses a grid combination, by means over its seeds on validation."""
 
     by: Criterion = Field("nll", description="the measure whose best mean is taken")
     match: str | None = Field(
-        None, description="instead: mean confidence nearest to that of this row, which comes before"
+        None, description="instead: mean confidence closest to that of this row, an earlier one"
     )
     within: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="loss of accuracy, a fraction, against `of` that is allowed; where all lose "
+        description="loss of accuracy, a fraction, against `of` that is allowed; if all lose "
         "more, the most accurate is taken",
     )
     of: str | None = Field(None, description="row that `within` counts from; none: the baseline")
 
 
 class MethodConfig(Settings):
-    """One method: what differs from `base`, and what its results are called."""
+    """One method: settings that differ from `base`, and the labels of its results."""
 
     name: str | None = Field(None, min_length=1, description="in tables; none: as its key")
     mixed: bool | str = Field(
         False,
-        description="trains on mixed images beside the real ones: true, on those that the dataset "
-        "names; or on those of a build, by its key",
+        description="trains on mixed images in addition to real ones: true, on those that the "
+        "dataset names; or on those of a build, by its key",
     )
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
     on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
@@ -65,28 +65,28 @@ class MethodConfig(Settings):
     )
     grid: dict[str, dict[str, Overrides]] = Field(
         {},
-        description="axes, each of choices by name; every combination is a row of its own, named "
-        "after its choices",
+        description="axes, each with choices by name; every combination is a row, named after its "
+        "choices",
     )
     chosen: dict[str, GridChoice] = Field(
-        {}, description="further rows by name, each of one combination a replicate"
+        {}, description="further rows by name, each of one combination per replicate"
     )
 
     @model_validator(mode="after")
     def _has_a_grid_to_choose_from(self) -> Self:
         if self.chosen and not self.grid:
-            raise ValueError("`chosen` chooses among the combinations of `grid`; give one")
+            raise ValueError("`chosen` selects combinations of `grid`; give a grid")
         if self.grid and self.post_hoc:
-            raise ValueError("`post_hoc` rows are of a method without `grid`; leave one out")
+            raise ValueError("`post_hoc` needs a method without `grid`; leave one out")
         return self
 
 
 class StudyConfig(Settings):
     """A grid of training runs and the table that compares them.
 
-    A cell's settings are `base`, then those of its dataset, of its method, of its method on that
-    dataset, and of its place in the method's grid. Keys are nested, or dotted names; of a loss,
-    model or method of another name nothing stays.
+    A cell's settings are `base`, overridden by its dataset, its method, its method on that
+    dataset, and its combination of the method's grid. Keys are nested, or dotted names; a loss,
+    model or method of another name replaces the whole section.
     """
 
     name: str = Field(min_length=1, description="title of the tables")
@@ -103,14 +103,14 @@ class StudyConfig(Settings):
     baseline: str = Field(description="key of the method that the others are tested against")
     seeds: Seeds = Field((0, 1, 2), description="of every cell")
     splits: Seeds | None = Field(
-        None, description="split seeds of the real images, each a replicate; none: as `base` has it"
+        None, description="split seeds of the real images, each a replicate; none: as in `base`"
     )
     draws: Seeds | None = Field(
-        None, description="seeds of the mixed images made for each split; none: as `builds` have it"
+        None, description="seeds of the mixed images made for each split; none: as in `builds`"
     )
     builds: dict[str, Overrides] = Field(
         {},
-        description="mixed datasets to make of each split and draw, by key: settings of a build "
+        description="mixed datasets to make for each split and draw, by key: settings of a build "
         "without `real`, which is that of the runs",
     )
     contrasts: tuple[tuple[str, str], ...] = Field(
@@ -119,14 +119,13 @@ class StudyConfig(Settings):
     standins: bool | Literal["large", "tiny"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "with which the builds work; large: larger ones, for a GPU; tiny: worth nothing, to try a "
-        "study in seconds",
+        "for the builds; large: larger ones, for a GPU; tiny: only for trying a study in seconds",
     )
 
     @model_validator(mode="after")
     def _draws_something(self) -> Self:
         if not self.builds and (self.draws or self.standins):
-            raise ValueError("`draws` and `standins` are of mixed datasets; name some in `builds`")
+            raise ValueError("`draws` and `standins` need mixed datasets; name some in `builds`")
         return self
 
     @field_validator("datasets", "methods", "builds")
@@ -134,9 +133,9 @@ class StudyConfig(Settings):
     def _are_folders(cls, keyed: dict[str, T]) -> dict[str, T]:
         for key in keyed:
             if not FOLDER.fullmatch(key):
-                raise ValueError(f"{key!r} is a folder: letters, digits, _, - and + alone")
+                raise ValueError(f"{key!r} names a folder: use letters, digits, _, - and + only")
         if len({key.lower() for key in keyed}) != len(keyed):  # one folder on some systems
-            raise ValueError("two keys differ in upper and lower case alone")
+            raise ValueError("two keys differ only in upper and lower case")
         return keyed
 
 
@@ -145,11 +144,11 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a study, with the settings that it gives.
+    """One training run of a study, with its settings.
 
     Attributes:
-        split, draw: of its replicate; None where the study says nothing, or for runs on real
-            images alone, which no draw changes.
+        split, draw: of its replicate; None if the study sets none, or for runs on real images
+            alone, which no draw changes.
         point: its combination of the method's grid, as a part of its folder; "" without one.
         build: key of the mixed dataset that the study makes for it.
     """
@@ -164,7 +163,7 @@ class Cell:
 
     @property
     def replicate(self) -> str:
-        """The folder of its replicate, whose runs may share a first stage."""
+        """Folder of its replicate, whose runs may share a first stage."""
         return replicate_name(self.dataset, self.split, self.draw)
 
     @property
@@ -192,11 +191,11 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
     """Every cell, replicate by replicate, methods in the order of the study.
 
     Args:
-        out: the study's folder, which gets the mixed datasets that it makes.
+        out: the study's folder, below which its mixed datasets are made.
     Raises:
-        InputError: a baseline, dataset, build or row that is not there, two rows of one name,
+        InputError: a baseline, dataset, build or row that does not exist, two rows of one name,
             mixed images that a method cannot have, different bins, or settings that no training
-            run takes.
+            run accepts.
     """
     _refuse_unknown(study)
     cells = [
@@ -225,13 +224,13 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Find what cannot be trained before anything is.
+    """Refuse cells that cannot be trained, before any training begins.
 
     Raises:
-        InputError: what `semix.calib.config` refuses, with the cell's name.
+        InputError: the settings are invalid; the message begins with the cell's name.
     """
     for cell in cells:
-        unbuilt = {"mixed": None} if cell.build is not None else {}  # it need not be there yet
+        unbuilt = {"mixed": None} if cell.build is not None else {}  # need not exist yet
         with error_prefix(cell.name):
             check_settings(cell.config.model_copy(update=unbuilt))
             check_launch(cell.config, processes=1)
@@ -242,7 +241,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 @contextmanager
 def error_prefix(prefix: str) -> Iterator[None]:
-    """Put a name before the field of an InputError, as that of a cell."""
+    """Prefix the field of an InputError with a name, such as that of a cell."""
     try:
         yield
     except InputError as error:
@@ -250,15 +249,15 @@ def error_prefix(prefix: str) -> Iterator[None]:
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of these names, `*` and `?` as in file names; all of them without any.
+    """The cells with these names, in which `*` and `?` are wildcards; without names, all.
 
     Raises:
-        InputError: a name that no cell has.
+        InputError: no cell has such a name.
     """
     for pattern in only:
         if not any(fnmatchcase(cell.name, pattern) for cell in cells):
             names = ", ".join(cell.name for cell in cells)
-            raise InputError("--only", pattern, f"no cell has this name; there are {names}")
+            raise InputError("--only", pattern, f"no cell has this name; choose from {names}")
     return [
         cell
         for cell in cells
@@ -274,8 +273,8 @@ class Point:
     """One combination of a method's grid.
 
     Attributes:
-        folder: part of the run's; "" where there is no grid.
-        choices: what it is called, axis by axis.
+        folder: part of the run's folder; "" without a grid.
+        choices: its name, axis by axis.
     """
 
     folder: str
@@ -301,9 +300,9 @@ class RowConfig:
     """A row of a study's tables.
 
     Attributes:
-        method: its key; points: folders of the combinations behind it, of which `choice` takes
-            one a replicate; one where nothing is chosen.
-        kind: as trained, or calibrated after.
+        method: its key; points: folders of its combinations, of which `choice` takes one per
+            replicate; a single one without a choice.
+        kind: as trained, or a post-hoc calibration.
     """
 
     label: str
@@ -314,7 +313,7 @@ class RowConfig:
 
 
 def rows_of(study: StudyConfig) -> list[RowConfig]:
-    """Every row, method by method: as trained, calibrated after, then the chosen ones."""
+    """Every row, method by method: as trained, post-hoc calibrated, then the chosen ones."""
     rows = []
     for key, method in study.methods.items():
         name, points = method.name or key, points_of(method)
@@ -330,12 +329,12 @@ def rows_of(study: StudyConfig) -> list[RowConfig]:
 
 
 def baseline_row(study: StudyConfig) -> str:
-    """What the baseline's row is called."""
+    """The label of the baseline's row."""
     return study.methods[study.baseline].name or study.baseline
 
 
 def draws_of(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
-    """Draws of mixed images on which a method is trained; None alone where none change it."""
+    """Draws of mixed images on which a method is trained; (None,) if it uses none."""
     return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
 
 
@@ -350,14 +349,14 @@ def _refuse_unknown(study: StudyConfig) -> None:
                 known = ", ".join(study.datasets)
                 raise InputError(f"methods.{key}.on", dataset, f"choose one of {known}")
         if isinstance(method.mixed, str) and method.mixed not in study.builds:
-            known = f"choose one of {', '.join(study.builds)}" if study.builds else "none is there"
+            known = f"choose one of {', '.join(study.builds)}" if study.builds else "it has none"
             raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {known}")
     rows = rows_of(study)
     _refuse_rows(rows)
     for label in (label for pair in study.contrasts for label in pair):
         if label not in (row.label for row in rows):
             known = ", ".join(row.label for row in rows)
-            raise InputError("contrasts", label, f"no row is called so; there are {known}")
+            raise InputError("contrasts", label, f"no row has this name; choose from {known}")
 
 
 def _refuse_rows(rows: Sequence[RowConfig]) -> None:
@@ -375,7 +374,7 @@ def _refuse_rows(rows: Sequence[RowConfig]) -> None:
             if named is not None and named not in labels:
                 known = ", ".join(labels)
                 where = f"methods.{row.method}.chosen.{row.label}.{field}"
-                raise InputError(where, named, f"name a row that comes before: {known}")
+                raise InputError(where, named, f"name an earlier row: {known}")
         labels.append(row.label)
 
 
@@ -407,7 +406,7 @@ def _settings(
 
 
 def _first_alike(study: StudyConfig, dataset: str) -> str:
-    """The first dataset with the same real images: they share the mixed datasets made of them."""
+    """The first dataset with the same real images, as those share their mixed datasets."""
 
     def real(key: str) -> object:
         return merged(study.base, study.datasets[key].overrides).get("real")
@@ -429,12 +428,12 @@ def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Overrides:
-    """`base` with every value of `over` in its place; neither is changed.
+    """`base` overridden by every value of `over`; neither is changed.
 
     Mappings are merged, anything else is replaced; keys of `over` may be dotted names.
 
     Raises:
-        InputError: a key that is no text, or that goes through a value without parts.
+        InputError: a key is not a text, or goes through a value that is not a section.
     """
     result = dict(base)
     for key, value in _nested(over).items():

@@ -1,4 +1,4 @@
-"""What the mixed datasets of a study show of themselves, build beside build."""
+"""The table that compares the mixed datasets of a study, build by build."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MIXED_FIGURES = "mixed.csv"  # below a study's folder
-# Titles, and figures behind the point.
+# Titles, and decimals.
 OF_MIXED = {
     "stability": ("stability of the noises", 3),
     "candidates_stability": ("of all candidates", 3),
@@ -20,15 +20,15 @@ OF_MIXED = {
     "spearman": ("Spearman of alpha and weight", 3),
 }
 MIXED_NOTE = (
-    "Means over splits and draws, ± sample standard deviation. Stability: cosine of a start noise"
-    " and the one found back by inversion. Diversity: 1 - cosine of CLIP features, over pairs of"
-    " series of the same classes at the same alpha. Changes are against the first row, with 95 %"
-    " intervals over splits and draws."
+    "Means over splits and draws, ± sample standard deviation. Stability: cosine of an initial"
+    " noise and the one that inversion recovers. Diversity: 1 - cosine of CLIP features, over"
+    " pairs of series of the same classes at the same alpha. Changes are against the first row,"
+    " with 95 % intervals over splits and draws."
 )
 
 
 def read_mixed(out: Path) -> "DataFrame | None":
-    """What the study wrote of its mixed datasets; None where it made none."""
+    """The study's figures of its mixed datasets; None if it made none."""
     from pandas import read_csv
 
     return read_csv(out / MIXED_FIGURES) if (out / MIXED_FIGURES).is_file() else None
@@ -38,18 +38,14 @@ def mixed_table(frame: "DataFrame") -> Table:
     """Each build's means, and its changes against the first build of the dataset.
 
     Args:
-        frame: a line a mixed dataset: dataset, build, split, draw, and the figures of OF_MIXED,
-            empty where they were not measured.
+        frame: one line per mixed dataset: dataset, build, split, draw, and the figures of
+            OF_MIXED, empty if not measured.
     """
     rows, first = [], dict[str, "DataFrame"]()
-    for (dataset, build), rows_of_build in frame.groupby(["dataset", "build"], sort=False):
-        baseline = first.setdefault(dataset, rows_of_build)
+    for (dataset, build), lines in frame.groupby(["dataset", "build"], sort=False):
+        base = first.setdefault(dataset, lines)
         cells = [
-            _cell(
-                _by_unit(rows_of_build, key),
-                None if baseline is rows_of_build else _by_unit(baseline, key),
-                digits,
-            )
+            _cell(_by_unit(lines, key), None if base is lines else _by_unit(base, key), digits)
             for key, (_, digits) in OF_MIXED.items()
         ]
         rows.append((f"{dataset}, {build}", cells))

@@ -1,4 +1,4 @@
-"""What a study found: rows over all replicates, chosen ones among them, and comparisons."""
+"""Results of a study: rows over all replicates, chosen ones among them, and comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +36,9 @@ Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
-    """Every seed that is measured under the settings of its cell; cells that failed are left out.
+    """Every seed that is measured under the settings of its cell, except cells that failed.
 
-    Nothing is chosen in a replicate before all else is measured there.
+    A replicate chooses nothing before everything else in it is measured.
 
     Raises:
         InputError: a seed was trained under other settings.
@@ -57,12 +57,12 @@ class StudyRow:
     """A row on one dataset, over all its replicates.
 
     Attributes:
-        chosen: by replicate, the combination that its choice took; empty where nothing is chosen.
-        values: by column and unit; none where nothing was measured.
+        chosen: the chosen combination by replicate; empty without a choice.
+        values: by column and unit; empty if nothing was measured.
         complete: whether every seed of every replicate is measured.
         rank: by ECE on this dataset; `mean_rank` over datasets and ranked measures. None unless
             complete.
-        tests: by column, against the baseline; none of the baseline.
+        tests: by column, against the baseline; empty for the baseline.
     """
 
     config: RowConfig
@@ -80,11 +80,11 @@ class StudyRow:
 
     @property
     def units(self) -> int:
-        """Trained classifiers that are measured."""
+        """Number of measured classifiers."""
         return len(self.method.seeds)
 
     def summary(self, column: Column) -> Summary | None:
-        """Mean, and deviation over the means of replicates, or over seeds where there is one."""
+        """Mean, and deviation over the means of replicates, or over the seeds of a single one."""
         values = self.values.get(column.key)
         if not values:
             return None
@@ -100,10 +100,10 @@ class DatasetTable:
     """All rows of one dataset and split of its images; the baseline is among them.
 
     Attributes:
-        columns: of the images as they are; further: of corrupted and of foreign ones; tested: of
-            both, those that are compared.
+        columns: on the original images; further: on corrupted and OOD images; tested: the columns
+            of both that are compared.
         contrasts: comparisons that the study asks for, by new row and old.
-        bins: of the binned errors, and `images` measured; None where nothing is measured yet.
+        bins: of the binned errors; images: number measured. None if nothing is measured yet.
     """
 
     dataset: str
@@ -119,7 +119,7 @@ class DatasetTable:
 
 
 SHIFT = tuple(Column(MEASURE[key], part="shift") for key in ("accuracy", "ece", "scaled_ece"))
-FOREIGN = tuple(Column(MEASURE[key], part="foreign") for key in ("auroc", "fpr95"))
+OOD = tuple(Column(MEASURE[key], part="ood") for key in ("auroc", "fpr95"))
 TESTED = (
     *(Column(MEASURE[key]) for key in ("accuracy", "ece")),
     SCALED[0],
@@ -127,26 +127,25 @@ TESTED = (
     SCALED[1],
     Column(MEASURE["brier"]),
     *SHIFT[1:],
-    FOREIGN[0],
+    OOD[0],
 )
 
 
 def make_tables(study: StudyConfig, results: Results, split: EvaluationSplit) -> list[DatasetTable]:
-    """One table a dataset; ranks are means over the datasets on which every seed is measured."""
+    """One table per dataset; mean ranks need every seed to be measured on every dataset."""
     tables = [_table(study, dataset, results, split) for dataset in study.datasets]
-    ranks_of_tables = [_ranks(table) for table in tables]
+    all_ranks = [_ranks(table) for table in tables]
 
-    def ranked(row: StudyRow, ranks_here: Mapping[str, Sequence[float]]) -> StudyRow:
+    def ranked(row: StudyRow, by_row: Mapping[str, Sequence[float]]) -> StudyRow:
         mean = None
-        if all(row.label in of_dataset for of_dataset in ranks_of_tables):
-            mean = fmean(rank for of_dataset in ranks_of_tables for rank in of_dataset[row.label])
-        return replace(
-            row, rank=ranks_here[row.label][0] if row.label in ranks_here else None, mean_rank=mean
-        )
+        if all(row.label in of_dataset for of_dataset in all_ranks):
+            mean = fmean(rank for of_dataset in all_ranks for rank in of_dataset[row.label])
+        rank = by_row[row.label][0] if row.label in by_row else None
+        return replace(row, rank=rank, mean_rank=mean)
 
     return [
-        replace(table, rows=tuple(ranked(row, ranks_here) for row in table.rows))
-        for table, ranks_here in zip(tables, ranks_of_tables, strict=True)
+        replace(table, rows=tuple(ranked(row, by_row) for row in table.rows))
+        for table, by_row in zip(tables, all_ranks, strict=True)
     ]
 
 
@@ -155,14 +154,12 @@ def _table(
 ) -> DatasetTable:
     on_test, baseline = split == "test", baseline_row(study)
     columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
-    further = SHIFT + FOREIGN if on_test else ()
+    further = SHIFT + OOD if on_test else ()
     rows = _rows(study, dataset, results, split, columns=(*columns, *further))
     known = {key for row in rows.values() for key, values in row.values.items() if values}
     tested = tuple(column for column in TESTED if column.key in known)
-    results_seen = [found for row in rows.values() for found in row.method.seeds.values()]
-    bins, images = (
-        (results_seen[0].bins, results_seen[0].images(split)) if results_seen else (None, None)
-    )
+    stages = [stage for row in rows.values() for stage in row.method.seeds.values()]
+    bins, images = (stages[0].bins, stages[0].images(split)) if stages else (None, None)
     return DatasetTable(
         dataset,
         split,
@@ -191,35 +188,27 @@ def _rows(
     rows: dict[str, StudyRow] = {}
     for config in rows_of(study):
         if split == "test" or config.kind == "plain":
-            of_method = {
-                at_cell: each
-                for at_cell, each in results.items()
-                if at_cell[:2] == (dataset, config.method)
+            cells = {
+                key: seeds for key, seeds in results.items() if key[:2] == (dataset, config.method)
             }
             draws = draws_of(study, study.methods[config.method])
             replicates = list(product(study.splits or (0,), draws))
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
-                points = {
-                    at: _chosen(
-                        config,
-                        {p[2]: of_method[p] for p in of_method if p[3:] == at},
-                        at,
-                        rows,
-                        study,
-                    )
-                    for at in replicates
-                }
-            seeds = {
-                Unit(*at_cell[3:], seed): result
-                for at_cell, each in of_method.items()
-                if at_cell[2] == points[at_cell[3:]]
-                for seed, result in each.items()
+                points = {}
+                for at in replicates:
+                    candidates = {key[2]: seeds for key, seeds in cells.items() if key[3:] == at}
+                    points[at] = _chosen(config, candidates, at, rows, study)
+            units = {
+                Unit(*key[3:], seed): result
+                for key, seeds in cells.items()
+                if key[2] == points[key[3:]]
+                for seed, result in seeds.items()
             }
-            method = MethodResult(config.label, "", Path(), seeds, kind=config.kind)
+            method = MethodResult(config.label, "", Path(), units, kind=config.kind)
             values = {column.key: column_values(method, column, split) for column in columns}
             chosen = {at: point for at, point in points.items() if point and config.choice}
-            complete = len(seeds) == len(replicates) * len(study.seeds)
+            complete = len(units) == len(replicates) * len(study.seeds)
             rows[config.label] = StudyRow(config, method, chosen, values, complete)
     return rows
 
@@ -231,7 +220,7 @@ def _chosen(
     rows: Mapping[str, StudyRow],
     study: StudyConfig,
 ) -> str | None:
-    """The combination that a replicate's validation images choose; None until all are measured."""
+    """The combination chosen on a replicate's validation images; None until all are measured."""
     choice = config.choice
     assert choice is not None
     against = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
@@ -247,12 +236,12 @@ def _chosen(
 def choose_point(
     choice: GridChoice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
 ) -> str:
-    """The combination that a choice takes, of the first where several are alike.
+    """The combination that a choice takes, the first of equal ones.
 
     Args:
-        means: by combination, measures of validation images.
-        against: likewise of the row that `within` counts from, and of the one to `match`, as far
-            as the choice names them.
+        means: by combination, measures on validation images.
+        against: measures of the row that `within` counts from, then of the row to `match`, if the
+            choice names them.
     """
     allowed = dict(means)
     if choice.within is not None:
@@ -270,7 +259,7 @@ def choose_point(
 
 
 def _of_replicate(row: StudyRow, at: Replicate) -> Mapping[int, StageResult]:
-    """A row's seeds of a replicate; those of its split where no draw changes it."""
+    """A row's seeds in a replicate; those of its split if it uses no drawn images."""
     split, draw = at
     return {
         unit.seed: result
@@ -290,8 +279,8 @@ def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
 def column_values(
     method: MethodResult, column: Column, split: EvaluationSplit
 ) -> dict[Unit, float]:
-    """One value a unit; none of what is not measured of this row."""
-    of_the_network = column.part != "kinds" or column.scaled  # which was measured on test images
+    """One value per unit; empty if the column is not measured for this row."""
+    of_the_network = column.part != "kinds" or column.scaled  # only on test images
     if of_the_network and (split == "validation" or method.kind != "plain"):
         return {}
     if column.part != "kinds":
@@ -301,9 +290,9 @@ def column_values(
 
 
 def column_resamples(method: MethodResult, column: Column, split: EvaluationSplit) -> UnitValues:
-    """The same on test sets drawn anew, where those are measured."""
+    """The same on bootstrap resamples, if those are measured."""
     if column.part == "kinds" and column_values(method, column, split):
-        return method.drawn(column.measure, "scaled" if column.scaled else None, split=split)
+        return method.resamples(column.measure, "scaled" if column.scaled else None, split=split)
     return {unit: [value] for unit, value in column_values(method, column, split).items()}
 
 
@@ -337,7 +326,7 @@ def _tested(
 def _contrasts(
     study: StudyConfig, rows: Mapping[str, StudyRow], tested: Sequence[Column]
 ) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """What the study compares besides, corrected over all of it, measure by measure."""
+    """The further comparisons of the study, corrected over all of them for each measure."""
     by_pair: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
     for column in tested:
         tests = {}
@@ -353,7 +342,7 @@ def _contrasts(
 
 
 def _ranks(table: DatasetTable) -> dict[str, list[float]]:
-    """Ranks by each measure in RANKED, ECE first, of the rows that are complete."""
+    """Ranks of the complete rows by each measure in RANKED, ECE first."""
     complete = [row for row in table.rows if row.complete]
     by_measure = [
         ranks([fmean(row.values[measure.key].values()) for row in complete], measure)

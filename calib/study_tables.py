@@ -1,4 +1,4 @@
-"""A study's tables, written in every form, with every value behind them."""
+"""The tables of a study in every form, and the files of all values behind them."""
 
 import gzip
 from collections import Counter
@@ -24,6 +24,7 @@ from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
 from semix.calib.study_results import TESTED, DatasetTable, StudyRow, make_tables, read_results
 from semix.calib.tables import (
     DASH,
+    PREFIXES,
     Column,
     Table,
     TableCell,
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 2
-IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is told
+IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is shown
 STUDY = "study.json"
 VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
 FIGURES = "figures"
 TESTED_KEYS = {column.key for column in TESTED}
-PARTS: tuple[Literal["shift", "foreign"], ...] = ("shift", "foreign")
+PARTS: tuple[Literal["shift", "ood"], ...] = ("shift", "ood")
 LATEX = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
 \usepackage[utf8]{inputenc}
@@ -59,16 +60,16 @@ LATEX = r"""\documentclass{article}
 def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, object]:
     """Write study.md, study-validation.md, study.csv, study.tex, study.json and figures.
 
-    values.csv holds every measure of every seed, of rows that were not chosen too, and
-    resamples.csv.gz the tested ones on test sets drawn anew: from them every interval and p-value
-    of the tables can be computed again.
+    values.csv holds every measure of every seed, including combinations that were not chosen, and
+    resamples.csv.gz the tested measures on bootstrap resamples: from them every interval and
+    p-value of the tables can be computed again.
 
     Args:
-        cells: all of them, measured or not; the tables say which are not.
+        cells: all cells, measured or not; the tables say which are not.
     Returns:
-        What study.json holds.
+        The content of study.json.
     Raises:
-        InputError: what `read_results` refuses.
+        InputError: see `read_results`.
     """
     results = read_results(cells, out)
     finished, missing = finished_and_missing(cells, out)
@@ -113,7 +114,7 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
 def finished_and_missing(
     cells: Sequence[Cell], out: Path
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Evaluations of the cells that are measured; of the others, why not as far as is known."""
+    """Evaluations of the measured cells, and for the others the reason, if it is known."""
     finished, missing = {}, {}
     for cell in cells:
         run = cell.run(out)
@@ -125,12 +126,12 @@ def finished_and_missing(
 
 
 def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
-    """The figures of each dataset that has results; their paths below `out`."""
+    """Draw the figures of each dataset that has results; return their paths below `out`."""
     from semix.calib.figures import write_figures
 
     names = []
     for table in tables:
-        # Of a grid the chosen combinations alone: pictures of dozens of rows show nothing.
+        # Of a grid only the chosen combinations: dozens of rows would be unreadable.
         shown = [row for row in table.rows if row.config.choice or row.config.points == ("",)]
         measured = [row.method for row in shown if row.units]
         if measured:
@@ -155,7 +156,7 @@ def measure_table(table: DatasetTable) -> Table:
 
 
 def further_table(table: DatasetTable) -> Table:
-    """The same of corrupted and of foreign images, of the rows of which they are measured."""
+    """Measures on corrupted and OOD images, for the rows where they are measured."""
     cells = _cells(table, table.further)
     rows = [
         (_label(row), cells[row.label])
@@ -188,7 +189,7 @@ def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Tab
 def change_table(
     tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
 ) -> Table:
-    """Changes with their intervals, and p corrected over the rows of this table."""
+    """Changes with their intervals, and p-values corrected over the rows of this table."""
 
     def cells(column: Column, test: Comparison | None) -> list[TableCell]:
         if test is None:
@@ -216,7 +217,7 @@ def contrast_changes(table: DatasetTable) -> Table:
 
 
 def choices(table: DatasetTable) -> list[str]:
-    """A sentence for each chosen row: which combinations it took, and how often."""
+    """One sentence per chosen row: its combinations, and how often each was chosen."""
     counted = {row.label: Counter(row.chosen.values()).most_common() for row in table.rows}
     return [
         f"{label}: {', '.join(f'{point} ({times})' for point, times in counts)}"
@@ -226,7 +227,7 @@ def choices(table: DatasetTable) -> list[str]:
 
 
 def _label(row: StudyRow) -> str:
-    """The row's name; where seeds are missing, how many it has."""
+    """The row's name; if seeds are missing, with the number it has."""
     return row.label if row.complete else f"{row.label} (n = {row.units})"
 
 
@@ -238,7 +239,7 @@ def _p_values(test: Comparison) -> str:
 
 
 def verdicts(table: DatasetTable) -> list[str]:
-    """A sentence a comparison: what is better or worse, or why nothing can be said."""
+    """One sentence per comparison: what is better or worse, or why nothing can be said."""
     rows = [(row.label, table.baseline, row.tests) for row in table.rows if row.tests]
     rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
     sentences = []
@@ -269,13 +270,13 @@ def markdown_document(
     facts: str = "",
     mixed: "DataFrame | None" = None,
 ) -> str:
-    """What was compared, a table and the tests of each dataset, what is missing.
+    """The study as Markdown: missing cells, and tables and tests of each dataset.
 
     Args:
-        missing: by cell, why.
+        missing: the reason by cell.
         figures: paths below the document's folder.
-        facts: what was run, in a sentence.
-        mixed: figures of the mixed datasets that were made; see `mixed_table`.
+        facts: a sentence on the runs.
+        mixed: figures of the mixed datasets; see `mixed_table`.
     """
     title = f"# {markdown_text(study.name)}: {tables[0].split} images"
     parts = [title, markdown_text(study.description)]
@@ -286,21 +287,21 @@ def markdown_document(
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
         parts += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
         if (further := further_table(table)).rows:
-            parts += ["Corrupted and foreign test images:", as_markdown(further)]
+            parts += ["Corrupted test images and OOD images:", as_markdown(further)]
         wins = improvements([row.method for row in table.rows], IMPROVED)
         if table.split == "test" and wins.rows:
-            parts += ["Share of the proper scores that calibration after training takes off:"]
+            parts += ["Relative decrease of proper scores by post-hoc calibration:"]
             parts += [as_markdown(wins)]
         if chosen := choices(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
-            parts += ["Chosen on validation, and in how many replicates:", "\n".join(lines)]
+            parts += ["Chosen on validation (number of replicates):", "\n".join(lines)]
         if (tests := baseline_changes(table)).rows:
             parts += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
         if (tests := contrast_changes(table)).rows:
             parts += ["Further comparisons:", as_markdown(tests)]
         if lines := verdicts(table):
             bullets = [f"- {markdown_text(line)}" for line in lines]
-            parts += ["Of these, 95 % intervals tell apart:", "\n".join(bullets)]
+            parts += ["Significant differences by 95 % intervals:", "\n".join(bullets)]
     if mixed is not None:
         parts += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
     parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
@@ -315,19 +316,19 @@ def legend(study: StudyConfig, tables: Sequence[DatasetTable]) -> str:
     sentences = [
         _replication(study),
         f"Binned errors have {' or '.join(map(str, bins)) or 'no'} bins.",
-        "The best mean of a column is bold, among rows that have every seed; a mark says nothing"
-        " about how far away the next is. O-ECE + U-ECE = ECE are not marked.",
+        "The best mean of a column is bold, among rows that have every seed; bold does not mean"
+        " significant. O-ECE + U-ECE = ECE are not marked.",
         f"Rank is by ECE on the dataset, mean rank over datasets and {ranked}; 1 is the best.",
         f"Changes are against {baseline}, in the units of the table, with 95 % intervals by a"
         " hierarchical bootstrap over splits, draws, training seeds and test images; behind them p"
         " of a two-sided t-test, paired over splits, or Welch's over the seeds of one split; none"
         " of fewer than three; and in brackets corrected by Holm's method over the rows of the"
-        " table. Corrupted and foreign images are not drawn anew.",
+        " table. Corrupted and OOD images are not resampled.",
     ]
     if tables[0].split == "test":
         sentences.append("TS: after temperature scaling on validation images.")
     else:
-        sentences.append("Validation images also chose the temperature, and epochs where asked to.")
+        sentences.append("Validation images also chose the temperature, and epochs if so set.")
     return " ".join(sentences)
 
 
@@ -346,7 +347,7 @@ def _replication(study: StudyConfig) -> str:
 def latex_document(
     study: StudyConfig, tables: Sequence[DatasetTable], *, missing: Mapping[str, str]
 ) -> str:
-    """A document that compiles as it stands; each `tabular` can be lifted out of it."""
+    """A complete LaTeX document; each `tabular` can be copied out of it."""
     parts = [LATEX, rf"\section*{{{latex_text(study.name)}}}"]
     if missing:
         cells = "; ".join(f"{latex_text(cell)}: {latex_text(why)}" for cell, why in missing.items())
@@ -356,8 +357,8 @@ def latex_document(
         images = "" if table.images is None else f"{table.images} "
         caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
         parts.append(_floating(measure_table(table), caption))
-        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p as"
-        caption += " it is and Holm-corrected."
+        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p,"
+        caption += " uncorrected and Holm-corrected."
         for tests, of in ((baseline_changes(table), caption), (contrast_changes(table), "")):
             if tests.rows:
                 parts.append(_floating(tests, of or f"{table.dataset}: further comparisons."))
@@ -399,7 +400,7 @@ class TableRecord(TypedDict):
 
 
 def as_csv(records: Mapping[str, TableRecord]) -> str:
-    """What `table_records` gave, a line a dataset and row; what was not measured is empty."""
+    """The CSV of `table_records`, one line per dataset and row; empty if not measured."""
     from pandas import DataFrame
 
     lines = [
@@ -422,7 +423,7 @@ def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
 
 
 def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
-    """By dataset: each row with its summaries and tests; the values are in `value_frame`."""
+    """Each row's summaries and tests, by dataset; the values are in `value_frame`."""
     return {
         table.dataset: {
             "bins": table.bins,
@@ -466,7 +467,7 @@ def _tests(tests: Mapping[str, Comparison]) -> dict[str, dict[str, float | str |
 
 
 def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """A line a row, kind and classifier: every measure as it was measured."""
+    """One line per row, kind and classifier: every measure, unrounded."""
     from pandas import DataFrame
 
     return DataFrame(
@@ -484,19 +485,20 @@ def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
 
 
 def _further(result: StageResult) -> dict[str, float]:
-    return {f"{part}_{key}": value for part in PARTS for key, value in result.mean_of(part).items()}
+    parts = {PREFIXES[part]: result.mean_of(part) for part in PARTS}
+    return {prefix + key: value for prefix, part in parts.items() for key, value in part.items()}
 
 
 def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """A line a row, kind, classifier and test set drawn anew: the measures that are tested.
+    """One line per row, kind, classifier and bootstrap resample: the measures that are tested.
 
-    Those of corrupted and foreign images are the same for every set.
+    Those of corrupted and OOD images are the same for every resample.
     """
     from pandas import DataFrame
 
     lines = []
     for about, row, unit, kind in _lines(tables):
-        resamples = {key: row.method.drawn(MEASURE[key], kind) for key in COMPARED_MEASURES}
+        resamples = {key: row.method.resamples(MEASURE[key], kind) for key in COMPARED_MEASURES}
         sets = zip(*(values[unit] for values in resamples.values() if unit in values), strict=True)
         further = _further(row.method.seeds[unit]) if kind == "plain" else {}
         tested = {key: value for key, value in further.items() if key in TESTED_KEYS}
@@ -510,7 +512,7 @@ def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
 def _lines(
     tables: Sequence[DatasetTable],
 ) -> Iterator[tuple[dict[str, object], StudyRow, Unit, str]]:
-    """What every line begins with, and what it is of."""
+    """The first columns of every line, with its row, unit and kind."""
     for table in tables:
         for row in table.rows:
             kinds = ("plain", "scaled") if row.config.kind == "plain" else (row.config.kind,)

@@ -1,4 +1,4 @@
-"""Tables of what was measured: for the page, for terminals, as Markdown, LaTeX and records."""
+"""Tables of results: for the page and terminals, as Markdown, LaTeX and records."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,29 +43,29 @@ KIND_LABELS = {
 PROPER = (NLL, MEASURE["brier"])
 PERCENT = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
-WORDS = {"shift": "corrupted", "foreign": "foreign"}
+IMAGES = {"shift": "corrupted", "ood": "OOD"}  # in titles
+PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of keys in files
 
 
 @dataclass(frozen=True)
 class Column:
-    """A measure of a row as it is, or after temperature scaling.
+    """A measure of a row, as trained or after temperature scaling.
 
     Attributes:
-        part: of the test images, of corrupted ones, or of those of other datasets.
+        part: which images: test, corrupted test, or out-of-distribution (OOD).
     """
 
     measure: Measure
     scaled: bool = False
-    part: Literal["kinds", "shift", "foreign"] = "kinds"
+    part: Literal["kinds", "shift", "ood"] = "kinds"
 
     @property
     def key(self) -> str:
-        prefix = "" if self.part == "kinds" else f"{self.part}_"
-        return f"{prefix}{self.measure.key}" + ("_scaled" if self.scaled else "")
+        return PREFIXES[self.part] + self.measure.key + ("_scaled" if self.scaled else "")
 
     @property
     def title(self) -> str:
-        where = "" if self.part == "kinds" else f", {WORDS[self.part]}"
+        where = "" if self.part == "kinds" else f", {IMAGES[self.part]}"
         return self.measure.short + (" + TS" if self.scaled else "") + where + self.measure.unit
 
 
@@ -75,7 +75,7 @@ OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
 
 @dataclass(frozen=True)
 class TableCell:
-    """One place of a table: a figure, what stands beside it, and whether it is the best."""
+    """One cell of a table: a figure, the note beside it, and whether it is the best."""
 
     text: str = DASH
     note: str = ""  # the standard deviation, or the interval of a difference
@@ -85,7 +85,7 @@ class TableCell:
     def of(cls, measure: Measure, summary: Summary | None, best: str | None = None) -> "TableCell":
         """
         Args:
-            best: as `Measure.best` gives it.
+            best: from `Measure.best`.
         """
         if summary is None:
             return cls()
@@ -101,9 +101,9 @@ class Table:
     """A table of text.
 
     Attributes:
-        note: what to know of it.
+        note: printed below it.
         columns: titles, without that of the labels.
-        rows: each a label and a cell a column.
+        rows: each a label and one cell per column.
     """
 
     title: str
@@ -116,9 +116,9 @@ class Table:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print without cutting a word or number, wider than a narrow screen if need be."""
+    """Print without cutting a word or number, wider than a narrow screen if necessary."""
     console = console or Console()
-    # Text, because a method's name may hold what rich takes for markup.
+    # Text, because rich may read markup in a method's name.
     shown = RichTable(
         title=_line(table.title) if table.title else None,
         caption=_line(table.note),
@@ -146,7 +146,7 @@ def _line(text: str) -> Text:
 
 
 def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
-    """A line a row; text that a spreadsheet would take for a formula is quoted, figures are not."""
+    """One line per row; text that a spreadsheet would read as a formula is quoted, figures not."""
 
     def plain(cell: object) -> object:
         return spreadsheet_text(cell) if isinstance(cell, str) else cell
@@ -175,7 +175,7 @@ def as_latex(table: Table) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Escape a text for LaTeX."""
     return printable(" ".join(text.split())).translate(LATEX)
 
 
@@ -212,7 +212,7 @@ def _frame(
 
 
 class MethodRecord(TypedDict):
-    """A method as JSON, in fractions, not percent; those of other `data` do not compare."""
+    """A method as JSON, in fractions, not percent; only methods of equal `data` compare."""
 
     method: str
     stage: str
@@ -226,7 +226,7 @@ class MethodRecord(TypedDict):
 
 
 def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
-    """One record a method."""
+    """One record per method."""
     return [
         {
             "method": method.label,
@@ -244,12 +244,12 @@ def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
 
 
 def overview(records: Sequence[MethodRecord]) -> Table:
-    """What `summary_table` returned: accuracy, ECE and NLL, plain and scaled."""
+    """The table of accuracy, ECE and NLL, plain and scaled, from `summary_table`."""
     rows = [(row["method"], [_recorded(row, column) for column in OVERVIEW]) for row in records]
     note = f"mean ± standard deviation over seeds ({_each(row['seeds'] for row in records)}); TS:"
     note += f" after temperature scaling; ECE: {_each(row['bins'] for row in records)} bins"
     if len({row["data"] for row in records}) > 1:
-        note += "; of different images, which do not compare"
+        note += "; methods on different images do not compare"
     return Table("", note, [column.title for column in OVERVIEW], rows)
 
 
@@ -268,12 +268,12 @@ class Line:
 
     label: str
     kind: str
-    note: str  # "T = 1.52 ± 0.10" where it is scaled; why a difference is not believed
+    note: str  # "T = 1.52 ± 0.10" if it is scaled; why a difference is not trusted
     cells: tuple[TableCell, ...]
 
 
 def comparison(methods: Sequence[MethodResult]) -> list[list[Line]]:
-    """Every measure of the page, for each method its two rows.
+    """Every measure of the page, two rows per method.
 
     The best mean of a column is marked among the rows of one kind.
     """
@@ -308,10 +308,10 @@ def differences(methods: Sequence[MethodResult]) -> list[list[Line]]:
 
     def line(method: MethodResult, kind: str) -> Line:
         tests = {
-            measure: compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
+            measure: compare(method.resamples(measure, kind), baseline.resamples(measure, kind))
             for measure in shown_in("page")
         }
-        # All measures are of the same seeds, so that one note serves the whole line.
+        # All measures have the same seeds, so that one note serves the whole line.
         why = next((test.too_few for test in tests.values() if test and test.too_few), "")
         cells = tuple(cell(test, measure) for measure, test in tests.items())
         return Line(method.label, MAIN_KINDS[kind], why, cells)
@@ -327,13 +327,13 @@ def interval_text(test: Comparison, measure: Measure) -> str:
     return f"[{ends}]"
 
 
-# One run in detail, or several
+# Details of one or several runs
 
 
 def details(methods: Sequence[MethodResult]) -> list[Table]:
-    """Every way of calibrating after training, with intervals; shifted and foreign images.
+    """Every post-hoc calibration, with intervals; corrupted and OOD images.
 
-    A method is in the tables of what all its seeds have.
+    A method is in a table if all its seeds have those figures.
     """
     tables = (
         _kinds(methods),
@@ -341,7 +341,7 @@ def details(methods: Sequence[MethodResult]) -> list[Table]:
         _selective(methods),
         _conformal(methods),
         _shift(methods),
-        _foreign(methods),
+        _ood(methods),
     )
     return [table for table in tables if table.rows]
 
@@ -357,11 +357,11 @@ def _kinds(methods: Sequence[MethodResult]) -> Table:
     seeds = _each(len(method.seeds) for method in methods)
     note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
     note += "; AECE: bins of equal count, cwECE: mean over classes"
-    note += "; what calibrates after training is fitted on validation images"
+    note += "; post-hoc calibration is fitted on validation images"
     if any(method.each("intervals") for method in methods):
         note += ". In brackets 95 % bootstrap intervals, limits averaged over seeds: what another "
         note += "test set of this size would change, not another training"
-    return Table("Calibrated after training", f"{note}.", _titles(measures), rows)
+    return Table("Post-hoc calibration", f"{note}.", _titles(measures), rows)
 
 
 def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCell:
@@ -377,7 +377,7 @@ def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCe
 
 
 def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1:]) -> Table:
-    """What each calibration after training takes off the proper scores, relative to none."""
+    """The relative improvement of the proper scores by each post-hoc calibration."""
 
     def taken_off(method: MethodResult, measure: Measure, kind: str) -> TableCell:
         before, after = method.values(measure, "plain"), method.values(measure, kind)
@@ -390,11 +390,11 @@ def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1
         for kind in kinds
         if method.each("kinds", kind) and method.kind == "plain"
     ]
-    note = "Share of NLL and Brier score that is gone, in percent; below zero it is worse. ECE can "
-    note += "fall while these rise: it does not see what a calibrator takes from the ranking."
+    note = "Relative decrease of NLL and Brier score in percent; below zero it is an increase. ECE "
+    note += "can fall while these rise: it does not see the damage to the ranking."
     if "isotonic" in kinds and any(method.each("kinds", "isotonic") for method in methods):
-        note += " Isotonic regression is a weak baseline: in CalArena it is worse than nothing on "
-        note += "CIFAR-100."
+        note += " Isotonic regression is a weak baseline: in CalArena it is worse than no "
+        note += "calibration on CIFAR-100."
     return Table("Improvement in proper scores", note, ["NLL %", "Brier %"], rows)
 
 
@@ -405,10 +405,10 @@ def _selective(methods: Sequence[MethodResult]) -> Table:
         for kind in MAIN_KINDS
         if method.each("kinds", kind)
     ]
-    note = "The surest test images first. AUGRC: errors among the k surest, over all images; "
-    note += "vECE: what recalibrating the confidence by other test images wins; the error is at "
-    note += "least so large, but for chance, which can put it below zero."
-    return _spreads("Answering only where it is sure", note, "selective", rows)
+    note = "The most confident test images first. AUGRC: errors among the k most confident, over "
+    note += "all images; vECE: a lower bound of the calibration error, by recalibrating with other "
+    note += "test images; it can be below zero by chance."
+    return _spreads("Selective prediction", note, "selective", rows)
 
 
 def _conformal(methods: Sequence[MethodResult]) -> Table:
@@ -418,7 +418,7 @@ def _conformal(methods: Sequence[MethodResult]) -> Table:
         if (of_seeds := method.each("conformal"))
         for score in of_seeds[0]
     ]
-    note = "Sets of classes that shall hold the true one for nine images in ten, fitted on "
+    note = "Sets of classes that should hold the true one for nine images in ten, calibrated on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "
     note += "cover more."
     return _spreads("Conformal sets", note, "conformal", rows)
@@ -429,20 +429,19 @@ def _shift(methods: Sequence[MethodResult]) -> Table:
     rows = [(label, [shift["mean"] for shift in each]) for label, each in by_label.items() if each]
     kinds = {_shift_words(shift) for each in by_label.values() for shift in each}
     note = f"Mean over {' / '.join(sorted(kinds))}; TS: the temperature of the clean validation "
-    return _spreads("Shifted test images", f"{note}images.", "shift", rows)
+    return _spreads("Corrupted test images", f"{note}images.", "shift", rows)
 
 
-def _foreign(methods: Sequence[MethodResult]) -> Table:
+def _ood(methods: Sequence[MethodResult]) -> Table:
     rows = [
         (f"{method.label}, {'mean over sets' if name == 'mean' else name}", [o[name] for o in each])
         for method in methods
-        if (each := method.each("foreign"))
+        if (each := method.each("ood"))
         for name in each[0]
     ]
-    note = "How well the largest probability, or the entropy, tells test images from those of "
-    note += "other datasets. FPR95: share of foreign images accepted where 95 % of the test "
-    note += "images are."
-    return _spreads("Foreign images", note, "foreign", rows)
+    note = "How well the largest probability, or the entropy, separates test images from those of "
+    note += "other datasets. FPR95: share of OOD images accepted where 95 % of the test images are."
+    return _spreads("Out-of-distribution (OOD) images", note, "ood", rows)
 
 
 def _spreads(

@@ -266,9 +266,9 @@ def test_provenance_shows_only_settings_that_differ(runs: list[Path]):
 
 def test_what_else_was_measured_is_shown_where_it_was(source: str, runs: list[Path]):
     assert [table.title for table in details(load_methods(runs))] == [
-        "Calibrated after training",
+        "Post-hoc calibration",
         "Improvement in proper scores",
-        "Answering only where it is sure",
+        "Selective prediction",
     ]
     text = " ".join(Page(source).text.split())
     assert "CE + vector scaling50.00 ± 0.003.00 ± 0.00" in text

@@ -95,7 +95,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             r"^methods\.ls\.mixed = other: .* choose one of random",
         ),
         (["methods.ls.mixed=other"], r"^methods\.ls\.mixed = other: a key of `builds`; none is"),
-        (["draws=[0, 1]"], r"`draws` and `standins` are of mixed datasets; name some in `builds`"),
+        (["draws=[0, 1]"], r"`draws` and `standins` need mixed datasets"),
         (["methods.ce.grid={a: {b: {}}}"], r"^baseline = ce: has a grid"),
         (
             ["methods.ls.grid={a: {x y: {}, x-y: {}}}"],
@@ -103,9 +103,12 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
         ),
         (
             ["methods.ls.grid={a: {b: {}}}", "methods.ls.chosen={best: {match: CE + MaC-Cal}}"],
-            r"chosen\.best\.match = CE \+ MaC-Cal: name a row that comes before: CE, ls \(b\)$",
+            r"chosen\.best\.match = CE \+ MaC-Cal: name an earlier row: CE, ls \(b\)$",
         ),
-        (['contrasts=[["ls", "LS"]]'], r"^contrasts = LS: no row is called so; there are CE, ls,"),
+        (
+            ['contrasts=[["ls", "LS"]]'],
+            r"^contrasts = LS: no row has this name; choose from CE, ls,",
+        ),
         (["baseline=cee"], r"^baseline = cee: choose one of ce, ls, mac"),
         (["methods.ls.name=CE"], r"^methods = CE: two rows have this name"),
         (["methods.ls.post_hoc={CE: scaled}"], r"^methods = CE: two rows have this name"),
@@ -133,9 +136,9 @@ def test_what_makes_no_grid_is_named(make_study, overrides, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (['methods={"a/b": {}}'], r"^methods: .*'a/b' is a folder: letters"),
+        (['methods={"a/b": {}}'], r"^methods: .*'a/b' names a folder: use letters"),
         (['methods={"..": {}}'], r"^methods: .*'\.\.' is a folder"),
-        (["methods={CE: {}, ce: {}}"], r"^methods: .*upper and lower case alone"),
+        (["methods={CE: {}, ce: {}}"], r"^methods: .*differ only in upper and lower case"),
         (["datasets={}"], r"^datasets: "),
         (["seeds=[1, 1]"], r"^seeds = .*give each seed once"),
         (["methods.ls.post_hoc={x: platt}"], r"^methods\.ls\.post_hoc\.x = 'platt': "),
@@ -168,7 +171,9 @@ def test_cells_are_chosen_by_name(make_study):
         "smaller/ce",
     ]
     assert choose(cells, []) == cells
-    with pytest.raises(InputError, match=r"^--only = ce: no cell has this name; there are small/"):
+    with pytest.raises(
+        InputError, match=r"^--only = ce: no cell has this name; choose from small/"
+    ):
         choose(cells, ["small/ce", "ce"])
 
 
