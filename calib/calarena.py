@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from semix.calib.results import EvaluationSplit, MethodResult, load_methods
+from semix.calib.results import EvalSplit, MethodResult, load_methods
 from semix.data.errors import InputError
 
 NAME = "semix"  # of the benchmark; CalArena reads the kind of task from its ending
@@ -44,7 +44,7 @@ def _experiments(method: MethodResult) -> list[tuple[str, str, dict[str, np.ndar
     experiments = []
     for unit, measured in method.seeds.items():
         parts = {}
-        splits: tuple[tuple[EvaluationSplit, str], ...] = (("validation", "cal"), ("test", "test"))
+        splits: tuple[tuple[EvalSplit, str], ...] = (("validation", "cal"), ("test", "test"))
         for split, short in splits:
             logits, targets = measured.predictions(split)
             p = logits.softmax(1).numpy().astype(np.float32)

@@ -19,7 +19,7 @@ from semix.calib.results import ACCURACY, ECE, MethodResult, Summary
 from semix.data.pages import DARK, LIGHT, Theme
 from semix.data.quality import WeightCurve
 
-MIN_BIN_COUNT = 20  # bins with fewer predictions are drawn pale: their accuracy is mostly chance
+MIN_COUNT = 20  # bins with fewer predictions are drawn pale: their accuracy is mostly chance
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": ["sans-serif"],
     "font.size": 9,
@@ -99,7 +99,7 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     count, accuracy, gaps = (value.numpy() for value in (bins.count, bins.accuracy, bins.gap))
     left, width = _left_and_width(len(count))
     for index in np.flatnonzero(count):
-        strength = 1.0 if count[index] >= MIN_BIN_COUNT else 0.35
+        strength = 1.0 if count[index] >= MIN_COUNT else 0.35
         box = {"x": left[index], "width": width, "align": "edge"}
         gap = gaps[index]
         axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **box)

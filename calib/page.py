@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from semix.calib.figures import (
-    MIN_BIN_COUNT,
-    Picture,
-    pooled_bins,
-    reliability_picture,
-    weight_figure,
-)
+from semix.calib.figures import MIN_COUNT, Picture, pooled_bins, reliability_picture, weight_figure
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
@@ -112,7 +106,7 @@ def write_report(
         noises=noise_rows(compared),
         facts=provenance(runs, facts),
         bins=methods[0].bins,
-        few=MIN_BIN_COUNT,
+        few=MIN_COUNT,
     )
     write_atomically(path, text.encode())
 
@@ -190,9 +184,7 @@ def _against(method: MethodResult, baseline: MethodResult) -> str:
         verdict = significant_change(test, measure) if test else ""
         by_verdict[verdict].append(_change(method, baseline, measure, test))
     words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
-    parts = [
-        f"{words[verdict]} {enumerate_words(each)}" for verdict, each in by_verdict.items() if each
-    ]
+    parts = [f"{words[key]} {enumerate_words(each)}" for key, each in by_verdict.items() if each]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
 

@@ -33,7 +33,7 @@ from semix.data.files import read_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-EvaluationSplit = Literal["test", "validation"]
+EvalSplit = Literal["test", "validation"]
 Values = Mapping[str, float]  # by measure
 LOGITS = re.compile(r"seed-\d+/logits-(base|head)\.safetensors")  # below the run
 TableName = Literal["page", "run", "study", "shift", "ood", "selective", "conformal"]
@@ -218,7 +218,7 @@ class StageResult:
         }
         return _measured().validate_python(values)
 
-    def predictions(self, split: EvaluationSplit) -> "tuple[Tensor, Tensor]":
+    def predictions(self, split: EvalSplit) -> "tuple[Tensor, Tensor]":
         """Logits [N, K] and targets [N]. Raises InputError if the file is missing or damaged."""
         from semix.calib.checkpoint import load_tensors
 
@@ -234,7 +234,7 @@ class StageResult:
         of_shift = self.shift["mean"] if part == "shift" and self.shift else {}
         return self.ood.get("mean", {}) if part == "ood" else of_shift
 
-    def images(self, split: EvaluationSplit) -> int:
+    def images(self, split: EvalSplit) -> int:
         return len(self.predictions(split)[1])
 
     @cached_property
@@ -264,8 +264,7 @@ class MethodResult:
 
     Attributes:
         kind: one of KINDS, the default of the methods below.
-        data: digest of the real images; methods with other images are not compared.
-        dataset: name of the real images.
+        data, dataset: digest and name of the real images; only methods of equal data compare.
     """
 
     label: str
@@ -280,9 +279,7 @@ class MethodResult:
     def bins(self) -> int:
         return next(iter(self.seeds.values())).bins
 
-    def figures(
-        self, kind: str | None = None, split: EvaluationSplit = "test"
-    ) -> dict[Unit, Values]:
+    def figures(self, kind: str | None = None, split: EvalSplit = "test") -> dict[Unit, Values]:
         """All measures of each seed that has this kind, in the units of evaluation.json.
 
         Post-hoc methods are fitted on validation images and have no figures there.
@@ -293,7 +290,7 @@ class MethodResult:
         return {s: m.kinds[kind] for s, m in self.seeds.items() if kind in m.kinds}
 
     def values(
-        self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
+        self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
     ) -> dict[Unit, float]:
         """One value for each seed of `figures`. Raises InputError if one was not measured."""
         figures = self.figures(kind, split)
@@ -304,7 +301,7 @@ class MethodResult:
         return {unit: measures[measure.key] for unit, measures in figures.items()}
 
     def resamples(
-        self, measure: Measure, kind: str | None = None, split: EvaluationSplit = "test"
+        self, measure: Measure, kind: str | None = None, split: EvalSplit = "test"
     ) -> dict[Unit, Sequence[float]]:
         """Values on bootstrap resamples, for `compare`; without resamples one value per unit."""
         kind = kind or self.kind
@@ -343,9 +340,7 @@ def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
     if not runs:
         raise InputError("runs", "[]", "name at least one finished run folder")
     evaluations = [(Path(run), load_evaluation(Path(run))) for run in runs]
-    methods = _with_datasets(
-        [method for evaluation in evaluations for method in methods_of(*evaluation)]
-    )
+    methods = _with_datasets([method for each in evaluations for method in methods_of(*each)])
     labels = [method.label for method in methods]
     for label in labels:
         if labels.count(label) > 1:

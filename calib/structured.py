@@ -60,7 +60,7 @@ def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
 
     Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2511.03685, with ridge penalties.
     """
-    start_logits, targets, start = _start_from_temperature(logits, targets)
+    start_logits, targets, start = _mixed_start(logits, targets)
     samples, classes = start_logits.shape
     strength = classes / samples
 
@@ -80,7 +80,7 @@ def fit_sms(logits: Tensor, targets: Tensor) -> Structured:
 
     Args, Raises, Source: as of `fit_svs`.
     """
-    start_logits, targets, start = _start_from_temperature(logits, targets)
+    start_logits, targets, start = _mixed_start(logits, targets)
     samples, classes = start_logits.shape
     if samples < classes:
         text = "%d validation images are too few for the matrix of %d classes: SVS in place of SMS"
@@ -107,9 +107,7 @@ def mixed_logits(logits: Tensor, temperature: float, uniform: float) -> Tensor:
     return torch.logaddexp(scaled, floor)
 
 
-def _start_from_temperature(
-    logits: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor, tuple[float, float]]:
+def _mixed_start(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, tuple[float, float]]:
     """Mixed logits, targets, and (temperature, uniform share)."""
     logits, targets = validated_float64(logits, targets)
     start = nll_temperature(logits, targets), 1 / (len(logits) + 1)

@@ -78,12 +78,8 @@ def take_over(run: Path, *, seed: int) -> Path | None:
         data = _trained_on(sibling, config, digest=metadata.get("digest"))
         if data is not None:
             pin_data(data, run)
-            copied = {
-                TRAINED_IN: sibling.name,
-                **metadata,
-                "digest": run_digest(config, data),
-            }
-            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=copied)
+            new = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
+            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=new)
             return sibling
     return None
 

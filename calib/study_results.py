@@ -10,7 +10,7 @@ from semix.calib.replicates import Comparison, Unit, UnitValues, compare, compar
 from semix.calib.results import (
     MEASURE,
     RANKED,
-    EvaluationSplit,
+    EvalSplit,
     MethodResult,
     StageResult,
     Summary,
@@ -107,7 +107,7 @@ class DatasetTable:
     """
 
     dataset: str
-    split: EvaluationSplit
+    split: EvalSplit
     columns: tuple[Column, ...]
     further: tuple[Column, ...]
     tested: tuple[Column, ...]
@@ -131,7 +131,7 @@ TESTED = (
 )
 
 
-def make_tables(study: StudyConfig, results: Results, split: EvaluationSplit) -> list[DatasetTable]:
+def make_tables(study: StudyConfig, results: Results, split: EvalSplit) -> list[DatasetTable]:
     """One table per dataset; mean ranks need every seed to be measured on every dataset."""
     tables = [_table(study, dataset, results, split) for dataset in study.datasets]
     all_ranks = [_ranks(table) for table in tables]
@@ -149,13 +149,11 @@ def make_tables(study: StudyConfig, results: Results, split: EvaluationSplit) ->
     ]
 
 
-def _table(
-    study: StudyConfig, dataset: str, results: Results, split: EvaluationSplit
-) -> DatasetTable:
+def _table(study: StudyConfig, dataset: str, results: Results, split: EvalSplit) -> DatasetTable:
     on_test, baseline = split == "test", baseline_row(study)
     columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
     further = SHIFT + OOD if on_test else ()
-    rows = _rows(study, dataset, results, split, columns=(*columns, *further))
+    rows = _rows(study, dataset, results, split, (*columns, *further))
     known = {key for row in rows.values() for key, values in row.values.items() if values}
     tested = tuple(column for column in TESTED if column.key in known)
     stages = [stage for row in rows.values() for stage in row.method.seeds.values()]
@@ -178,12 +176,7 @@ def _table(
 
 
 def _rows(
-    study: StudyConfig,
-    dataset: str,
-    results: Results,
-    split: EvaluationSplit,
-    *,
-    columns: Sequence[Column],
+    study: StudyConfig, dataset: str, results: Results, split: EvalSplit, columns: Sequence[Column]
 ) -> dict[str, StudyRow]:
     rows: dict[str, StudyRow] = {}
     for config in rows_of(study):
@@ -246,9 +239,7 @@ def choose_point(
     allowed = dict(means)
     if choice.within is not None:
         least = against[0]["accuracy"] - choice.within
-        allowed = {
-            point: measures for point, measures in means.items() if measures["accuracy"] >= least
-        }
+        allowed = {point: mean for point, mean in means.items() if mean["accuracy"] >= least}
         if not allowed:
             return max(means, key=lambda point: means[point]["accuracy"])
     if choice.match is not None:
@@ -276,9 +267,7 @@ def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
 # Columns
 
 
-def column_values(
-    method: MethodResult, column: Column, split: EvaluationSplit
-) -> dict[Unit, float]:
+def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dict[Unit, float]:
     """One value per unit; empty if the column is not measured for this row."""
     of_the_network = column.part != "kinds" or column.scaled  # only on test images
     if of_the_network and (split == "validation" or method.kind != "plain"):
@@ -289,7 +278,7 @@ def column_values(
     return method.values(column.measure, "scaled" if column.scaled else None, split=split)
 
 
-def column_resamples(method: MethodResult, column: Column, split: EvaluationSplit) -> UnitValues:
+def column_resamples(method: MethodResult, column: Column, split: EvalSplit) -> UnitValues:
     """The same on bootstrap resamples, if those are measured."""
     if column.part == "kinds" and column_values(method, column, split):
         return method.resamples(column.measure, "scaled" if column.scaled else None, split=split)
@@ -300,10 +289,10 @@ def column_resamples(method: MethodResult, column: Column, split: EvaluationSpli
 
 
 def _tested(
-    rows: Mapping[str, StudyRow], baseline: str, tested: Sequence[Column], split: EvaluationSplit
+    rows: Mapping[str, StudyRow], baseline: str, tested: Sequence[Column], split: EvalSplit
 ) -> list[StudyRow]:
     others = [row for label, row in rows.items() if label != baseline]
-    tests_of_column = {
+    by_column = {
         column.key: compare_all(
             {row.label: column_resamples(row.method, column, split) for row in others},
             column_resamples(rows[baseline].method, column, split),
@@ -313,11 +302,7 @@ def _tested(
     return [
         replace(
             row,
-            tests={
-                key: tests[row.label]
-                for key, tests in tests_of_column.items()
-                if row.label in tests
-            },
+            tests={key: tests[row.label] for key, tests in by_column.items() if row.label in tests},
         )
         for row in rows.values()
     ]

@@ -72,7 +72,7 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         InputError: see `read_results`.
     """
     results = read_results(cells, out)
-    finished, missing = finished_and_missing(cells, out)
+    finished, missing = split_by_status(cells, out)
     test, validation = (make_tables(study, results, split) for split in ("test", "validation"))
     records = {"test": table_records(test), "validation": table_records(validation)}
     figures = draw(test, out)
@@ -111,7 +111,7 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     return record
 
 
-def finished_and_missing(
+def split_by_status(
     cells: Sequence[Cell], out: Path
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
     """Evaluations of the measured cells, and for the others the reason, if it is known."""
@@ -169,18 +169,14 @@ def further_table(table: DatasetTable) -> Table:
 def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
     best = {
         column: column.measure.best(
-            row_summary.mean
-            for row in table.rows
-            if row.complete and (row_summary := row.summary(column))
+            each.mean for row in table.rows if row.complete and (each := row.summary(column))
         )
         for column in columns
     }
     return {
         row.label: [
-            TableCell.of(
-                column.measure, row.summary(column), best[column] if row.complete else None
-            )
-            for column in columns
+            TableCell.of(c.measure, row.summary(c), best[c] if row.complete else None)
+            for c in columns
         ]
         for row in table.rows
     }
@@ -447,10 +443,7 @@ def _record(table: DatasetTable, row: StudyRow) -> RowRecord:
         "run": f"{table.dataset}/{row.config.method}",
         "kind": row.config.kind,
         "complete": row.complete,
-        "summary": {
-            key: row_summary.record() if row_summary else None
-            for key, row_summary in summaries.items()
-        },
+        "summary": {key: each.record() if each else None for key, each in summaries.items()},
         "units": row.units,
         "chosen": dict(Counter(row.chosen.values())),
         "rank": row.rank,

@@ -450,11 +450,8 @@ def _spreads(
     """Means and deviations over seeds of the measures that this table shows."""
     measures = shown_in(table)
     shown = [
-        (
-            label,
-            [TableCell.of(m, Summary.of(values[m.key] for values in of_seeds)) for m in measures],
-        )
-        for label, of_seeds in rows
+        (label, [TableCell.of(m, Summary.of(seed[m.key] for seed in seeds)) for m in measures])
+        for label, seeds in rows
     ]
     return Table(title, note, _titles(measures), shown)
 

@@ -94,7 +94,10 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             ["methods.ls.mixed=other", BUILDS],
             r"^methods\.ls\.mixed = other: .* choose one of random",
         ),
-        (["methods.ls.mixed=other"], r"^methods\.ls\.mixed = other: a key of `builds`; none is"),
+        (
+            ["methods.ls.mixed=other"],
+            r"^methods\.ls\.mixed = other: a key of `builds`; it has none",
+        ),
         (["draws=[0, 1]"], r"`draws` and `standins` need mixed datasets"),
         (["methods.ce.grid={a: {b: {}}}"], r"^baseline = ce: has a grid"),
         (
@@ -137,7 +140,7 @@ def test_what_makes_no_grid_is_named(make_study, overrides, message):
     ("overrides", "message"),
     [
         (['methods={"a/b": {}}'], r"^methods: .*'a/b' names a folder: use letters"),
-        (['methods={"..": {}}'], r"^methods: .*'\.\.' is a folder"),
+        (['methods={"..": {}}'], r"^methods: .*'\.\.' names a folder"),
         (["methods={CE: {}, ce: {}}"], r"^methods: .*differ only in upper and lower case"),
         (["datasets={}"], r"^datasets: "),
         (["seeds=[1, 1]"], r"^seeds = .*give each seed once"),

@@ -124,7 +124,7 @@ def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, jud
     small = make_run("small", real={"name": "digits", "image_size": 16, "train_per_class": 6})
     audit(root.url, judge=small, out=tmp_path / "small")  # the images are scaled for it
     mixed = make_run("mixed", mixed={"url": root.url})
-    with pytest.raises(InputError, match=r"judge = .*: trained on mixed images"):
+    with pytest.raises(InputError, match=r"judge = .*: was trained on mixed images"):
         audit(root.url, judge=mixed, out=tmp_path)
     with pytest.raises(InputError, match=r"judge = .*: holds no evaluation.json"):
         audit(root.url, judge=tmp_path / "nothing", out=tmp_path)
