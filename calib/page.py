@@ -188,10 +188,8 @@ def _against(method: MethodResult, baseline: MethodResult) -> str:
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
 
-def _change(
-    method: MethodResult, baseline: MethodResult, measure: Measure, test: Comparison | None
-) -> str:
-    means = f"{spread(baseline, measure)} → {spread(method, measure)}"
+def _change(new: MethodResult, old: MethodResult, measure: Measure, test: Comparison | None) -> str:
+    means = f"{spread(old, measure)} → {spread(new, measure)}"
     if test is None:
         return f"{_word(measure)} ({means}, no shared seeds)"
     change = measure.text(test.change, signed=True)

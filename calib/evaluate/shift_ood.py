@@ -20,10 +20,7 @@ from torch import Tensor
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
-AFTER_SCALING = (
-    "ece",
-    "nll",
-)  # also measured with the temperature fitted on clean validation images
+AFTER_SCALING = ("ece", "nll")  # also with the temperature of the clean validation images
 ByMeasure = dict[str, float]  # by measure
 
 

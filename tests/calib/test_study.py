@@ -68,9 +68,7 @@ def test_replicates_are_splits_and_for_mixed_images_their_draws(make_study, tmp_
         *(f"digits-split3-draw{draw}/ls+{point}" for draw in (7, 8) for point in points),
         "digits-split3/mac",
     ]
-    assert {cell.config.real.split_seed for cell in cells if cell.replicate == "digits-split4"} == {
-        4
-    }
+    assert {c.config.real.split_seed for c in cells if c.replicate == "digits-split4"} == {4}
     last = cells[-2]
     assert (last.name, last.build, last.draw) == ("digits-split4-draw8/ls+w-2-5+hard", "random", 8)
     assert last.config.name == "CSM (w 2.5, hard)"
@@ -94,10 +92,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             ["methods.ls.mixed=other", BUILDS],
             r"^methods\.ls\.mixed = other: .* choose one of random",
         ),
-        (
-            ["methods.ls.mixed=other"],
-            r"^methods\.ls\.mixed = other: a key of `builds`; it has none",
-        ),
+        (["methods.ls.mixed=other"], r"^methods\.ls\.mixed = other: a key of `builds`; it has"),
         (["draws=[0, 1]"], r"`draws` and `standins` need mixed datasets"),
         (["methods.ce.grid={a: {b: {}}}"], r"^baseline = ce: has a grid"),
         (
@@ -108,10 +103,7 @@ def test_rows_are_points_of_the_grid_then_what_is_chosen_of_them(make_study):
             ["methods.ls.grid={a: {b: {}}}", "methods.ls.chosen={best: {match: CE + MaC-Cal}}"],
             r"chosen\.best\.match = CE \+ MaC-Cal: name an earlier row: CE, ls \(b\)$",
         ),
-        (
-            ['contrasts=[["ls", "LS"]]'],
-            r"^contrasts = LS: no row has this name; choose from CE, ls,",
-        ),
+        (['contrasts=[["ls", "LS"]]'], r"^contrasts = LS: .*choose from CE, ls,"),
         (["baseline=cee"], r"^baseline = cee: choose one of ce, ls, mac"),
         (["methods.ls.name=CE"], r"^methods = CE: two rows have this name"),
         (["methods.ls.post_hoc={CE: scaled}"], r"^methods = CE: two rows have this name"),
@@ -174,9 +166,7 @@ def test_cells_are_chosen_by_name(make_study):
         "smaller/ce",
     ]
     assert choose(cells, []) == cells
-    with pytest.raises(
-        InputError, match=r"^--only = ce: no cell has this name; choose from small/"
-    ):
+    with pytest.raises(InputError, match=r"^--only = ce: no cell .*; choose from small/"):
         choose(cells, ["small/ce", "ce"])
 
 
