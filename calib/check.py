@@ -223,7 +223,7 @@ def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
 
 
 def _check_shift(config: ShiftConfig, image_size: int) -> None:
-    from semix.calib.corruptions import SEVERITIES, SMALLEST
+    from semix.calib.corruptions import MIN_SIDE, SEVERITIES
 
     for severity in config.severities:
         if severity not in SEVERITIES:
@@ -235,8 +235,8 @@ def _check_shift(config: ShiftConfig, image_size: int) -> None:
             raise InputError(f"evaluation.shift.{field}", list(values), "give each once")
     if not corruption_names(config):
         raise InputError("evaluation.shift.corruptions", "[]", "name at least one, or standard")
-    if image_size < SMALLEST:
-        remedy = f"corruptions need {SMALLEST} pixels of a side; leave evaluation.shift out"
+    if image_size < MIN_SIDE:
+        remedy = f"corruptions need {MIN_SIDE} pixels of a side; leave evaluation.shift out"
         raise InputError("real.image_size", image_size, remedy)
 
 

@@ -23,7 +23,7 @@ from prefect.artifacts import (
 )
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from semix.calib.config import TrainConfig
-from semix.calib.results import Method
+from semix.calib.results import MethodResult
 from semix.calib.run_folder import HISTORY, seed_evaluation, seed_folder
 from semix.data.contact_sheet import (
     HARD,
@@ -287,7 +287,7 @@ def _some_groups(root: Root) -> list[int]:
     return groups
 
 
-def result_table(methods: Sequence[Method], *, key: str) -> None:
+def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
     """Show what some measured runs reached."""
     with only_shown():
         from semix.calib.tables import (  # pandas, at the end alone

@@ -312,8 +312,8 @@ def features_file(record: CommitRecord, labels: LabelSet | None) -> File:
     header = feature_source.header(record.shard)
     if header is None or header.images != record.sha256 or header.features is None:
         raise ValueError(
-            fX
-            "complete that set first"
+            f"labels/{feature_source.digest[:12]} has no features of shard {record.shard} as it "
+            "is now; complete that set first"
         )
     return header.features
 

@@ -17,10 +17,10 @@ from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate import FITS, evaluate_run, measure
 from semix.calib.evaluate.predictions import TrainedSeed
-from semix.calib.evaluate.shift_ood import chosen_images
+from semix.calib.evaluate.shift_ood import images_to_corrupt
 from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
-from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.network import load_classifier, predict
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
@@ -172,7 +172,7 @@ def test_shift_and_foreign_images(run, tmp_path):
         found = row["shift"]
         assert (found["bins"], found["images"]) == (7, 60)
         classifier = load_classifier(run, row["seed"], row["stage"])
-        images, targets = chosen_images(
+        images, targets = images_to_corrupt(
             TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
         )
         worst = torch.from_numpy(corrupt(images.tensor.numpy(), "fog", 5, seed=0))
@@ -224,7 +224,7 @@ def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
             assert {len(values) for values in drawn.values()} == {20}
             figures = load_file(run / row["logits"])
             logits = figures["test_logits"] / row["temperature"]
-            found = read_predictions(*as_given(logits, figures["test_targets"]), 15)
+            found = read_predictions(*validated_inputs(logits, figures["test_targets"]), 15)
             if kind == "scaled":
                 anew = resampled(found, 15, resamples=20, seed=0)
                 at = INTERVALS.index("nll")

@@ -19,4 +19,4 @@ def test_the_class_of_the_highest_mean_probability(make_config, tmp_path):
     assert not torch.equal(expected, logits[0].argmax(-1))  # each has a mind of its own
     judge = Judge(run)
     torch.testing.assert_close(judge.classes(images), expected)
-    assert judge.name == "the mean of 3 classifiers that saw real training images alone"
+    assert judge.name == "the mean of 3 classifiers trained on real images alone"
