@@ -175,7 +175,7 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
     """
     if store.local:
         refuse_among_pictures(config.real.path, store.url)
-    store.refuse_strangers(MIXED, own=PLAN)
+    store.require_empty_or_own(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)
     refuse_cost(plan)
