@@ -146,7 +146,7 @@ class FeatureChunks:
         encode: uint8 [N, H, W, 3] -> float32 [N, D] on the CPU.
         folder: in the store, for features of this encoder, split and layout only.
         size: images per file; batch: images encoded at once.
-        beat: called after each batch, with how far in the split it reaches.
+        heartbeat: called after each batch, with how far in the split it reaches.
     """
 
     split: ImageSplit

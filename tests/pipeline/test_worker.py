@@ -512,7 +512,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, beat):
+    def make(self, shard, *, heartbeat):
         print("making", flush=True)
         time.sleep(600)
 
@@ -541,7 +541,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, beat):
+    def make(self, shard, *, heartbeat):
         if shard == 1:
             try:
                 print("making shard 1", flush=True)
@@ -551,7 +551,7 @@ class Slow(Numbers):
         yield
         while not self.store.exists("go"):
             time.sleep(0.01)
-        return (yield from super().make(shard, beat=beat))
+        return (yield from super().make(shard, heartbeat=heartbeat))
 
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
