@@ -1,16 +1,18 @@
-"""The written pages: links lead somewhere, and the examples of CONTRIBUTING.md run."""
+"""The written pages: what they name exists, their figures are recorded, their examples run."""
 
 import inspect
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pandas
 import pytest
 import yaml
-from semix.calib.config import LOSSES, METHODS
+from semix.calib.config import LOSSES, METHODS, MIXED_LOSSES, MODELS, MaCCalConfig, TSTConfig
 from semix.calib.losses import REAL_LOSSES, build_loss
 from semix.calib.methods import METHODS as METHOD_CLASSES
 from semix.calib.methods import build_method
@@ -19,7 +21,11 @@ from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.calib.tables import OVERVIEW
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
+from semix.flows.cli import app
+from semix.flows.configs import reference
 from semix.pipeline.annotate import RULES
+from semix.pipeline.config import Family
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -27,6 +33,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+STUDIES = ROOT / "docs" / "studies"
+TRAINING = ROOT / "docs" / "training.md"
 VERBS = ("ls", "logs", "cancel", "inspect", "watch", "retry")
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
@@ -45,6 +53,147 @@ def test_every_link_leads_somewhere(page):
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
+
+
+# What speaks of today: a changelog names what is gone, too, and a study writes its own tables.
+CURRENT = [
+    *(page for page in PAGES if page.name != "CHANGELOG.md" and not page.name.startswith("study")),
+    *sorted((ROOT / "configs").rglob("*.yaml")),
+    *sorted(path for path in (ROOT / "docker").rglob("*") if path.suffix in (".yaml", ".env")),
+    ROOT / "docker" / "Dockerfile",
+    ROOT / "prefect.yaml",
+]
+on_each_page = pytest.mark.parametrize(
+    "page", CURRENT, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks, each on one line."""
+    prose = BLOCK.sub("", page.read_text()).replace("\n# ", " ")
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+
+
+def lines_of_code(page: Path) -> list[str]:
+    """Of blocks and of backticks; of a file that is no page, every line."""
+    text = page.read_text()
+    blocks = [block for _, block in BLOCK.findall(text)] if page.suffix == ".md" else [text]
+    return [*(line for block in blocks for line in block.splitlines()), *spans(page)]
+
+
+OPTIONS = {
+    name: {"--help"}.union(*(parameter.opts for parameter in command.params))
+    for name, command in get_command(app).commands.items()
+}
+CALL = re.compile(r"^(?:.*(?:bin/|`|exec |worker )| *)semix ([a-z]+)\b([^`#]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+@on_each_page
+def test_every_command_and_option_exists(page):
+    lines = lines_of_code(page)
+    for name, rest in (call for line in lines for call in CALL.findall(line)):
+        assert set(FLAG.findall(rest)) <= OPTIONS.get(name, set()), f"semix {name}{rest}"
+        assert name in OPTIONS, f"semix {name}"
+    elsewhere = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
+    elsewhere += (block for _, block in BLOCK.findall(page.read_text()))  # other programs' options
+    known = set(FLAG.findall("\n".join(elsewhere))).union(*OPTIONS.values())
+    assert {flag for span in spans(page) for flag in FLAG.findall(span) if span[0] == "-"} <= known
+    rules = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = [line.split()[1] for line in lines if re.match("make [a-z]", line)]
+    assert set(made) <= set(rules)
+
+
+SETTINGS = [row for command in ("build", "train", "study") for row in reference(command)]
+OF_A_STUDY = re.compile(r"^(base|(datasets|methods)\.[\w-]+\.overrides)\.")
+
+
+def is_setting(name: str, value: object = None) -> bool:
+    """Whether a config has a setting whose dotted name ends with this, and takes the value."""
+    name = OF_A_STUDY.sub("", name)
+    for row in SETTINGS:
+        key, kind = f".{row['key']}", row["type"]
+        if kind == "mapping" and f".{name}.".rpartition(f".{key.rpartition('.')[2]}.")[1]:
+            return True
+        choices = re.findall(r"\w+", kind) if kind.startswith("one of ") else [value]
+        if key.endswith(f".{name}") and (not isinstance(value, str) or value in choices):
+            return True
+    return False
+
+
+def leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted names of settings with their values."""
+    for key, value in values.items():
+        inner = isinstance(value, dict)
+        yield from leaves(value, f"{above}{key}.") if inner else [(f"{above}{key}", value)]
+
+
+@on_each_page
+def test_every_setting_exists(page):
+    text, sections = page.read_text(), {row["key"].partition(".")[0] for row in SETTINGS}
+    last = {row["key"].rpartition(".")[2] for row in SETTINGS}
+    written = [yaml.safe_load(block) for kind, block in BLOCK.findall(text) if kind == "yaml"]
+    for span in spans(page):
+        name, _, value = span.partition(": ")
+        if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name):
+            if name.partition(".")[0] in sections and not OF_A_FILE.search(name):
+                assert is_setting(name, value or None), span
+        elif value and name in last:
+            written.append(yaml.safe_load(span))
+    for name, value in (leaf for values in written for leaf in leaves(values)):
+        assert is_setting(name, value), f"{name}: {value}"
+    for name in re.findall(r"--set '?([\w.-]+)=", text):
+        assert name == "section.key" or is_setting(name), name
+
+
+FOLDERS = ["benchmarks", "calib", "configs", "data", "docker", "docs", "flows", "pipeline", "tests"]
+PATH = re.compile(rf"(?<![\w/.~-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]")
+OF_A_FILE = re.compile(r"\.(jsonl?|csv|gz|html|log|md|png|py|tex|ya?ml|toml|env|lock)$")
+
+
+@on_each_page
+def test_every_file_exists(page):
+    for path in PATH.findall(page.read_text()):
+        assert path == "docker/.env" or any(ROOT.glob(path.replace("NAME", "*"))), path
+    for span in spans(page):
+        if re.fullmatch(r"[\w*.-]+\.(py|md|ya?ml|toml|lock)", span):
+            assert any(any(ROOT.glob(f"{folder}/**/{span}")) for folder in (*FOLDERS, ".")), span
+
+
+def in_row(page: Path, start: str) -> set[str]:
+    """Names in backticks in the second cell of a row; of `resnet8` to `resnet110` all between."""
+    (cell,) = re.findall(rf"^\| {start}[^|]*\| (.*?) \|", page.read_text(), re.MULTILINE)
+    cell = re.sub(r"\([^()]*\)", "", cell).partition(";")[0]
+    names = set(re.findall(r"`(\w+)`", cell))
+    for stem, low, high in re.findall(r"`([a-z]+)(\d+)` to `[a-z]+(\d+)`", cell):
+        depths = range(int(low), int(high) + 1)
+        names |= {name for name in MODELS if name in [f"{stem}{depth}" for depth in depths]}
+    return names
+
+
+HEADS = [get_args(kind.model_fields["method"].annotation) for kind in (MaCCalConfig, TSTConfig)]
+PARTS = {
+    "`loss`": set(REAL_LOSSES),
+    "`mixed.loss`": set(MIXED_LOSSES),
+    "`method`": set(METHOD_CLASSES),
+    "`head`": {name for names in HEADS for name in names},
+    "`model`": {name.removesuffix("_tiny") for name in MODELS},
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_a_table_of_parts_has_all_of_them(page, what):
+    assert in_row(ROOT / page, what) == PARTS[what]
+
+
+def test_the_table_of_families_has_all_of_them():
+    readme = (ROOT / "README.md").read_text()
+    table = re.search(r"^\| `generator.family`.*\n\|[-|]+\|\n((?:\|.*\n)+)", readme, re.MULTILINE)[
+        1
+    ]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(get_args(Family))
 
 
 SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
@@ -88,8 +237,6 @@ def test_the_worked_grid_is_a_study_with_the_rows_that_are_told():
     assert len(rows) == 1 + 3 * 2 and "MaC-Cal (lr 0.1, half)" in rows
 
 
-STUDIES = ROOT / "docs" / "studies"
-TRAINING = ROOT / "docs" / "training.md"
 STUDY_PAGE = (STUDIES / "README.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
 RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
