@@ -289,6 +289,34 @@ def test_every_speed_in_the_readme_is_in_the_record_it_names():
         assert f"{value:.{digits}f}" == told, row
 
 
+def figures_in(record: Any) -> Iterator[float]:
+    """Numbers in a record, but for long lists of single timings."""
+    if isinstance(record, dict):
+        record = list(record.values())
+    elif isinstance(record, list) and len(record) > 4:
+        return
+    if isinstance(record, list):
+        for part in record:
+            yield from figures_in(part)
+    elif isinstance(record, int | float):
+        yield record
+
+
+def test_every_figure_of_the_benchmarks_is_in_the_newest_record_of_one():
+    newest: dict[str, Any] = {}
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*-cpu*.json")):
+        newest |= json.loads(path.read_text())["results"]
+    known = {value * unit for value in figures_in(newest) for unit in (1, 100)}
+    (text,) = sections(ROOT / "benchmarks" / "README.md", "Benchmarks").values()
+    cells = re.findall(r"^\| .+? \| ([^|]*\d[^|]*) \|[^|]*\|$", text, re.MULTILINE)
+    assert len(cells) > 30
+    for number in (
+        n for cell in cells for n in re.findall(r"[\d.]*\d", cell.replace("by 5 %", ""))
+    ):
+        digits = len(number.partition(".")[2])
+        assert any(f"{value:.{digits}f}" == number for value in known), number
+
+
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
     monkeypatch.chdir(ROOT)
     (lines,) = re.findall(r"```python\n(.*?)```", STUDY_PAGE, re.DOTALL)
