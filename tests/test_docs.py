@@ -40,10 +40,10 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
 def headings(page: Path) -> set[str]:
-    """Anchors that a page's headings have where Markdown is shown."""
+    """The anchors that GitHub makes of a page's headings."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    found = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 
 
-# What speaks of today: a changelog names what is gone, too, and a study writes its own tables.
+# Without the changelog, which also names what is gone, and the tables that studies write.
 CURRENT = [
     *(page for page in PAGES if page.name != "CHANGELOG.md" and not page.name.startswith("study")),
     *sorted((ROOT / "configs").rglob("*.yaml")),
@@ -76,7 +76,7 @@ def spans(page: Path) -> list[str]:
 
 
 def lines_of_code(page: Path) -> list[str]:
-    """Of blocks and of backticks; of a file that is no page, every line."""
+    """Lines of code blocks and what stands in backticks; of a file that is no page, every line."""
     text = page.read_text()
     blocks = [block for _, block in BLOCK.findall(text)] if page.suffix == ".md" else [text]
     return [*(line for block in blocks for line in block.splitlines()), *spans(page)]
@@ -96,13 +96,12 @@ def test_every_command_and_option_exists(page):
     for name, rest in (call for line in lines for call in CALL.findall(line)):
         assert set(FLAG.findall(rest)) <= OPTIONS.get(name, set()), f"semix {name}{rest}"
         assert name in OPTIONS, f"semix {name}"
-    elsewhere = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
-    elsewhere += (block for _, block in BLOCK.findall(page.read_text()))  # other programs' options
-    known = set(FLAG.findall("\n".join(elsewhere))).union(*OPTIONS.values())
+    others = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
+    others += (block for _, block in BLOCK.findall(page.read_text()))  # with Prefect's and Slurm's
+    known = set(FLAG.findall("\n".join(others))).union(*OPTIONS.values())
     assert {flag for span in spans(page) for flag in FLAG.findall(span) if span[0] == "-"} <= known
-    rules = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    made = [line.split()[1] for line in lines if re.match("make [a-z]", line)]
-    assert set(made) <= set(rules)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {line.split()[1] for line in lines if re.match("make [a-z]", line)} <= set(targets)
 
 
 SETTINGS = [row for command in ("build", "train", "study") for row in reference(command)]
@@ -190,10 +189,8 @@ def test_a_table_of_parts_has_all_of_them(page, what):
 
 def test_the_table_of_families_has_all_of_them():
     readme = (ROOT / "README.md").read_text()
-    table = re.search(r"^\| `generator.family`.*\n\|[-|]+\|\n((?:\|.*\n)+)", readme, re.MULTILINE)[
-        1
-    ]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(get_args(Family))
+    (table,) = re.findall(r"^\| `generator.family`.*\n\|[-|]+\n((?:\|.*\n)+)", readme, re.M)
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(get_args(Family))
 
 
 SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
@@ -201,9 +198,11 @@ SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
 
 def test_what_a_page_is_said_to_have_under_a_heading_it_has():
     sources = [*PAGES, *(ROOT / "pipeline").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
-    told = [(file, *found) for file in sources for found in SAYS_UNDER.findall(file.read_text())]
-    assert len(told) > 2
-    for file, name, title in told:
+    references = [
+        (file, *pair) for file in sources for pair in SAYS_UNDER.findall(file.read_text())
+    ]
+    assert len(references) > 2
+    for file, name, title in references:
         beside = file.parent / name if file.suffix == ".md" else ROOT / name
         assert title.lower() in headings(beside), f"{file.name}: {name} has no {title}"
 
@@ -220,15 +219,15 @@ def test_prefect_has_the_commands_of_runs_that_pages_name(words):
 
 
 def test_tables_of_the_pages_name_columns_as_the_program_does():
-    wanted = f"| | {' | '.join(column.title for column in OVERVIEW)} |"
+    header = f"| | {' | '.join(column.title for column in OVERVIEW)} |"
     text = "".join(page.read_text() for page in (ROOT / "README.md", STUDIES / "README.md"))
-    assert [line for line in text.splitlines() if line.endswith("NLL + TS |")] == 3 * [wanted]
+    assert [line for line in text.splitlines() if line.endswith("NLL + TS |")] == 3 * [header]
     (measures,) = sections(ROOT / "docs" / "training.md", "Measures").values()
     words = " ".join(measures.split())
     assert [m.short for m in EVERY_MEASURE if m.short not in words and m.title not in words] == []
 
 
-def test_the_worked_grid_is_a_study_with_the_rows_that_are_told():
+def test_the_example_of_a_grid_is_a_study_with_the_rows_that_the_page_names():
     (text,) = re.findall(r"```yaml\n(name: Which rate.*?)```", TRAINING.read_text(), re.DOTALL)
     study = load_settings(StudyConfig, yaml.safe_load(text))
     cells = cells_of(study)
@@ -245,19 +244,19 @@ RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
 def sections(page: Path, *titles: str) -> dict[str, str]:
     """Text below each heading of the second level, without code."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    found = {text.split("\n")[0]: text for text in re.split(r"^## ", prose, flags=re.MULTILINE)}
-    return {title: found[title] for title in titles or found}
+    texts = {text.split("\n")[0]: text for text in re.split(r"^## ", prose, flags=re.MULTILINE)}
+    return {title: texts[title] for title in titles or texts}
 
 
-TOLD = {
+CLAIMS = {
     **sections(STUDIES / "README.md"),
     **sections(ROOT / "README.md", "What the methods did"),
     **{line[:60]: line for line in sections(STUDIES / "which.md")["By need"].splitlines()},
 }
 
 
-@pytest.mark.parametrize("text", TOLD.values(), ids=TOLD)
-def test_every_figure_that_is_told_is_in_the_records_it_names(text):
+@pytest.mark.parametrize("text", CLAIMS.values(), ids=CLAIMS)
+def test_every_figure_of_a_study_is_in_the_records_that_the_text_names(text):
     known: set[str] = set()
     for folder in set(RECORD.findall(text)):
         known |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
@@ -282,11 +281,11 @@ def test_every_speed_in_the_readme_is_in_the_record_it_names():
     results = json.loads((ROOT / record).read_text())["results"]
     rows = re.findall(r"^\| (.+?) \| ([\d.]+)( %)?[^|]*\|$", text, re.MULTILINE)
     assert len(rows) == len(SPEED)
-    for row, told, percent in rows:
-        (found,) = [where for start, where in SPEED.items() if row.startswith(start)]
-        value = results[found[0]]["bars"][found[1]]["value"] * (100 if percent else 1)
-        digits = len(told.partition(".")[2])
-        assert f"{value:.{digits}f}" == told, row
+    for row, figure, percent in rows:
+        ((name, bar),) = [source for start, source in SPEED.items() if row.startswith(start)]
+        value = results[name]["bars"][bar]["value"] * (100 if percent else 1)
+        digits = len(figure.partition(".")[2])
+        assert f"{value:.{digits}f}" == figure, row
 
 
 def figures_in(record: Any) -> Iterator[float]:
@@ -306,15 +305,13 @@ def test_every_figure_of_the_benchmarks_is_in_the_newest_record_of_one():
     newest: dict[str, Any] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*-cpu*.json")):
         newest |= json.loads(path.read_text())["results"]
-    known = {value * unit for value in figures_in(newest) for unit in (1, 100)}
+    known = list(figures_in(newest))
     (text,) = sections(ROOT / "benchmarks" / "README.md", "Benchmarks").values()
     cells = re.findall(r"^\| .+? \| ([^|]*\d[^|]*) \|[^|]*\|$", text, re.MULTILINE)
     assert len(cells) > 30
-    for number in (
-        n for cell in cells for n in re.findall(r"[\d.]*\d", cell.replace("by 5 %", ""))
-    ):
-        digits = len(number.partition(".")[2])
-        assert any(f"{value:.{digits}f}" == number for value in known), number
+    for number, percent in re.findall(r"([\d.]*\d)( %)?", " ".join(cells).replace("by 5 %", "")):
+        digits, unit = len(number.partition(".")[2]), 100 if percent else 1
+        assert any(f"{value * unit:.{digits}f}" == number for value in known), number
 
 
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
@@ -347,17 +344,17 @@ def parameter_rows(what: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("what", BUILDERS)
-def test_every_parameter_of_a_part_is_told_with_its_default_and_its_source(what):
+def test_every_parameter_of_a_part_has_its_default_and_its_source(what):
     known, classes, _ = BUILDERS[what]
-    told: dict[str, dict[str, str]] = {}
+    documented: dict[str, dict[str, str]] = {}
     for part, name, default, *_, source in parameter_rows(what):
-        first = part not in told
+        first = part not in documented
         assert not first or source or part in ("ce", "plain"), part
-        told.setdefault(part, {}).update({name: default} if name != "none" else {})
-    assert {part: list(names) for part, names in told.items()} == {
+        documented.setdefault(part, {}).update({name: default} if name != "none" else {})
+    assert {part: list(names) for part, names in documented.items()} == {
         part: list(names) for part, names in known.items()
     }
-    for part, names in told.items():
+    for part, names in documented.items():
         signature = inspect.signature(classes[part]).parameters
         for name, default in names.items():
             if name != "num_samples":
@@ -384,21 +381,21 @@ def inside_and_outside(text: str) -> tuple[list[object], list[object]]:
 
 
 RANGES = [
-    pytest.param(what, part, name, told, id=f"{part}.{name}")
+    pytest.param(what, part, name, limits, id=f"{part}.{name}")
     for what in BUILDERS
-    for part, name, _, told, *_ in parameter_rows(what)
+    for part, name, _, limits, *_ in parameter_rows(what)
     if name != "none"
 ]
 
 
-@pytest.mark.parametrize(("what", "part", "name", "told"), RANGES)
-def test_a_parameter_takes_the_range_that_is_told_and_no_more(what, part, name, told):
+@pytest.mark.parametrize(("what", "part", "name", "limits"), RANGES)
+def test_a_parameter_takes_the_documented_range_and_no_more(what, part, name, limits):
     build = BUILDERS[what][2]
     beside: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
     beside = beside if part == "crl" else {}
     if name == "gamma_max":  # which the other two stay below
         beside = {"gamma": 0.0, "switch": 0.0}
-    inside, outside = inside_and_outside(told)
+    inside, outside = inside_and_outside(limits)
     for value in inside:
         build(part, 3, **beside, **{name: value})
     for value in outside:
@@ -424,12 +421,12 @@ def test_an_example_for_contributors_runs_its_own_test(title, code, request):
         tests = [value for name, value in names.items() if name.startswith("test_")]
         assert tests
         for test in tests:
-            wanted = inspect.signature(test).parameters
-            test(**{name: request.getfixturevalue(name) for name in wanted})
+            fixtures = inspect.signature(test).parameters
+            test(**{name: request.getfixturevalue(name) for name in fixtures})
     finally:
-        for table, was in zip(tables, before, strict=True):
+        for table, entries in zip(tables, before, strict=True):
             table.clear()
-            table.update(was)
+            table.update(entries)
 
 
 def test_there_is_an_example_for_each_kind():
