@@ -1,4 +1,4 @@
-# Everything happens in .venv, made from the hashed lock with uv.
+# Everything runs in .venv, which uv installs from the hashed lock file.
 PYTHON ?= python3
 BIN := .venv/bin
 LOCK_DATE := 2026-11-14
@@ -19,7 +19,7 @@ setup: .venv/installed
 quickstart: setup
 	$(BIN)/semix quickstart
 
-# How many processes, tests/rungs.py says; in the second rung each starts its own Prefect server.
+# tests/rungs.py sets the number of processes; in `make test-process` each starts a Prefect server.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=10
 
 test: setup
@@ -31,14 +31,14 @@ test-process: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --durations=10
 
-# Ratios against peers, both sides in one run; a quiet machine gives the figures their worth.
+# Ratios against peers, both sides in one run; needs a quiet machine.
 bench: setup
 	$(BIN)/python -m benchmarks
 
 bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu
 
-# What faster recipes cost in quality; with real weights: --config CONFIG.
+# What faster recipes cost in quality; for real weights call the module with --config CONFIG.
 bench-fidelity: setup
 	$(BIN)/python -m benchmarks.fidelity
 

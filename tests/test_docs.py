@@ -1,16 +1,18 @@
-"""The written pages: links lead somewhere, and the examples of CONTRIBUTING.md run."""
+"""The written pages: what they name exists, their figures are recorded, their examples run."""
 
 import inspect
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pandas
 import pytest
 import yaml
-from semix.calib.config import LOSSES, METHODS
+from semix.calib.config import LOSSES, METHODS, MIXED_LOSSES, MODELS, MaCCalConfig, TSTConfig
 from semix.calib.losses import REAL_LOSSES, build_loss
 from semix.calib.methods import METHODS as METHOD_CLASSES
 from semix.calib.methods import build_method
@@ -19,7 +21,11 @@ from semix.calib.study import StudyConfig, cells_of, check_cells
 from semix.calib.tables import OVERVIEW
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
+from semix.flows.cli import app
+from semix.flows.configs import reference
 from semix.pipeline.annotate import RULES
+from semix.pipeline.config import Family
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -27,15 +33,17 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+STUDIES = ROOT / "docs" / "studies"
+TRAINING = ROOT / "docs" / "training.md"
 VERBS = ("ls", "logs", "cancel", "inspect", "watch", "retry")
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
 def headings(page: Path) -> set[str]:
-    """Anchors that a page's headings have where Markdown is shown."""
+    """The anchors that GitHub makes of a page's headings."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    found = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -47,14 +55,154 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 
 
+# Without the changelog, which also names what is gone, and the tables that studies write.
+CURRENT = [
+    *(page for page in PAGES if page.name != "CHANGELOG.md" and not page.name.startswith("study")),
+    *sorted((ROOT / "configs").rglob("*.yaml")),
+    *sorted(path for path in (ROOT / "docker").rglob("*") if path.suffix in (".yaml", ".env")),
+    ROOT / "docker" / "Dockerfile",
+    ROOT / "prefect.yaml",
+]
+on_each_page = pytest.mark.parametrize(
+    "page", CURRENT, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks, each on one line."""
+    prose = BLOCK.sub("", page.read_text()).replace("\n# ", " ")
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+
+
+def lines_of_code(page: Path) -> list[str]:
+    """Lines of code blocks and what stands in backticks; of a file that is no page, every line."""
+    text = page.read_text()
+    blocks = [block for _, block in BLOCK.findall(text)] if page.suffix == ".md" else [text]
+    return [*(line for block in blocks for line in block.splitlines()), *spans(page)]
+
+
+OPTIONS = {
+    name: {"--help"}.union(*(parameter.opts for parameter in command.params))
+    for name, command in get_command(app).commands.items()
+}
+CALL = re.compile(r"^(?:.*(?:bin/|`|exec |worker )| *)semix ([a-z]+)\b([^`#]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+@on_each_page
+def test_every_command_and_option_exists(page):
+    lines = lines_of_code(page)
+    for name, rest in (call for line in lines for call in CALL.findall(line)):
+        assert set(FLAG.findall(rest)) <= OPTIONS.get(name, set()), f"semix {name}{rest}"
+        assert name in OPTIONS, f"semix {name}"
+    others = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
+    others += (block for _, block in BLOCK.findall(page.read_text()))  # with Prefect's and Slurm's
+    known = set(FLAG.findall("\n".join(others))).union(*OPTIONS.values())
+    assert {flag for span in spans(page) for flag in FLAG.findall(span) if span[0] == "-"} <= known
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {line.split()[1] for line in lines if re.match("make [a-z]", line)} <= set(targets)
+
+
+SETTINGS = [row for command in ("build", "train", "study") for row in reference(command)]
+OF_A_STUDY = re.compile(r"^(base|(datasets|methods)\.[\w-]+\.overrides)\.")
+
+
+def is_setting(name: str, value: object = None) -> bool:
+    """Whether a config has a setting whose dotted name ends with this, and takes the value."""
+    name = OF_A_STUDY.sub("", name)
+    for row in SETTINGS:
+        key, kind = f".{row['key']}", row["type"]
+        if kind == "mapping" and f".{name}.".rpartition(f".{key.rpartition('.')[2]}.")[1]:
+            return True
+        choices = re.findall(r"\w+", kind) if kind.startswith("one of ") else [value]
+        if key.endswith(f".{name}") and (not isinstance(value, str) or value in choices):
+            return True
+    return False
+
+
+def leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted names of settings with their values."""
+    for key, value in values.items():
+        inner = isinstance(value, dict)
+        yield from leaves(value, f"{above}{key}.") if inner else [(f"{above}{key}", value)]
+
+
+@on_each_page
+def test_every_setting_exists(page):
+    text, sections = page.read_text(), {row["key"].partition(".")[0] for row in SETTINGS}
+    last = {row["key"].rpartition(".")[2] for row in SETTINGS}
+    written = [yaml.safe_load(block) for kind, block in BLOCK.findall(text) if kind == "yaml"]
+    for span in spans(page):
+        name, _, value = span.partition(": ")
+        if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name):
+            if name.partition(".")[0] in sections and not OF_A_FILE.search(name):
+                assert is_setting(name, value or None), span
+        elif value and name in last:
+            written.append(yaml.safe_load(span))
+    for name, value in (leaf for values in written for leaf in leaves(values)):
+        assert is_setting(name, value), f"{name}: {value}"
+    for name in re.findall(r"--set '?([\w.-]+)=", text):
+        assert name == "section.key" or is_setting(name), name
+
+
+FOLDERS = ["benchmarks", "calib", "configs", "data", "docker", "docs", "flows", "pipeline", "tests"]
+PATH = re.compile(rf"(?<![\w/.~-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]")
+OF_A_FILE = re.compile(r"\.(jsonl?|csv|gz|html|log|md|png|py|tex|ya?ml|toml|env|lock)$")
+
+
+@on_each_page
+def test_every_file_exists(page):
+    for path in PATH.findall(page.read_text()):
+        assert path == "docker/.env" or any(ROOT.glob(path.replace("NAME", "*"))), path
+    for span in spans(page):
+        if re.fullmatch(r"[\w*.-]+\.(py|md|ya?ml|toml|lock)", span):
+            assert any(any(ROOT.glob(f"{folder}/**/{span}")) for folder in (*FOLDERS, ".")), span
+
+
+def in_row(page: Path, start: str) -> set[str]:
+    """Names in backticks in the second cell of a row; of `resnet8` to `resnet110` all between."""
+    (cell,) = re.findall(rf"^\| {start}[^|]*\| (.*?) \|", page.read_text(), re.MULTILINE)
+    cell = re.sub(r"\([^()]*\)", "", cell).partition(";")[0]
+    names = set(re.findall(r"`(\w+)`", cell))
+    for stem, low, high in re.findall(r"`([a-z]+)(\d+)` to `[a-z]+(\d+)`", cell):
+        depths = range(int(low), int(high) + 1)
+        names |= {name for name in MODELS if name in [f"{stem}{depth}" for depth in depths]}
+    return names
+
+
+HEADS = [get_args(kind.model_fields["method"].annotation) for kind in (MaCCalConfig, TSTConfig)]
+PARTS = {
+    "`loss`": set(REAL_LOSSES),
+    "`mixed.loss`": set(MIXED_LOSSES),
+    "`method`": set(METHOD_CLASSES),
+    "`head`": {name for names in HEADS for name in names},
+    "`model`": {name.removesuffix("_tiny") for name in MODELS},
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_a_table_of_parts_has_all_of_them(page, what):
+    assert in_row(ROOT / page, what) == PARTS[what]
+
+
+def test_the_table_of_families_has_all_of_them():
+    readme = (ROOT / "README.md").read_text()
+    (table,) = re.findall(r"^\| `generator.family`.*\n\|[-|]+\n((?:\|.*\n)+)", readme, re.M)
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(get_args(Family))
+
+
 SAYS_UNDER = re.compile(r"\[?([\w./]+\.md)(?:\]\([^)]*\))? says under (\w+)")
 
 
 def test_what_a_page_is_said_to_have_under_a_heading_it_has():
     sources = [*PAGES, *(ROOT / "pipeline").rglob("*.py"), *(ROOT / "calib").rglob("*.py")]
-    told = [(file, *found) for file in sources for found in SAYS_UNDER.findall(file.read_text())]
-    assert len(told) > 2
-    for file, name, title in told:
+    references = [
+        (file, *pair) for file in sources for pair in SAYS_UNDER.findall(file.read_text())
+    ]
+    assert len(references) > 2
+    for file, name, title in references:
         beside = file.parent / name if file.suffix == ".md" else ROOT / name
         assert title.lower() in headings(beside), f"{file.name}: {name} has no {title}"
 
@@ -71,15 +219,15 @@ def test_prefect_has_the_commands_of_runs_that_pages_name(words):
 
 
 def test_tables_of_the_pages_name_columns_as_the_program_does():
-    wanted = f"| | {' | '.join(column.title for column in OVERVIEW)} |"
+    header = f"| | {' | '.join(column.title for column in OVERVIEW)} |"
     text = "".join(page.read_text() for page in (ROOT / "README.md", STUDIES / "README.md"))
-    assert [line for line in text.splitlines() if line.endswith("NLL + TS |")] == 3 * [wanted]
+    assert [line for line in text.splitlines() if line.endswith("NLL + TS |")] == 3 * [header]
     (measures,) = sections(ROOT / "docs" / "training.md", "Measures").values()
     words = " ".join(measures.split())
     assert [m.short for m in EVERY_MEASURE if m.short not in words and m.title not in words] == []
 
 
-def test_the_worked_grid_is_a_study_with_the_rows_that_are_told():
+def test_the_example_of_a_grid_is_a_study_with_the_rows_that_the_page_names():
     (text,) = re.findall(r"```yaml\n(name: Which rate.*?)```", TRAINING.read_text(), re.DOTALL)
     study = load_settings(StudyConfig, yaml.safe_load(text))
     cells = cells_of(study)
@@ -88,8 +236,6 @@ def test_the_worked_grid_is_a_study_with_the_rows_that_are_told():
     assert len(rows) == 1 + 3 * 2 and "MaC-Cal (lr 0.1, half)" in rows
 
 
-STUDIES = ROOT / "docs" / "studies"
-TRAINING = ROOT / "docs" / "training.md"
 STUDY_PAGE = (STUDIES / "README.md").read_text()
 NUMBER = re.compile(r"\d+\.\d+")
 RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
@@ -98,19 +244,19 @@ RECORD = re.compile(r"([\w-]+)/study\.md")  # as a link names a study's table
 def sections(page: Path, *titles: str) -> dict[str, str]:
     """Text below each heading of the second level, without code."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    found = {text.split("\n")[0]: text for text in re.split(r"^## ", prose, flags=re.MULTILINE)}
-    return {title: found[title] for title in titles or found}
+    texts = {text.split("\n")[0]: text for text in re.split(r"^## ", prose, flags=re.MULTILINE)}
+    return {title: texts[title] for title in titles or texts}
 
 
-TOLD = {
+CLAIMS = {
     **sections(STUDIES / "README.md"),
     **sections(ROOT / "README.md", "What the methods did"),
     **{line[:60]: line for line in sections(STUDIES / "which.md")["By need"].splitlines()},
 }
 
 
-@pytest.mark.parametrize("text", TOLD.values(), ids=TOLD)
-def test_every_figure_that_is_told_is_in_the_records_it_names(text):
+@pytest.mark.parametrize("text", CLAIMS.values(), ids=CLAIMS)
+def test_every_figure_of_a_study_is_in_the_records_that_the_text_names(text):
     known: set[str] = set()
     for folder in set(RECORD.findall(text)):
         known |= set(NUMBER.findall((STUDIES / folder / "study.md").read_text()))
@@ -135,11 +281,37 @@ def test_every_speed_in_the_readme_is_in_the_record_it_names():
     results = json.loads((ROOT / record).read_text())["results"]
     rows = re.findall(r"^\| (.+?) \| ([\d.]+)( %)?[^|]*\|$", text, re.MULTILINE)
     assert len(rows) == len(SPEED)
-    for row, told, percent in rows:
-        (found,) = [where for start, where in SPEED.items() if row.startswith(start)]
-        value = results[found[0]]["bars"][found[1]]["value"] * (100 if percent else 1)
-        digits = len(told.partition(".")[2])
-        assert f"{value:.{digits}f}" == told, row
+    for row, figure, percent in rows:
+        ((name, bar),) = [source for start, source in SPEED.items() if row.startswith(start)]
+        value = results[name]["bars"][bar]["value"] * (100 if percent else 1)
+        digits = len(figure.partition(".")[2])
+        assert f"{value:.{digits}f}" == figure, row
+
+
+def figures_in(record: Any) -> Iterator[float]:
+    """Numbers in a record, but for long lists of single timings."""
+    if isinstance(record, dict):
+        record = list(record.values())
+    elif isinstance(record, list) and len(record) > 4:
+        return
+    if isinstance(record, list):
+        for part in record:
+            yield from figures_in(part)
+    elif isinstance(record, int | float):
+        yield record
+
+
+def test_every_figure_of_the_benchmarks_is_in_the_newest_record_of_one():
+    newest: dict[str, Any] = {}
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*-cpu*.json")):
+        newest |= json.loads(path.read_text())["results"]
+    known = list(figures_in(newest))
+    (text,) = sections(ROOT / "benchmarks" / "README.md", "Benchmarks").values()
+    cells = re.findall(r"^\| .+? \| ([^|]*\d[^|]*) \|[^|]*\|$", text, re.MULTILINE)
+    assert len(cells) > 30
+    for number, percent in re.findall(r"([\d.]*\d)( %)?", " ".join(cells).replace("by 5 %", "")):
+        digits, unit = len(number.partition(".")[2]), 100 if percent else 1
+        assert any(f"{value * unit:.{digits}f}" == number for value in known), number
 
 
 def test_the_lines_that_redo_an_interval_give_that_of_the_table(monkeypatch):
@@ -172,17 +344,17 @@ def parameter_rows(what: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("what", BUILDERS)
-def test_every_parameter_of_a_part_is_told_with_its_default_and_its_source(what):
+def test_every_parameter_of_a_part_has_its_default_and_its_source(what):
     known, classes, _ = BUILDERS[what]
-    told: dict[str, dict[str, str]] = {}
+    documented: dict[str, dict[str, str]] = {}
     for part, name, default, *_, source in parameter_rows(what):
-        first = part not in told
+        first = part not in documented
         assert not first or source or part in ("ce", "plain"), part
-        told.setdefault(part, {}).update({name: default} if name != "none" else {})
-    assert {part: list(names) for part, names in told.items()} == {
+        documented.setdefault(part, {}).update({name: default} if name != "none" else {})
+    assert {part: list(names) for part, names in documented.items()} == {
         part: list(names) for part, names in known.items()
     }
-    for part, names in told.items():
+    for part, names in documented.items():
         signature = inspect.signature(classes[part]).parameters
         for name, default in names.items():
             if name != "num_samples":
@@ -209,21 +381,21 @@ def inside_and_outside(text: str) -> tuple[list[object], list[object]]:
 
 
 RANGES = [
-    pytest.param(what, part, name, told, id=f"{part}.{name}")
+    pytest.param(what, part, name, limits, id=f"{part}.{name}")
     for what in BUILDERS
-    for part, name, _, told, *_ in parameter_rows(what)
+    for part, name, _, limits, *_ in parameter_rows(what)
     if name != "none"
 ]
 
 
-@pytest.mark.parametrize(("what", "part", "name", "told"), RANGES)
-def test_a_parameter_takes_the_range_that_is_told_and_no_more(what, part, name, told):
+@pytest.mark.parametrize(("what", "part", "name", "limits"), RANGES)
+def test_a_parameter_takes_the_documented_range_and_no_more(what, part, name, limits):
     build = BUILDERS[what][2]
     beside: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
     beside = beside if part == "crl" else {}
     if name == "gamma_max":  # which the other two stay below
         beside = {"gamma": 0.0, "switch": 0.0}
-    inside, outside = inside_and_outside(told)
+    inside, outside = inside_and_outside(limits)
     for value in inside:
         build(part, 3, **beside, **{name: value})
     for value in outside:
@@ -249,12 +421,12 @@ def test_an_example_for_contributors_runs_its_own_test(title, code, request):
         tests = [value for name, value in names.items() if name.startswith("test_")]
         assert tests
         for test in tests:
-            wanted = inspect.signature(test).parameters
-            test(**{name: request.getfixturevalue(name) for name in wanted})
+            fixtures = inspect.signature(test).parameters
+            test(**{name: request.getfixturevalue(name) for name in fixtures})
     finally:
-        for table, was in zip(tables, before, strict=True):
+        for table, entries in zip(tables, before, strict=True):
             table.clear()
-            table.update(was)
+            table.update(entries)
 
 
 def test_there_is_an_example_for_each_kind():

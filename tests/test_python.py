@@ -57,14 +57,14 @@ def test_the_pages_lines_run(block, birds, built, fresh_accelerate, capsys):
         assert capsys.readouterr().out == "180 images in 8 shards; (0, 1) " + (
             f"{names['group'].alphas}\n"
         )
-    if "seen" in names:
-        assert names["seen"] == 180
+    if "count" in names:
+        assert names["count"] == 180
     if "loader" in names:
         assert sum(len(batch["image"]) for batch in names["loader"]) == 180
     if "loss" in names:
         assert all(part.grad.abs().sum() > 0 for part in names["network"].parameters())
-    if "found" in names:
-        assert names["scaled"].ece < names["found"].ece
+    if "scaled" in names:
+        assert names["scaled"].ece < names["plain"].ece
 
 
 @pytest.mark.process
