@@ -38,7 +38,7 @@ from semix.data.contact_sheet import spread_over_sets
 from semix.data.dataset import MixedDataset
 from semix.data.files import read_json, write_atomically
 from semix.data.lineage import Lineage, in_words
-from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
 
 JUDGED = (ECE, NLL, ACCURACY)
@@ -46,7 +46,7 @@ OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-Agreed = Mapping[str, Any]  # an `Agreement`, with what else is known of it
+Agreed = Mapping[str, Any]  # an `EndPointAgreement`, with what else is known of it
 Facts = Mapping[str, Any]  # whatever a caller wants to show; the known keys are `write_report`'s
 
 
@@ -246,7 +246,7 @@ class MixedPart:
     alphas: list[float]
     means: list[float]  # weight at each alpha, over all series
     curve: Picture
-    sheet: list[Series]
+    sheet: list[SeriesFigure]
 
 
 def _mixed_part(mixed: MixedDataset) -> MixedPart:
@@ -266,7 +266,7 @@ def _mixed_part(mixed: MixedDataset) -> MixedPart:
     )
 
 
-def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
+def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[SeriesFigure]:
     """Series spread evenly over the class pairs, then the one that follows alpha least.
 
     Chosen by position, never by looks, so that the sheet shows what the dataset holds.
@@ -280,7 +280,7 @@ def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
     return [_series(mixed, group, note) for group, note in notes.items()]
 
 
-def _series(mixed: MixedDataset, group: int, note: str) -> Series:
+def _series(mixed: MixedDataset, group: int, note: str) -> SeriesFigure:
     record, series = mixed.groups[group], mixed[group]
     labels = [[(k, float(label[k])) for k in record.classes] for label in series["labels"]]
     record = record.model_copy(update={"labels": labels})

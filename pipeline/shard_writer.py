@@ -17,7 +17,7 @@ from semix.data.formats import (
     CommitRecord,
     File,
     SeriesRecord,
-    Stage,
+    ShardStage,
     features_name,
     spec_digest,
     tar_name,
@@ -39,12 +39,12 @@ class Stopwatch:
     """Adds up the seconds of named stages; `wall` is the time since it was made."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Stage, float] = defaultdict(float)
+        self.seconds: dict[ShardStage, float] = defaultdict(float)
         self._start = time.perf_counter()
         self._lock = threading.Lock()
 
     @contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
+    def stage(self, name: ShardStage) -> Iterator[None]:
         start = time.perf_counter()
         yield
         with self._lock:

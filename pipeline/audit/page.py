@@ -9,7 +9,7 @@ import numpy as np
 from semix.data.files import write_atomically
 from semix.data.formats import Flag
 from semix.data.images import decode_image
-from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit
 from semix.pipeline.audit.findings import (
@@ -98,7 +98,7 @@ TITLES: dict[Flag, tuple[str, str]] = {
 class Section:
     title: str
     note: str
-    series: list[Series]
+    series: list[SeriesFigure]
 
 
 def gallery(audit: Audit) -> list[Section]:
@@ -158,7 +158,7 @@ def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
     return found
 
 
-def _figure(audit: Audit, row: int, sample: GroupSample) -> Series:
+def _figure(audit: Audit, row: int, sample: GroupSample) -> SeriesFigure:
     notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(float(audit.findings.rho[row]))}"]
     differing = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
     if differing >= 0:
