@@ -46,7 +46,7 @@ OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-Agreed = Mapping[str, Any]  # an `EndPointAgreement`, with what else is known of it
+Agreed = Mapping[str, Any]  # an `Agreement`, with what else is known of it
 Facts = Mapping[str, Any]  # whatever a caller wants to show; the known keys are `write_report`'s
 
 
