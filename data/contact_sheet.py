@@ -104,8 +104,7 @@ def entropy_share(samples: Sequence[GroupSample]) -> float:
 def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
     """Draw one row per series: its number, alpha growing to the right, a class name at each end.
 
-    Below each image are its alpha and its raw CLIP weight; the bar shows the soft label in the
-    colours of the two names.
+    Below each image are alpha and raw CLIP weight; a bar in two colours shows the soft label.
     """
     columns = max(len(sample.images) for sample in samples)
     width = 2 * NAME_WIDTH + columns * (CELL + GAP) + GAP

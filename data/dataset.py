@@ -54,7 +54,7 @@ class MixedDataset(Dataset[Sample]):
 
     Args:
         index: name of the index to pin; the newest one by default.
-        scale: sharpen the raw weights anew; None takes the labels as stored.
+        scale: sharpen the raw weights with it; None takes the labels as stored.
         rule: "mixing_ratio" takes the conditioning weights as labels, in place of stored ones.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
         exclude: rules for groups to leave out.
@@ -253,9 +253,8 @@ class MixedImages(Dataset[Sample]):
     def __getitem__(self, image: int | Sequence[int]) -> Sample:
         """image uint8 [H, W, 3], label float32 [K], group number, position, alpha and weight.
 
-        A sequence of images gives each of these with another dimension in front: a whole batch,
-        for a DataLoader whose sampler gives batches and whose `batch_size` is None. That is three
-        times as quick as batches collated from samples.
+        A sequence of images gives a whole batch, for a DataLoader whose sampler gives batches and
+        whose `batch_size` is None: three times as quick as collating samples.
         """
         number, count = torch.as_tensor(image), self.alphas.shape[1]
         group, position = number // count, number % count

@@ -78,8 +78,7 @@ def sync_folder(folder: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Remove a folder and its content; what cannot be removed stays, and only takes space.
 
-    If `folder` is a link, neither it nor its target is removed; of links inside the folder, only
-    the links are.
+    If `folder` is a link, neither it nor its target is removed; targets of links inside stay.
     """
     shutil.rmtree(folder, ignore_errors=True)
 

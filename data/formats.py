@@ -260,8 +260,7 @@ class ShardEntry(StoredFile):
 
     Attributes:
         seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
-        wall_seconds: worker time. It ends when the shard is made and the one before is published;
-            its own publishing overlaps with the next shard and counts there.
+        wall_seconds: worker time; publishing overlaps with the next shard and counts there.
         first: the first group planned for it; groups: the number of series in it.
         left_out: planned series that came out flat or not finite.
         prototypes, pairs: SHA-256 of the files it was made with; empty where they are not recorded.
@@ -405,8 +404,7 @@ class SeriesRecord(Labels):
 
     Attributes:
         classes: the mixed classes; names: their names.
-        alphas: conditioning weights of the first class; mixture: of all classes, if there are
-            more than two.
+        alphas: conditioning weights of the first class; mixture: of all, if more than two.
         noise: how it was selected: `strategy`, `stability` and more.
     """
 

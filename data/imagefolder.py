@@ -270,13 +270,13 @@ def _given_splits(
     """The splits of the folders; without validation/ it is taken from the training images."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
-    held = _list(folders["validation"], names, bad) if "validation" in folders else None
+    supplied = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
-    held_out = 0 if held else config.validation_per_class or max(1, rarest // 10)
-    kept = config.train_per_class or len(train[1])
+    held_out = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
+    count = config.train_per_class or len(train[1])
     # The held-out part comes first, so that a smaller training set keeps the same validation.
-    validation, chosen, _ = stratified_split(train[1], (held_out, kept), seed=config.split_seed)
-    return [_take(train, chosen), held or _take(train, validation), test]
+    validation, chosen, _ = stratified_split(train[1], (held_out, count), seed=config.split_seed)
+    return [_take(train, chosen), supplied or _take(train, validation), test]
 
 
 def _refuse_empty(

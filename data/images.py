@@ -82,8 +82,7 @@ def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
 def load_square(path: Path, size: int) -> np.ndarray:
     """Read a picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
-    Transparent pixels get a white background; 16 bits become 8 by division by 257; the first
-    frame of a GIF is read.
+    Transparency gets a white background; 16 bits are divided by 257; a GIF's first frame is read.
 
     Raises:
         OSError: with an `errno`, it cannot be read; without, it is not a picture, is animated, has

@@ -134,10 +134,9 @@ def _held(store: Store, name: str, info: FileInfo) -> bool:
 def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
     """Whether a holder lives, as far as this machine can tell.
 
-    A process of this machine can be looked up. Of a process of another machine, or of this one
-    before a reboot, only the time of the last renewal is known, by the clock of the store, the
-    only clock that both see. A lease from the future means that this clock was set back; it is
-    trusted no longer than others.
+    A process of this machine can be looked up. For another machine, or this one before a reboot,
+    only the time of the last renewal is known, by the clock of the store, which both see. A lease
+    from the future means that this clock was set back; it is trusted no longer than others.
     """
     if holder is None:
         return False

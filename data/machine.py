@@ -26,8 +26,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers
 def machine() -> str:
     """`host-0123456789ab`: with a process number it identifies one process uniquely.
 
-    Host names do not: containers may have the name of their host and process numbers of their
-    own, and cloned machines may all have one name.
+    Host names do not: containers may share the name of their host, cloned machines may have one.
     """
     host = socket.gethostname()
     digest = hashlib.sha256("\n".join([host, *_boot_and_numbers()]).encode())
@@ -52,9 +51,9 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+def usable_cores(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
     """Cores that this process may run on, at most the CPU quota of its control groups."""
-    quotas = [quota for folder in _groups(root, own, "cpu") if (quota := _cpu_quota(folder))]
+    quotas = [quota for folder in _groups(root, own_groups, "cpu") if (quota := _cpu_quota(folder))]
     return max(1, int(min([cores(), *quotas])))
 
 
@@ -70,10 +69,10 @@ class MemoryLimit:
     left: int
 
 
-def memory_limit(root: Path = GROUPS, own: Path = OWN_GROUPS) -> MemoryLimit | None:
+def memory_limit(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> MemoryLimit | None:
     """The limit with the fewest bytes left among all our control groups; None without one."""
     limits = []
-    for folder in _groups(root, own, "memory"):
+    for folder in _groups(root, own_groups, "memory"):
         if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is None:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
@@ -82,11 +81,11 @@ def memory_limit(root: Path = GROUPS, own: Path = OWN_GROUPS) -> MemoryLimit | N
     return min(limits, key=lambda one: one.left, default=None)
 
 
-def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+def _groups(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
     """Folders of our groups, the innermost first; inside a container some are not visible."""
-    if not own.is_file():  # macOS
+    if not own_groups.is_file():  # macOS
         return
-    for line in own.read_text().splitlines():
+    for line in own_groups.read_text().splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -131,8 +130,7 @@ def cache_folder() -> Path:
 def remembered_digest(path: Path) -> str:
     """SHA-256 of a file, which is hashed again only after it was written.
 
-    Models have gigabytes, so the cache folder keeps the digest for other processes, by the path
-    of the file, its size and its time of modification.
+    Models have gigabytes, so the cache folder keeps the digest, by path, size and time of writing.
     """
     state = path.stat()
     return _digest_of(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)

@@ -38,7 +38,7 @@ class Pinned:
     Args:
         index: name of the index; the newest one by default.
         labels: digest of a label set, or its beginning.
-        scale: sharpen the raw weights anew; None takes the labels as stored.
+        scale: sharpen the raw weights with it; None takes the labels as stored.
     Attributes:
         index: its name; digest: its fingerprint.
         shards: its entries, ascending.

@@ -58,9 +58,8 @@ class Folder:
 class Records:
     """The commit records of one plan that count.
 
-    A record counts if it has its own name, carries this plan's spec digest, and was written after
-    the last time its shard was discarded. Numbers decide that, not a clock: the tombstones of a
-    shard are numbered, and a record says how many there were.
+    A record counts if it has its own name, carries this plan's spec digest, and is newer than the
+    last tombstone of its shard: a record says how many numbered tombstones there were.
 
     Args:
         shards: how many the plan has.

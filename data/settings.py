@@ -247,8 +247,7 @@ def read_config_file(source: str | Path) -> dict[str, Any]:
     Args:
         source: a local path, or a URL that a store accepts.
     Raises:
-        InputError: no such file or no permission, not YAML, aliases that repeat
-            too much, not settings.
+        InputError: no such file or no permission, not YAML, too much repetition, not settings.
     """
     content = _content(str(source))
     try:
@@ -273,8 +272,7 @@ def read_yaml(text: str) -> Any:
     """The values of one YAML document; None of an empty one.
 
     Raises:
-        ValueError: line, column and problem. It quotes nothing of the text, which may hold
-            secrets by mistake.
+        ValueError: line, column and problem, without the text, which may hold secrets.
     """
     try:
         loader = _Loader(text)

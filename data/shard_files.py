@@ -200,10 +200,8 @@ class ShardCache:
         Raises:
             InputError: the folder cannot be written.
         """
-        text = _Manifest(records=contents.records, places=contents.places.tolist()).model_dump_json(
-            exclude_defaults=True
-        )
-        content = text.encode()
+        manifest = _Manifest(records=contents.records, places=contents.places.tolist())
+        content = manifest.model_dump_json(exclude_defaults=True).encode()
         digest = hashlib.sha256(content).hexdigest().encode()
         try:
             write_atomically(self._manifest_path(shard), digest + b"\n" + content)

@@ -66,9 +66,8 @@ def mixed_pipeline(
     torch's samplers. The same seed, epoch, ranks and workers give the same order; later passes of
     `with_epoch` and `repeat` have other orders.
 
-    Call `set_epoch` before each epoch. accelerate may prepare a `webdataset.WebLoader`, which it
-    leaves as it is, but not a plain DataLoader: it would divide the images of each rank once
-    more, and some would never be read.
+    Call `set_epoch` before each epoch. accelerate leaves a `webdataset.WebLoader` as it is. It must
+    not prepare a plain DataLoader: it would divide the images of each rank again, and lose some.
 
     A sample has `__key__`, `__url__` (of its tar), `image` uint8 [H, W, 3], `label`, `group`,
     `position`, `alpha` and `weight`; as a series `images` [A, H, W, 3], `labels`, `group`,

@@ -25,8 +25,7 @@ def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
         what: its name in messages.
         most: bytes; more are refused before any is parsed.
     Raises:
-        ValueError: `what: field: problem`, also for deep nesting, numbers of any length and
-            broken UTF-8.
+        ValueError: `what: field: problem`, also for deep nesting, long numbers, broken UTF-8.
     """
     if len(content) > most:
         raise ValueError(f"{what}: {len(content)} bytes, at most {most} are read")

@@ -133,8 +133,7 @@ def read_shard(
             iteration then proves, as for a tar in a bucket, that it is the recorded one. New
             labels are bound to their images by that hash.
     Raises:
-        ValueError: as `read_tar`, or other groups or bytes than recorded; it starts with the
-            tar's name.
+        ValueError: as `read_tar`, or other groups or bytes than recorded; starts with the name.
         FileNotFoundError: there is no such tar.
     """
     try:

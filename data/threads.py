@@ -43,9 +43,9 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
     It makes no further item. The thread ends with the items, and when the generator is closed.
     """
-    made = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
-    with closing(made):
-        for item in made:
+    results = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
+    with closing(results):
+        for item in results:
             if item is None:
                 return
             yield item

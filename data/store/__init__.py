@@ -21,7 +21,7 @@ from semix.data.store.places import (
     parse_url,
 )
 
-__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
+__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "FileInfo", "Store", "process_alive"]
 
 T = TypeVar("T")
 

@@ -233,8 +233,7 @@ def in_use(partial: Path, *, age_s: float) -> bool:
 def abandoned(partial: Path, *, age_s: float) -> bool:
     """Whether the process that staged the file has ended.
 
-    Only the age decides this for a process of another machine: for containers that share a
-    folder, and for this machine before a reboot.
+    Only the age decides this for other machines, containers, and this machine before a reboot.
     """
     if written_here(partial):
         return not in_use(partial, age_s=0.0)

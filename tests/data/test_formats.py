@@ -288,7 +288,7 @@ def config(**changes: object) -> dict[str, object]:
         ({"images_per_group": 0}, "images_per_group"),
         ({"class_names": ["one"]}, "class_names"),
         ({"config": []}, "config"),
-        ({"config": {"a": float("inf")}}, "no finite number"),
+        ({"config": {"a": float("inf")}}, "not a finite number"),
         ({"config": {"mixing": {"groups_per_pair": 1}}}, "config.shards: Field required"),
         (config(shards={"groups_per_shard": 0}), "config.shards.groups_per_shard"),
         (config(shards={"groups_per_shard": None}), "config.shards.groups_per_shard"),

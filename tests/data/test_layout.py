@@ -68,9 +68,9 @@ def test_only_one_of_two_that_extend_at_once_succeeds(root):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"first_group": 5}, r"does not continue what is before it \(first_group\)"),
-        ({"first_shard": 4}, r"does not continue what is before it \(first_shard\)"),
-        ({"shards": 9}, r"does not continue what is before it \(shards\)"),
+        ({"first_group": 5}, r"does not continue the one before it \(first_group\)"),
+        ({"first_shard": 4}, r"does not continue the one before it \(first_shard\)"),
+        ({"shards": 9}, r"does not continue the one before it \(shards\)"),
         ({"plan": "e" * 64}, "belongs to another plan"),
         ({"groups": 0}, "extension: groups: "),
         ({"groups": 10**30, "shards": 5 * 10**29}, "extension: groups: "),

@@ -132,7 +132,7 @@ def test_a_picture_given_as_a_config_is_named_as_no_text(tmp_path):
     file = tmp_path / "bird.png"
     file.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     with pytest.raises(
-        InputError, match=r"is no text.* give the path or URL of a YAML file$"
+        InputError, match=r"is not text.* give the path or URL of a YAML file$"
     ) as caught:
         load_settings(Outer, file)
     assert (caught.value.field, caught.value.value) == ("config", file)

@@ -176,7 +176,7 @@ def test_a_folder_where_a_record_goes(root, tmp_path, inside):
     [
         (b"", "cannot be read"),
         (prototypes()[:-1], "cannot be read"),
-        (flipped(-1 % len(prototypes()))(prototypes()), "not of the SHA-256 that is noted beside"),
+        (flipped(-1 % len(prototypes()))(prototypes()), "does not have the SHA-256"),
         (prototypes(np.eye(4, dtype=np.float32)), "has prototypes of shape [4, 4], not [3, width]"),
         (prototypes(np.full((3, 4), np.inf, np.float32)), "not finite"),
         (prototypes(facts={"scale": "10.0"}), "cannot be read"),
@@ -250,7 +250,7 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
     assert (problem.kind, problem.files) == ("pairs", ())
     assert problem.text == "pairs.json is not what 3 shards were made with"
     assert quarantine(similar, [problem]) == 0
-    message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; bring back"
+    message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; restore the"
     with pytest.raises(InputError, match=message):
         refuse_others(similar, "pairs", Root(similar.url).made_from()["pairs"])
 

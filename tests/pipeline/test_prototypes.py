@@ -80,7 +80,7 @@ def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
     root = begun(hasty_config, tmp_path / "root")
     root.store.put(PROTOTYPES, damage(root.store.get(PROTOTYPES)))
     with pytest.raises(
-        ValueError, match=r"not a complete safetensors file|damaged: not of the SHA"
+        ValueError, match=r"not a complete safetensors file|damaged: does not have the SHA"
     ):
         read_prototypes(root)
 
