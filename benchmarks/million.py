@@ -67,11 +67,11 @@ def from_index(shards: int, index: str) -> Figures:
 def resuming(shards: int, index: str) -> Figures:
     """What `semix resume` looks at before it starts a flow: sizes of all files, what lacks."""
     from semix.data.verify import damage
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
     def look(root: Any) -> None:
         assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
-        assert len(Selection(skip_failed="1%").wanted(root)) == LACKING
+        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == LACKING
 
     with _opened(shards, index) as (root, store):
         return {"resume": _timed(lambda: look(root), store)}

@@ -31,7 +31,7 @@ from semix.data.lineage import in_words, made_now, source
 from semix.data.printable import markdown_text
 from semix.data.root import Progress, Root
 from semix.data.series import HARD, contact_sheet, entropy_share, read_series, some_of_all_pairs
-from semix.flows.progress import Rate, counted, describe, duration, standing, to_come
+from semix.flows.progress import Rate, derived_figures, describe, duration, image_count, images_left
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
@@ -68,7 +68,7 @@ def artifact_key(kind: str, url: str, *identity: str) -> str:
 
 
 @contextmanager
-def only_shown() -> Iterator[None]:
+def best_effort_display() -> Iterator[None]:
     """What fails in the block is not shown in Prefect, which a run says once and goes on.
 
     A server that is being restarted is not waited for: it would hold up the loop that watches the
@@ -89,13 +89,13 @@ def only_shown() -> Iterator[None]:
 def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
     """Yields a function of a share, 0 to 1, and a few words; Prefect gets them now and then."""
     artifact: Any = None
-    with only_shown():
+    with best_effort_display():
         artifact = create_progress_artifact(0.0, key=key, description="begins")
     latest, due = None, 0.0
 
     def send(share: float, words: str) -> None:
         if artifact is not None:
-            with only_shown():
+            with best_effort_display():
                 update_progress_artifact(artifact, 100 * share, words)
 
     def publish(share: float, words: str) -> None:
@@ -118,8 +118,8 @@ def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            words = filter(None, (counted(progress), describe(progress, rate.value)))
-            total = progress.images_done + to_come(progress)
+            words = filter(None, (image_count(progress), describe(progress, rate.value)))
+            total = progress.images_done + images_left(progress)
             publish(progress.images_done / max(1, total), ", ".join(words))
 
         yield show
@@ -133,7 +133,7 @@ def training_artifact(
     with growing_artifact(key) as publish:
 
         def show() -> None:
-            with only_shown():
+            with best_effort_display():
                 publish(*training_progress(settings, run))
 
         yield show
@@ -167,7 +167,7 @@ def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None
         facts: names and values that are shown as they are.
         description: in Markdown.
     """
-    with only_shown():
+    with best_effort_display():
         rows = [
             {
                 "what": markdown_text(name.replace("_", " ")),
@@ -189,10 +189,10 @@ def build_summary(
         began: the progress when the run began; before: the shards that were there.
         seconds: that it took.
     """
-    with only_shown():
+    with best_effort_display():
         facts = summary(root.progress(), began=began, seconds=seconds)
-        told = made_now(before, root.done())
-        facts |= {"made in this run": told["made"], "reused": told["reused"]}
+        shards_made = made_now(before, root.done())
+        facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
         if groups := _some_groups(root):
             share = entropy_share(read_series(root, groups))
             facts["entropy of labels"] = f"{share:.2f} of equal labels'"
@@ -201,25 +201,25 @@ def build_summary(
                 text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
                 build_log.warning(text, root.url, share, root.url)
         facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
-        place = markdown_text(root.url)
-        text = f"What is at {place}; the rate of one worker leaves out loading models."
+        address = markdown_text(root.url)
+        text = f"What is at {address}; the rate of one worker leaves out loading models."
         facts_table(facts, key=key, description=text)
 
 
-def summary(found: Progress, *, began: Progress, seconds: float) -> dict[str, str]:
+def summary(now: Progress, *, began: Progress, seconds: float) -> dict[str, str]:
     """Counts, rates and seconds by stage."""
-    made = found.images_done - began.images_done
-    one = standing(found)["images_per_second"]
+    new_images = now.images_done - began.images_done
+    rate = derived_figures(now)["images_per_second"]
     facts = {
-        "shards": f"{found.done:,} of {found.shards:,}, {found.done - began.done:,} in this run",
-        "images": f"{found.images_done:,} of {found.images:,}, {made:,} in this run",
-        "this run": f"{duration(seconds)}, {made / seconds:.3g} images/s",
-        "one worker": f"{one:.3g} images/s" if one else "",
+        "shards": f"{now.done:,} of {now.shards:,}, {now.done - began.done:,} in this run",
+        "images": f"{now.images_done:,} of {now.images:,}, {new_images:,} in this run",
+        "this run": f"{duration(seconds)}, {new_images / seconds:.3g} images/s",
+        "one worker": f"{rate:.3g} images/s" if rate else "",
     }
-    if found.left_out:
-        facts["left out"] = f"{found.left_out} series"
-    stages = sorted(found.stages.items(), key=lambda stage: -stage[1])
-    return facts | {STAGES[name]: f"{taken:.1f} s of all workers" for name, taken in stages}
+    if now.left_out:
+        facts["left out"] = f"{now.left_out} series"
+    stages = sorted(now.stages.items(), key=lambda stage: -stage[1])
+    return facts | {STAGES[name]: f"{spent:.1f} s of all workers" for name, spent in stages}
 
 
 def _failures(root: Root) -> dict[str, str]:
@@ -240,7 +240,7 @@ def series_sheet(root: Root, *, key: str) -> None:
     Prefect's pages show a picture in Markdown as it is; an image artifact prints the text of its
     address as well, which here is the picture.
     """
-    with only_shown():
+    with best_effort_display():
         groups = _some_groups(root)
         if not groups:
             return
@@ -283,7 +283,7 @@ def _some_groups(root: Root) -> list[int]:
 
 def result_table(methods: Sequence[Method], *, key: str) -> None:
     """Show what some measured runs reached."""
-    with only_shown():
+    with best_effort_display():
         from semix.calib.tables import (  # pandas, at the end alone
             as_markdown,
             overview,
@@ -297,7 +297,7 @@ def result_table(methods: Sequence[Method], *, key: str) -> None:
 
 def markdown_file(page: Path, *, key: str) -> None:
     """Show a Markdown file but its figures, which are files beside it."""
-    with only_shown():
+    with best_effort_display():
         lines = [line for line in page.read_text().splitlines() if not line.startswith("![](")]
         text = "\n".join([*lines, "", _on_this_machine(f"With figures: {page}")])
         create_markdown_artifact(text, key=f"{key}-results", description="tables")
@@ -305,7 +305,7 @@ def markdown_file(page: Path, *, key: str) -> None:
 
 def link_to(page: Path, *, key: str) -> None:
     """A link to a page on the machine of the flow."""
-    with only_shown():
+    with best_effort_display():
         text = f"{_on_this_machine(page)}; browsers open it there only"
         link = page.absolute().as_uri()
         create_link_artifact(link, page.name, key=f"{key}-page", description=text)

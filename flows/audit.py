@@ -48,37 +48,42 @@ def audit(
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
     with damage_named(root.url):
-        found = _read(root, index=index, labels=labels, run=judge, device=device)
+        result = _read(root, index=index, labels=labels, run=judge, device=device)
     page, numbers = folder / "audit.html", folder / "audit.json"
-    write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
-    write_atomically(numbers, as_json(found.values))
-    return {**found.values, "page": str(page), "json": str(numbers), "flags_file": _keep(found)}
+    write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
+    write_atomically(numbers, as_json(result.values))
+    return {
+        **result.values,
+        "page": str(page),
+        "json": str(numbers),
+        "flags_file": _keep(result),
+    }
 
 
 def _read(
     root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
 ) -> Audit:
     source = Pinned(root, index=index, labels=labels)
-    beat = _lines(sum(shard.groups for shard in source.shards))
+    report = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
-            return measure(source, beat=beat)
+            return measure(source, beat=report)
         judge = Judge(run, device=device)
         judge.refuse_other_classes(source.class_names)
         return measure(
             source,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
             judge_name=judge.name,
-            beat=beat,
+            beat=report,
         )
     except Unreadable as error:
         raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
 
 
-def _keep(found: Audit) -> str | None:
+def _keep(result: Audit) -> str | None:
     """Store the flags where readers look for them; None where the root cannot be written."""
     try:
-        return store_flags(found.source.root, found.flags)
+        return store_flags(result.source.root, result.flags)
     except OSError as error:
         reason = error.strerror or error
         log.warning("flags are not stored, so readers cannot exclude by them: %s", reason)
@@ -89,14 +94,14 @@ def _lines(total: int) -> Callable[[int], None]:
     """A line now and then on how far the audit is."""
     done, due = 0, time.monotonic() + LINE_EVERY_S
 
-    def beat(groups: int) -> None:
+    def report(groups: int) -> None:
         nonlocal done, due
         done += groups
         if time.monotonic() >= due:
             due += LINE_EVERY_S
             log.info("audit: %s of %s series", f"{done:,}", f"{total:,}")
 
-    return beat
+    return report
 
 
 def print_checks(checks: list[dict[str, Any]]) -> None:

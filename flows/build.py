@@ -12,17 +12,17 @@ from semix.data.root import Root
 from semix.data.settings import whole_path
 from semix.data.store import Store
 from semix.flows.build_steps import (
-    ALL,
+    ALL_SHARDS,
     BuildFailed,
-    Selection,
+    ShardSelection,
     check_work,
-    kept,
-    put_damage_aside,
+    log_ignored_files,
+    quarantine_damage,
     refuse_gaps,
-    restore,
+    restore_prototypes,
+    resume_hint,
     say_complete,
     say_notes,
-    say_what_is_ignored,
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
@@ -51,7 +51,7 @@ def build(
     *,
     overrides: Sequence[str] = (),
     slots: SlotSettings | int | None = None,
-    selection: Selection = ALL,
+    selection: ShardSelection = ALL_SHARDS,
     full: bool = False,
 ) -> Root:
     """Start or continue the mixed dataset of `config` at `out`.
@@ -72,8 +72,8 @@ def build(
     source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
     root = create_root(load_config(BuildConfig, source, overrides), out)
     file = "" if isinstance(config, BuildConfig) else whole_path(config)  # plan.json has it
-    given = overrides if file else root.overrides
-    return _made(root, file, given, slots=slots, selection=selection, full=full)
+    overrides_used = overrides if file else root.overrides
+    return _run_build(root, file, overrides_used, slots=slots, selection=selection, full=full)
 
 
 def resume(
@@ -81,7 +81,7 @@ def resume(
     *,
     overrides: Sequence[str] = (),
     slots: SlotSettings | int | None = None,
-    selection: Selection = ALL,
+    selection: ShardSelection = ALL_SHARDS,
     full: bool = False,
 ) -> Root:
     """Continue a root, or that at a place, from its store alone; else as `build`.
@@ -94,25 +94,25 @@ def resume(
             `generator.model=PLACE`.
     """
     root = open_root(root, overrides) if isinstance(root, str) else root
-    return _made(root, "", root.overrides, slots=slots, selection=selection, full=full)
+    return _run_build(root, "", root.overrides, slots=slots, selection=selection, full=full)
 
 
-def _made(
+def _run_build(
     root: Root,
     config: str,
     overrides: Sequence[str],
     *,
     slots: SlotSettings | int | None,
-    selection: Selection,
+    selection: ShardSelection,
     full: bool,
 ) -> Root:
     """Run the flow on a root, if it has anything to do; what it would refuse is refused before."""
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    if not (full or selection.wanted(root)):
+    if not (full or selection.shards_to_make(root)):
         check_gpu(settings)
-        put_damage_aside(root)
-        if not selection.wanted(root):
-            restore(root, settings.flow_device)
+        quarantine_damage(root)
+        if not selection.shards_to_make(root):
+            restore_prototypes(root, settings.flow_device)
             say_complete(root, selection)
             refuse_gaps(root, selection)
             root.write_index()
@@ -122,8 +122,8 @@ def _made(
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
-            lambda: kept(root),
-            ready=root,
+            lambda: resume_hint(root),
+            prepared=root,
             out=root.url,
             config=config,
             overrides=list(overrides),
@@ -162,13 +162,13 @@ def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None
     Raises:
         InputError, BuildFailed: as of `extend`.
     """
-    root, wanted = Root(out), config.mixing.groups_per_pair
+    root, groups_per_pair = Root(out), config.mixing.groups_per_pair
     planned = root.plan.config["mixing"]["groups_per_pair"]
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
     if root_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
         remedy = "nothing was made of it, and it holds another plan; `semix build` replaces that"
         raise InputError("out", out, remedy)
-    return extend(root, wanted, slots=slots)
+    return extend(root, groups_per_pair, slots=slots)
 
 
 def check(
@@ -201,6 +201,6 @@ def check(
         for note in hard_labels(stored_scale(root)):
             log.warning("%s", note)
     if config.real.name == "imagefolder":
-        say_what_is_ignored(config.real)
-    found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
-    return {"out": store.url, "classes": len(plan.class_names), **found}
+        log_ignored_files(config.real)
+    facts = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
+    return {"out": store.url, "classes": len(plan.class_names), **facts}

@@ -17,19 +17,19 @@ from semix.data.verify import refuse_others
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from semix.flows.build_steps import (
-    ALL,
-    Selection,
+    ALL_SHARDS,
+    ShardSelection,
     check_work,
-    opened,
-    put_damage_aside,
+    open_or_create,
+    quarantine_damage,
     refuse_gaps,
-    restore,
+    restore_prototypes,
     say_complete,
     say_notes,
 )
-from semix.flows.calling import handed
-from semix.flows.flow_runs import flow_options, name_of, running
-from semix.flows.progress import shown
+from semix.flows.calling import from_caller
+from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.progress import progress_display
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, slots_running
 from semix.flows.slots.slot import RECORD
@@ -40,10 +40,10 @@ log = logging.getLogger("semix.build")
 Listener = Callable[[Progress], None]
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`build mixed`, `build mixed, shards 3,7-9`."""
-    parts = [f"{what} {given[what][:80]}" for what in ("shards", "range") if given[what]]
-    return ", ".join([f"build {name_of(given['out'])}", *parts])
+    parts = [f"{what} {parameters[what][:80]}" for what in ("shards", "range") if parameters[what]]
+    return ", ".join([f"build {last_part(parameters['out'])}", *parts])
 
 
 @flow(**flow_options("build", run_name))
@@ -67,20 +67,20 @@ def build_flow(
     is kept, what is damaged is made again.
     """
     chosen = parse_ranges(shards) if shards else frozenset()
-    selection = Selection(chosen, retry_failed, skip_failed)
-    with running("build"):
-        checked = handed(Root)
-        root = checked or opened(out, config, overrides)
+    selection = ShardSelection(chosen, retry_failed, skip_failed)
+    with run_context("build"):
+        checked = from_caller(Root)
+        root = checked or open_or_create(out, config, overrides)
         plan(root, selection, full=full)
         before = root.done()  # without the damage that was put aside
-        lacking, errors = selection.wanted(root), []
+        missing, errors = selection.shards_to_make(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
-        if lacking:
+        if missing:
             if checked is None:
                 check_work(root, settings, selection)
-            errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
+            errors = make(root, settings, "" if selection == ALL_SHARDS else format_ranges(missing))
         else:
-            restore(root, settings.flow_device)
+            restore_prototypes(root, settings.flow_device)
             say_complete(root, selection)
         refuse_gaps(root, selection, errors)
         lineage = {**source(root.plan), **made_now(before, root.done())}
@@ -88,10 +88,10 @@ def build_flow(
 
 
 @task(task_run_name="plan", **RECORD)
-def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
+def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]:
     """Put damage aside, and count what is missing."""
-    put_damage_aside(root, full=full)
-    return {"plan": root.plan.digest, "lacking": len(selection.wanted(root))}
+    quarantine_damage(root, full=full)
+    return {"plan": root.plan.digest, "lacking": len(selection.shards_to_make(root))}
 
 
 def check_before_shards(root: Root) -> None:
@@ -121,7 +121,7 @@ def making(
     ):
 
         def end() -> list[str]:
-            with shown("generate") as show, progress_artifact(key) as publish:
+            with progress_display("generate") as show, progress_artifact(key) as publish:
                 errors = follow(futures, root, listeners=(listener, show, publish))
             took = time.monotonic() - start
             build_summary(root, key=key, began=began, before=before, seconds=took)

@@ -16,7 +16,7 @@ from semix.data.verify import damage, put_aside
 from semix.flows.configs import load_config
 from semix.flows.costs import check_space
 from semix.flows.failures import RunFailed, few_ranges, reasons
-from semix.flows.progress import counting
+from semix.flows.progress import count_display
 from semix.flows.slots import SlotSettings, check_slots
 from semix.pipeline.checks import check_models, notes
 from semix.pipeline.config import BuildConfig
@@ -33,7 +33,7 @@ class BuildFailed(RunFailed):
 
 
 @dataclass(frozen=True)
-class Selection:
+class ShardSelection:
     """What is asked of a run.
 
     Attributes:
@@ -54,25 +54,25 @@ class Selection:
             remedy = "failed shards are either tried again or left out; drop one of the two"
             raise InputError("--retry-failed", f"with --skip-failed {self.skip_failed}", remedy)
         if self.skip_failed:
-            most_failed(self.skip_failed, 1)
+            failure_limit(self.skip_failed, 1)
 
-    def allowed(self, root: Root) -> int | None:
+    def allowed_failures(self, root: Root) -> int | None:
         """How many shards of this root may fail; None if it shall be complete."""
-        return most_failed(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
+        return failure_limit(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
 
-    def wanted(self, root: Root) -> list[int]:
+    def shards_to_make(self, root: Root) -> list[int]:
         """The missing shards that this run shall try."""
-        lacking = lacking_shards(root, self.shards)
+        missing = missing_shards(root, self.shards)
         if not (self.retry_failed or self.skip_failed):
-            return lacking
-        failed = root.failed_attempts(lacking)
-        return [shard for shard in lacking if (shard in failed) == self.retry_failed]
+            return missing
+        failed = root.failed_attempts(missing)
+        return [shard for shard in missing if (shard in failed) == self.retry_failed]
 
 
-ALL = Selection()
+ALL_SHARDS = ShardSelection()
 
 
-def most_failed(limit: str, total: int) -> int:
+def failure_limit(limit: str, total: int) -> int:
     """`5` or `1%` of `total` as a number of shards, rounded down. Raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", limit.strip())
     if not match or (not match[2] and "." in match[1]) or (match[2] and float(match[1]) > 100):
@@ -80,7 +80,7 @@ def most_failed(limit: str, total: int) -> int:
     return math.floor(float(match[1]) * total / 100) if match[2] else int(match[1])
 
 
-def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
+def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
     """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
     total = root.plan.num_shards
     if not shards:
@@ -88,12 +88,12 @@ def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
     outside = [shard for shard in shards if shard >= total]
     if outside:
         raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {total - 1}")
-    wanted = frozenset(shards)
-    return [shard for shard in root.missing() if shard in wanted]
+    selected = frozenset(shards)
+    return [shard for shard in root.missing() if shard in selected]
 
 
 def gaps(
-    root: Root, shards: Collection[int], *, allowed: int | None
+    root: Root, shards: Collection[int], *, allowed_failures: int | None
 ) -> tuple[list[int], list[int]]:
     """What is wrongly missing after a run, and what may be.
 
@@ -103,16 +103,16 @@ def gaps(
     Returns:
         the shards that make the run a failure, and those that failed and were left out.
     """
-    lacking = lacking_shards(root, shards)
-    if allowed is None:
-        return lacking, []
+    missing = missing_shards(root, shards)
+    if allowed_failures is None:
+        return missing, []
     failed = root.failed_attempts()
-    if len(failed) <= allowed and failed.keys() >= set(lacking):
+    if len(failed) <= allowed_failures and failed.keys() >= set(missing):
         return [], sorted(failed)
-    return sorted({*lacking, *failed}), []
+    return sorted({*missing, *failed}), []
 
 
-def opened(out: str, config: str, overrides: Sequence[str]) -> Root:
+def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
     """The root that a run works on: of a config file, begun where it is new; else as it is there.
 
     Raises:
@@ -123,16 +123,16 @@ def opened(out: str, config: str, overrides: Sequence[str]) -> Root:
     return open_root(out, overrides)
 
 
-def put_damage_aside(root: Root, *, full: bool = False) -> None:
+def quarantine_damage(root: Root, *, full: bool = False) -> None:
     """Make damaged parts missing. `full` reads every file; else sizes are compared."""
-    found = damage(root, full=full)
-    for problem in found:
+    problems = damage(root, full=full)
+    for problem in problems:
         log.warning("%s", problem)
-    if count := put_aside(root, found):
+    if count := put_aside(root, problems):
         log.warning("put %d damaged parts aside; making them again", count)
 
 
-def restore(root: Root, device: str) -> None:
+def restore_prototypes(root: Root, device: str) -> None:
     """Measure and draw again what committed shards were made with, where it is gone.
 
     Workers do so before they make a shard; this is for a root that lacks none.
@@ -146,7 +146,7 @@ def restore(root: Root, device: str) -> None:
         prepare(root, device=device)
 
 
-def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> None:
+def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_SHARDS) -> None:
     """Raises InputError for what would keep every slot from working."""
     check_slots(slots)
     if not root.store.shared:
@@ -159,25 +159,25 @@ def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> N
         remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
         raise InputError(error.field, error.value, remedy) from None
     # Without pairs, which change no size: damaged ones are drawn again.
-    written = root.plan
+    planned = root.plan
     plan = BuildPlan(
         config,
-        tuple(written.class_names),
-        models=planned_models(written),
+        tuple(planned.class_names),
+        models=planned_models(planned),
         extensions=root.extensions,
     )
-    check_space(plan, root.store, missing=len(selection.wanted(root)))
+    check_space(plan, root.store, missing=len(selection.shards_to_make(root)))
 
 
-def survey_images(config: RealDataConfig) -> Survey:
+def decode_all_images(config: RealDataConfig) -> Survey:
     """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
-    with counting("decoding real images") as show:
+    with count_display("decoding real images") as show:
         return survey(config, show)
 
 
-def say_what_is_ignored(config: RealDataConfig) -> None:
-    """As `survey_images`, with a line for the pictures and one for whatever else lies there."""
-    surveyed = survey_images(config)
+def log_ignored_files(config: RealDataConfig) -> None:
+    """As `decode_all_images`, with a line for the pictures and one for whatever else lies there."""
+    surveyed = decode_all_images(config)
     log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
     for note in surveyed.notes():
         log.warning("%s", note)
@@ -188,24 +188,26 @@ def say_notes(config: BuildConfig) -> None:
         log.warning("%s", note)
 
 
-def refuse_gaps(root: Root, selection: Selection, last_words: Iterable[str] = ()) -> None:
+def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[str] = ()) -> None:
     """Raises BuildFailed if a wanted shard is missing, whatever the workers said.
 
     Args:
         last_words: of workers that ended with an error.
     """
-    lacking, left_out = gaps(root, selection.shards, allowed=selection.allowed(root))
+    missing, left_out = gaps(
+        root, selection.shards, allowed_failures=selection.allowed_failures(root)
+    )
     if selection.retry_failed:  # what never failed was not asked for
-        lacking = sorted(root.failed_attempts(lacking))
-    if lacking:
-        raise BuildFailed(failure_message(root, lacking, last_words))
+        missing = sorted(root.failed_attempts(missing))
+    if missing:
+        raise BuildFailed(failure_message(root, missing, worker_errors))
     if left_out:
         text = "%s: %d of %d shards failed and are left out: %s; the index is without them"
         total = root.plan.num_shards
         log.warning(text, root.url, len(left_out), total, few_ranges(left_out))
 
 
-def say_complete(root: Root, selection: Selection) -> None:
+def say_complete(root: Root, selection: ShardSelection) -> None:
     """There is nothing to make of what was asked for."""
     what = "complete"
     if selection.retry_failed:
@@ -215,18 +217,18 @@ def say_complete(root: Root, selection: Selection) -> None:
     log.info("%s: %s, nothing to do", root.url, what)
 
 
-def kept(root: Root) -> str:
+def resume_hint(root: Root) -> str:
     """What is safe of a run that was lost, and the command that goes on."""
     done, total = len(root.done()), root.plan.num_shards
     return f"{done} of {total} shards are committed; go on with: semix resume {root.url}"
 
 
-def failure_message(root: Root, lacking: Collection[int], last_words: Iterable[str]) -> str:
+def failure_message(root: Root, missing: Collection[int], worker_errors: Iterable[str]) -> str:
     """Which shards are not made, why, and how to go on."""
     total = root.plan.num_shards
-    text = [f"{len(lacking)} of {total} shards not made: {few_ranges(lacking)}"]
-    if why := reasons(root.failures(), lacking):
+    text = [f"{len(missing)} of {total} shards not made: {few_ranges(missing)}"]
+    if why := reasons(root.failures(), missing):
         text += [*why, f"all reasons: semix failures {root.url}"]
-    text += last_words
+    text += worker_errors
     text.append(f"the rest is safe; go on with: semix resume {root.url}")
     return "\n".join(text)

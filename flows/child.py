@@ -36,14 +36,14 @@ ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception)\b")  # ours, and the e
 log = logging.getLogger("semix.child")
 
 
-class Stop(Protocol):
+class StopSignal(Protocol):
     """Says when a child must end early; a `threading.Event` is one. Asked five times a second."""
 
     def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessOutcome:
     """How a child ended.
 
     Attributes:
@@ -83,8 +83,8 @@ class Outcome:
     def error(self) -> str:
         """The last line that names an error, else the last one; empty if it wrote nothing."""
         lines = [line.strip() for line in reversed(self.last_lines) if line.strip()]
-        found = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
-        return found.removeprefix("error: ")
+        telling = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
+        return telling.removeprefix("error: ")
 
 
 @dataclass
@@ -118,11 +118,11 @@ def supervise(
     *,
     on_line: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
     heartbeat: Heartbeat | None = None,
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
-) -> Outcome:
+) -> ProcessOutcome:
     """Run a command until it ends, `stop` is set, its heartbeat stops, or we are interrupted.
 
     Except that a silent one is killed at once, its process group then gets SIGTERM and, if that
@@ -145,7 +145,7 @@ def supervise(
     hung = False
 
     def report(timeout_s: float) -> None:
-        for line in _said(lines, timeout_s):
+        for line in _read_lines(lines, timeout_s):
             last.append(line)
             on_line(line)
 
@@ -161,7 +161,7 @@ def supervise(
         report(0)  # its last words, also where we are interrupted
     stuck = process.returncode is None
     status = -signal.SIGKILL if stuck else process.returncode
-    return Outcome(process.pid, status, hung and status != 0, stuck, tuple(last))
+    return ProcessOutcome(process.pid, status, hung and status != 0, stuck, tuple(last))
 
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:
@@ -170,15 +170,15 @@ def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> 
             lines.put(line.rstrip())
 
 
-def _said(lines: "queue.SimpleQueue[str]", timeout_s: float) -> list[str]:
+def _read_lines(lines: "queue.SimpleQueue[str]", timeout_s: float) -> list[str]:
     """Lines that are there now, after waiting for the first one."""
-    taken = []
+    received = []
     try:
-        taken.append(lines.get(timeout=timeout_s) if timeout_s else lines.get_nowait())
+        received.append(lines.get(timeout=timeout_s) if timeout_s else lines.get_nowait())
         while True:
-            taken.append(lines.get_nowait())
+            received.append(lines.get_nowait())
     except queue.Empty:
-        return taken
+        return received
 
 
 def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> list[str]:
@@ -187,15 +187,15 @@ def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> lis
     Args:
         grace_s: between asking its group to end and ending it, should we be killed.
     """
-    return [*_ourselves(), f"--grace={grace_s}", module, *arguments]
+    return [*_child_command(), f"--grace={grace_s}", module, *arguments]
 
 
-def _ourselves() -> list[str]:
+def _child_command() -> list[str]:
     return [sys.executable, "-P", "-m", "semix.flows.child"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Ahead:
+class _StartedAhead:
     """A child that was started ahead, for a command of this environment and these options."""
 
     process: "subprocess.Popen[str]"
@@ -203,8 +203,8 @@ class _Ahead:
     options: Mapping[str, Any]
 
 
-_ahead: list[_Ahead] = []
-_taking = threading.Lock()
+_ahead: list[_StartedAhead] = []
+_claim_lock = threading.Lock()
 
 
 @contextmanager
@@ -222,14 +222,14 @@ def started_ahead(
         environments: a child each; `start` takes one where environment and options are the same.
         shown: words that their command lines have, for whoever looks at processes.
     """
-    command = [*_ourselves(), "--ahead", ",".join(imports), *shown]
-    waiting = [_Ahead(_started(command, e, options), e, options) for e in environments]
+    command = [*_child_command(), "--ahead", ",".join(imports), *shown]
+    waiting = [_StartedAhead(_spawn(command, e, options), e, options) for e in environments]
     _ahead.extend(waiting)
     try:
         yield
     finally:
         for child in waiting:
-            if _take(child):
+            if _claim(child):
                 end(child.process, grace_s=0)
 
 
@@ -244,25 +244,25 @@ def start(
         environment: changes to our own environment.
         options: further arguments of `subprocess.Popen`.
     """
-    ours = _ourselves()
+    ours = _child_command()
     if list(command[: len(ours)]) == ours:
-        fits = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
-        for child in fits:
-            if _take(child) and _goes_on(child.process, command[len(ours) :]):
+        matching = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
+        for child in matching:
+            if _claim(child) and _send_command(child.process, command[len(ours) :]):
                 return child.process
-    return _started(command, environment, options)
+    return _spawn(command, environment, options)
 
 
-def _take(child: _Ahead) -> bool:
+def _claim(child: _StartedAhead) -> bool:
     """Whether it was still there."""
-    with _taking:
-        there = child in _ahead
-        if there:
+    with _claim_lock:
+        waiting = child in _ahead
+        if waiting:
             _ahead.remove(child)
-        return there
+        return waiting
 
 
-def _goes_on(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
+def _send_command(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
     """Tell a child that waits what it is for; False if it is no more."""
     assert process.stdin is not None
     try:  # past its buffer, which would be written once more when it is closed
@@ -273,7 +273,7 @@ def _goes_on(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
     return True
 
 
-def _started(
+def _spawn(
     command: Sequence[str], environment: Mapping[str, str] | None, options: Mapping[str, Any]
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
@@ -342,7 +342,7 @@ def _end_with_parent(grace_s: str) -> None:
         os.dup2(nowhere, stream)
     # Outside the group, for SIGTERM may end this process before what it has launched.
     subprocess.Popen(
-        [*_ourselves(), f"--insist={grace_s}", str(os.getpgrp())],
+        [*_child_command(), f"--insist={grace_s}", str(os.getpgrp())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

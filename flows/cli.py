@@ -15,7 +15,7 @@ from semix.data.printable import print_traceback
 from semix.flows.commands import looking, making, operating, training
 from semix.flows.commands.help_pages import CommandPage, CommandsPage
 from semix.flows.failures import RunFailed
-from semix.flows.server_probe import in_words
+from semix.flows.server_probe import describe_request_error
 from semix.flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(
@@ -54,8 +54,8 @@ GOING_ON = ("quickstart", "build", "resume", "extend", "relabel", "train", "stud
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         emit(f"semix {metadata.version('semix')}")
         raise typer.Exit
 
@@ -82,8 +82,8 @@ def main() -> None:
         app(arguments, prog_name="semix")
     except SystemExit as end:
         if end.code in STOPPED:
-            kept = "; what was committed stays, and the same command goes on"
-            say(f"stopped{kept if goes_on else ''}")
+            hint = "; what was committed stays, and the same command goes on"
+            say(f"stopped{hint if goes_on else ''}")
         raise
     except Exception as error:
         if "--debug" in arguments:
@@ -100,7 +100,7 @@ def explain(error: Exception, *, goes_on: bool) -> int:
     if isinstance(error, InputError | RunFailed):
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
-    request = in_words(error)
+    request = describe_request_error(error)
     say_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
     if request or isinstance(error, OSError):  # a disk, a store or a network
         if goes_on:

@@ -50,11 +50,11 @@ def load_config(
     try:
         return load_settings(model, source, overrides)
     except InputError:
-        found = None if isinstance(source, Mapping) else command_of(source)
-        if found is None or issubclass(model, models()[found]):
+        command = None if isinstance(source, Mapping) else command_of(source)
+        if command is None or issubclass(model, models()[command]):
             raise
         name = shown(str(source))
-        remedy = f"is {NAMES[found]}: semix {found} {name} --out PLACE"
+        remedy = f"is {NAMES[command]}: semix {command} {name} --out PLACE"
         raise InputError("config", name, remedy) from None
 
 
@@ -67,8 +67,8 @@ def command_of(source: str | Path) -> str | None:
     sections = set(read_config_file(source))
     shared = {name: len(sections & set(model.model_fields)) for name, model in models().items()}
     most = max(shared.values())
-    found = [name for name, count in shared.items() if count == most]
-    return found[0] if len(found) == 1 else None
+    matches = [name for name, count in shared.items() if count == most]
+    return matches[0] if len(matches) == 1 else None
 
 
 def reference(command: str, key: str = "") -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def _type(field: Schema) -> str:
 
 
 def _limits(field: Schema) -> list[str]:
-    found = [text.format(field[name]) for name, text in LIMITS.items() if name in field]
+    limits = [text.format(field[name]) for name, text in LIMITS.items() if name in field]
     for part in field.get("anyOf", ()):
-        found += _limits(part)
-    return found
+        limits += _limits(part)
+    return limits

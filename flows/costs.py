@@ -55,25 +55,25 @@ def costs(
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     check_networks(plan.config.generator)
-    found = estimate(plan)
+    needs = estimate(plan)
     free = free_bytes(store)
-    if found.bytes is not None and free is not None:
-        refuse_small_place(store, found.bytes * missing / plan.num_shards, free)
-    reached = device_rate(device, dtype) if rate is None else rate
-    needed = None if found.tflop is None else hours(found.tflop, rate=reached, share=share)
+    if needs.bytes is not None and free is not None:
+        refuse_small_place(store, needs.bytes * missing / plan.num_shards, free)
+    tflops = device_rate(device, dtype) if rate is None else rate
+    device_hours = None if needs.tflop is None else hours(needs.tflop, rate=tflops, share=share)
     return {
-        **asdict(found),
+        **asdict(needs),
         "missing": missing,
         "free_bytes": free,
         "device": device,
         "dtype": dtype,
-        "device_tflops": reached,
+        "device_tflops": tflops,
         "device_tflops_measured": rate is None,
         "share": share,
-        "hours": needed,
-        "compile_loses": loses_by_no_compiling(plan, device, needed),
-        "memory": None if found.tflop is None else memory(plan, device),
-        "timed": timed(plan, device, noise_ratio=found.noise_ratio, rate=reached) if time else None,
+        "hours": device_hours,
+        "compile_loses": loses_by_no_compiling(plan, device, device_hours),
+        "memory": None if needs.tflop is None else memory(plan, device),
+        "timed": timed(plan, device, noise_ratio=needs.noise_ratio, rate=tflops) if time else None,
     }
 
 
@@ -133,8 +133,8 @@ def free_bytes(store: "Store") -> int | None:
     if not store.local:
         return None
     path = Path(store.url)
-    there = next(place for place in (path, *path.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def refuse_small_place(store: "Store", needed: float, free: int) -> None:
@@ -163,23 +163,23 @@ def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) ->
 
 def readable(facts: dict[str, Any]) -> dict[str, str]:
     """The facts of `semix build --check` in words, a line each."""
-    shown = {"out": facts["out"]}
-    shown |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
-    shown["missing"] = f"{facts['missing']:,} shards"
-    shown["bytes"] = _space(facts)
+    lines = {"out": facts["out"]}
+    lines |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
+    lines["missing"] = f"{facts['missing']:,} shards"
+    lines["bytes"] = _space(facts)
     rows = facts["network_rows"]
-    shown["network calls"] = NOT_KNOWN if rows is None else f"{rows:,} rows"
-    shown["noise selection"] = _noise(facts)
-    shown["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
-    shown["hours"] = _hours(facts)
+    lines["network calls"] = NOT_KNOWN if rows is None else f"{rows:,} rows"
+    lines["noise selection"] = _noise(facts)
+    lines["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
+    lines["hours"] = _hours(facts)
     if facts["compile_loses"]:
-        shown["compile"] = SLOWER
-    shown["GPU memory"] = _memory(facts["memory"])
+        lines["compile"] = SLOWER
+    lines["GPU memory"] = _memory(facts["memory"])
     if facts["timed"] is not None:
-        shown |= _timed(facts["timed"])
+        lines |= _timed(facts["timed"])
     if facts["unknown"] is not None:
-        shown["not known"] = facts["unknown"]
-    return shown
+        lines["not known"] = facts["unknown"]
+    return lines
 
 
 def amount(count: float) -> str:
@@ -208,23 +208,23 @@ def _noise(facts: dict[str, Any]) -> str:
 def _hours(facts: dict[str, Any]) -> str:
     source = "measured" if facts["device_tflops_measured"] else "as given"
     rate = f"{facts['device_tflops']:.3g} TFLOP/s ({facts['device']}, {facts['dtype']}, {source})"
-    found = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
-    return f"{found}, at {facts['share']:.0%} of {rate}"
+    estimate = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
+    return f"{estimate}, at {facts['share']:.0%} of {rate}"
 
 
-def _memory(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _memory(facts: dict[str, Any] | None) -> str:
+    if facts is None:
         return NOT_KNOWN
-    weights = f"{amount(found['network'])} network, {amount(found['texts'])} text encoders"
-    batch = max(found["sampling"], found["decoding"])
-    said = f"{amount(found['making'])} ({weights}, {amount(batch)} a batch)"
-    if found["apart"]:
-        said += f"; before, to encode prompts once on a machine, {amount(found['encoding'])}"
-    if found["device_bytes"] is None:
-        return said
-    worst = max(found["making"], found["encoding"])
-    fits = "it has" if worst <= found["device_bytes"] else "more than it has:"
-    return f"{said}; {fits} {amount(found['device_bytes'])}"
+    weights = f"{amount(facts['network'])} network, {amount(facts['texts'])} text encoders"
+    batch = max(facts["sampling"], facts["decoding"])
+    text = f"{amount(facts['making'])} ({weights}, {amount(batch)} a batch)"
+    if facts["apart"]:
+        text += f"; before, to encode prompts once on a machine, {amount(facts['encoding'])}"
+    if facts["device_bytes"] is None:
+        return text
+    worst = max(facts["making"], facts["encoding"])
+    fits = "it has" if worst <= facts["device_bytes"] else "more than it has:"
+    return f"{text}; {fits} {amount(facts['device_bytes'])}"
 
 
 def _timed(timed: dict[str, Any]) -> dict[str, str]:

@@ -29,11 +29,11 @@ from semix.data.real import load_real
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
-from semix.flows.build_steps import survey_images
+from semix.flows.build_steps import decode_all_images
 from semix.flows.configs import NAMES, command_of, models
 from semix.flows.costs import amount, free_bytes
-from semix.flows.gpus import CHOSEN, ask_driver, visible_gpus
-from semix.flows.server_probe import ServerFacts, probe, settings_here
+from semix.flows.gpus import VISIBLE_DEVICES, ask_driver, visible_gpus
+from semix.flows.server_probe import ServerFacts, prefect_settings, probe
 from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from semix.pipeline.config import BuildConfig, EncoderConfig
 from semix.pipeline.model_paths import copy_here, quantisation
@@ -129,14 +129,14 @@ def examine(subject: Subject) -> Iterator[Finding]:
                 yield Finding(name, FAILED, error.place, error.remedy)
             refused.add(str(error))
         except Exception as error:  # the others still have something to say
-            found = f"{type(error).__name__}: {error}"
-            yield Finding(name, FAILED, found, "cure this first; a run would stop at it too")
+            reason = f"{type(error).__name__}: {error}"
+            yield Finding(name, FAILED, reason, "cure this first; a run would stop at it too")
 
 
 def check_device(subject: Subject) -> Iterator[Finding]:
     """GPUs as the driver and as torch see them, and whether they multiply."""
     driver, fault = ask_driver("name,memory.total,driver_version")
-    chosen = os.environ.get(CHOSEN)
+    chosen = os.environ.get(VISIBLE_DEVICES)
     hidden = chosen is not None and not visible_gpus()
     if fault:
         remedy = "load or install NVIDIA's driver again; or set CUDA_VISIBLE_DEVICES= for the CPU"
@@ -155,15 +155,15 @@ def check_device(subject: Subject) -> Iterator[Finding]:
 
 def _cpu(subject: Subject, *, hidden: bool) -> Finding:
     multiply("cpu", subject.dtype)
-    found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
+    result = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
-        found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
-        return Finding("device", WARNING, found, "unset it to use them")
+        result = f"{result}; CUDA_VISIBLE_DEVICES hides its GPUs"
+        return Finding("device", WARNING, result, "unset it to use them")
     if subject.dtype == "float32":
-        return Finding("device", OK, found)
+        return Finding("device", OK, result)
     setting = "generator.dtype=float32" if subject.build else "mixed_precision=no"
     remedy = f"{subject.dtype} is made for GPUs; run on one, or --set {setting}"
-    return Finding("device", WARNING, found, remedy)
+    return Finding("device", WARNING, result, remedy)
 
 
 def _gpu(index: int, dtype: str) -> Finding:
@@ -200,17 +200,20 @@ def check_model_files(subject: Subject) -> Iterator[Finding]:
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
     """By setting: the model, and its file, folder or copy of the hub's; None if it is not here."""
     generator = build.generator
-    found = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
+    models = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
     if (unet := generator.unet) is not None:
-        found["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
+        models["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
     for field, encoder in build.annotation.encoders:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
-            found[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
+            models[f"{field}.model"] = (
+                encoder.model,
+                copy_here(model, encoder.revision),
+            )
         else:
             name = f"{encoder.model} {encoder.pretrained}"
-            found[f"{field}.pretrained"] = (name, _clip_file(encoder))
-    return found
+            models[f"{field}.pretrained"] = (name, _clip_file(encoder))
+    return models
 
 
 def _clip_file(config: EncoderConfig) -> Path | None:
@@ -219,34 +222,34 @@ def _clip_file(config: EncoderConfig) -> Path | None:
     repository = tag_repository(config)
     if repository is None:
         return Path(config.pretrained)
-    found = try_to_load_from_cache(repository, HUB_WEIGHTS)
-    return Path(found) if isinstance(found, str) else None
+    cached = try_to_load_from_cache(repository, HUB_WEIGHTS)
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _model(name: str, model: str, place: Path | None) -> Finding:
-    if place is None:
+def _model(name: str, model: str, weights_path: Path | None) -> Finding:
+    if weights_path is None:
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
             return Finding(name, FAILED, f"{model} is not in the hub's cache", remedy)
         remedy = "the first run fetches it; `hf download` does so now"
         return Finding(name, WARNING, f"{model} is not in the hub's cache yet", remedy)
     try:
-        files = list(weights(place))
+        files = list(weights(weights_path))
     except (OSError, SafetensorError) as error:
         remedy = "fetch or convert this model again; a file of it is damaged"
-        return Finding(name, FAILED, f"{place}: {error}", remedy)
+        return Finding(name, FAILED, f"{weights_path}: {error}", remedy)
     size = sum(path.stat().st_size for path in files)
-    return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
+    return Finding(name, OK, f"{weights_path}: {len(files)} files, {amount(size)}")
 
 
-def weights(place: Path) -> dict[Path, int]:
+def weights(source: Path) -> dict[Path, int]:
     """Numbers in each safetensors file that would be loaded.
 
     Raises:
         OSError, SafetensorError: a file that cannot be read.
     """
     counts = {}
-    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
     for path in (file for file in files if file.suffix == ".safetensors"):
         plain = path.with_name(path.name.split(".")[0] + ".safetensors")
         if path != plain and plain.exists():
@@ -285,38 +288,38 @@ def _needed(subject: Subject) -> float | None:
     if subject.build is None:
         return None
     try:
-        found = [weights(path) if path else {} for _, path in _models(subject.build).values()]
+        counts = [weights(path) if path else {} for _, path in _models(subject.build).values()]
     except Exception:  # what is wrong with them is said with the models
         return None
-    if not all(found):  # a model that is not here yet
+    if not all(counts):  # a model that is not here yet
         return None
     return sum(
         # Quantised weights stay as they are in their files.
         path.stat().st_size if quantisation(path.parent) else BYTES[subject.dtype] * count
-        for files in found
+        for files in counts
         for path, count in files.items()
     )
 
 
 def judged_memory(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
     """Free bytes against those that weights take."""
-    found = f"{amount(free)} {where}"
+    result = f"{amount(free)} {where}"
     if needed is None:
-        return Finding(name, OK, found)
-    found = f"{found}, the weights take {amount(needed)}"
+        return Finding(name, OK, result)
+    result = f"{result}, the weights take {amount(needed)}"
     if free < needed:
         remedy = "end what else uses it, choose a smaller model or a device with more"
-        return Finding(name, FAILED, found, remedy)
+        return Finding(name, FAILED, result, remedy)
     if free < AIR * needed:
-        return Finding(name, WARNING, found, "little is left for batches; make them small")
-    return Finding(name, OK, found)
+        return Finding(name, WARNING, result, "little is left for batches; make them small")
+    return Finding(name, OK, result)
 
 
 def check_pictures(subject: Subject) -> Iterator[Finding]:
     """Every picture of a folder decoded; all that cannot be are named at once."""
     if subject.real is None or subject.real.name != "imagefolder":
         return
-    surveyed = survey_images(subject.real)
+    surveyed = decode_all_images(subject.real)
     for note in surveyed.notes():
         yield Finding("picture folder", WARNING, note)
     decoded = f"{surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
@@ -362,18 +365,18 @@ def check_store(subject: Subject) -> Iterator[Finding]:
     store.list("doctor")
     seconds = time.monotonic() - start
     free = free_bytes(store)
-    found = f"{store.url}: write, read and delete work, a listing takes {1000 * seconds:.0f} ms"
-    found += f"; {amount(free)} free" if free is not None else ""
+    result = f"{store.url}: write, read and delete work, a listing takes {1000 * seconds:.0f} ms"
+    result += f"; {amount(free)} free" if free is not None else ""
     remedy = "it is slow; make shards larger, or go nearer to it" if seconds > SLOW_S else ""
-    yield Finding("store", WARNING if remedy else OK, found, remedy)
+    yield Finding("store", WARNING if remedy else OK, result, remedy)
 
 
 def check_prefect(subject: Subject) -> Iterator[Finding]:
     """Prefect's home, and the server that is configured, or the database of a run's own."""
-    settings = settings_here()
+    settings = prefect_settings()
     home, url = settings.home, settings.api.url
-    there = next(place for place in (home, *home.parents) if place.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield Finding("Prefect home", OK, str(home))
     else:
         remedy = "set PREFECT_HOME to a folder of yours"
@@ -385,19 +388,19 @@ def judged_server(facts: ServerFacts) -> Finding:
     """Whether flows can run with the server that is configured."""
     if facts.reason:
         return Finding("Prefect server", FAILED, facts.url, facts.reason)
-    found = f"{facts.url} runs {facts.version or 'Prefect Cloud'} and takes our requests"
+    result = f"{facts.url} runs {facts.version or 'Prefect Cloud'} and takes our requests"
     remedy = facts.warning
     if abs(skew := facts.clock_skew_s or 0.0) > SKEW_S:
-        found += f"; its clock is {skew:+,.0f} s off ours"
+        result += f"; its clock is {skew:+,.0f} s off ours"
         remedy = remedy or "set the clocks of both machines: timedatectl set-ntp true"
-    return Finding("Prefect server", WARNING if remedy else OK, found, remedy)
+    return Finding("Prefect server", WARNING if remedy else OK, result, remedy)
 
 
 def _own_server(database: Path) -> Finding:
     """Without a configured server every run starts one, on this database."""
-    found = "PREFECT_API_URL is not set: a run starts its own"
+    result = "PREFECT_API_URL is not set: a run starts its own"
     if not database.is_file():
-        return Finding("Prefect server", OK, found)
+        return Finding("Prefect server", OK, result)
     connection = sqlite3.connect(database, timeout=LOCK_S, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -407,4 +410,4 @@ def _own_server(database: Path) -> Finding:
         return Finding("Prefect server", FAILED, f"{database}: {error}", remedy)
     finally:
         connection.close()
-    return Finding("Prefect server", OK, f"{found}, on {database}")
+    return Finding("Prefect server", OK, f"{result}, on {database}")

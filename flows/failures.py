@@ -65,10 +65,10 @@ def few_ranges(shards: Iterable[int]) -> str:
 
 
 def reasons(
-    failures: Mapping[int, Sequence[Failure]], lacking: Container[int], most: int = 3
+    failures: Mapping[int, Sequence[Failure]], missing: Container[int], most: int = 3
 ) -> list[str]:
     """`shard 3: OSError: disk full` for the first of the lacking shards that failed."""
-    failed = ((shard, tries) for shard, tries in failures.items() if shard in lacking)
+    failed = ((shard, tries) for shard, tries in failures.items() if shard in missing)
     return [
         f"shard {shard}: {printable_line(f'{tries[-1].error}: {tries[-1].message}')}"
         for shard, tries in islice(failed, most)

@@ -26,10 +26,10 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
-from semix.flows.artifacts import only_shown
+from semix.flows.artifacts import best_effort_display
 from semix.flows.failures import RunCancelled
 from semix.flows.paths import check_places
-from semix.flows.run_server import is_ours
+from semix.flows.run_server import is_own_server
 
 TAG = "semix"
 LOOK_EVERY_S = 5.0  # whether a run was cancelled
@@ -54,39 +54,39 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     }
 
 
-def note_cancelled(error: RunCancelled) -> None:
+def mark_cancelled(error: RunCancelled) -> None:
     """Whatever the server noted before, as that the run failed."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.set_flow_run_state(error.run, Cancelled(message=str(error)), force=True)
 
 
-def name_of(place: str) -> str:
+def last_part(location: str) -> str:
     """The last part of a path or URL."""
-    return PurePosixPath(place).name or place
+    return PurePosixPath(location).name or location
 
 
 @contextmanager
-def running(kind: str) -> Iterator[None]:
+def run_context(kind: str) -> Iterator[None]:
     """For the body of a flow: tags on the run, our lines in the run's log.
 
     Raises:
         InputError: a deployment's run was given a relative path.
         RunCancelled: in Prefect, of a run that no deployment began; its worker ends others.
     """
-    found = FlowRunContext.get()
-    assert found is not None and found.flow_run is not None, "only in a flow"
-    run = found.flow_run
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None, "only in a flow"
+    run = context.flow_run
     with _logged(run.id):
         if run.deployment_id is not None:
-            check_places(found.parameters or {})
+            check_places(context.parameters or {})
         # The run alone: a task that has tags asks the server for their limits when it begins, so it
         # could not begin without one.
-        with only_shown(), get_client(sync_client=True) as client:
+        with best_effort_display(), get_client(sync_client=True) as client:
             client.update_flow_run(run.id, tags=sorted({*run.tags, TAG, kind}))
             if run.run_count > 1:
                 _end_lost_tasks(client, run.id)
         outermost = run.deployment_id is None and run.parent_task_run_id is None
-        if outermost and not is_ours():
+        if outermost and not is_own_server():
             log.info("this run in Prefect: %s", url_for(run))
         with _cancellable(run.id) if outermost else nullcontext():
             yield
@@ -94,10 +94,10 @@ def running(kind: str) -> Iterator[None]:
 
 def _end_lost_tasks(client: SyncPrefectClient, run: UUID) -> None:
     """Those of an attempt that died would be shown as running for ever."""
-    begun = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+    unfinished = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
     for lost in client.read_task_runs(
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=begun)),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=unfinished)),
     ):
         state: State[Any] = Crashed(
             message="its flow's process is gone; the run goes on in another one"
@@ -157,7 +157,7 @@ class RunLog(logging.Handler):
         self._prefect = APILogHandler()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "told_prefect", False):  # at more length
+        if getattr(record, "sent_to_prefect", False):  # at more length
             return
         if FlowRunContext.get() is None and TaskRunContext.get() is None:
             record.flow_run_id = _active[-1]

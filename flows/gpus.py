@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from semix.data.errors import InputError
-from semix.flows.child import Stop, python_module, supervise
+from semix.flows.child import StopSignal, python_module, supervise
 
-CHOSEN = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ANSWER_S = 60.0  # of nvidia-smi, which first wakes the GPUs
 # Its exit statuses: no GPU for this process, as in some jobs; a warning about a part of a GPU.
-NONE, INFOROM = 6, 14
+NO_DEVICE, INFOROM = 6, 14
 DEVICES = Path("/dev")  # where each GPU has a file
 BROKEN = 3  # exit status of semix.data.device where the GPU does not work
 PROBE_S = 900.0  # of a probe, which first imports torch from a file system that may be slow
@@ -32,7 +32,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     Raises:
         InputError: nothing was chosen, and the driver does not work: there may be GPUs.
     """
-    chosen = environment.get(CHOSEN)
+    chosen = environment.get(VISIBLE_DEVICES)
     if chosen is not None:
         return list(takewhile(GPU.fullmatch, map(str.strip, chosen.split(","))))
     return list(driver_gpus())
@@ -41,15 +41,15 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 @cache  # waking the GPUs takes seconds; a fault is not kept, for the driver may be mended
 def driver_gpus() -> tuple[str, ...]:
     """Numbers of all GPUs, asked once a process. Raises InputError, as `visible_gpus`."""
-    found, fault = ask_driver("index")
+    lines, fault = ask_driver("index")
     # Where one of several GPUs is lost, a line may say so instead of its number.
-    if fault := fault or next((line for line in found if not line.isdecimal()), ""):
+    if fault := fault or next((line for line in lines if not line.isdecimal()), ""):
         remedy = (
             f"nvidia-smi cannot say which GPUs there are ({fault}); mend NVIDIA's driver, or set "
             "this to the GPUs to use, or to nothing, for the CPU"
         )
-        raise InputError(CHOSEN, "unset", remedy)
-    return tuple(found)
+        raise InputError(VISIBLE_DEVICES, "unset", remedy)
+    return tuple(lines)
 
 
 def settled_device(
@@ -77,8 +77,8 @@ def ask_driver(query: str) -> tuple[list[str], str]:
         return [], f"no answer within {ANSWER_S:.0f} s"
     if outcome.returncode in (0, INFOROM):
         return [line for line in lines if line and not line.startswith("WARNING")], ""
-    told = next((line for line in lines if line and not line.isdecimal()), str(outcome))
-    return [], "" if outcome.returncode == NONE and not has_gpu_file() else told
+    complaint = next((line for line in lines if line and not line.isdecimal()), str(outcome))
+    return [], "" if outcome.returncode == NO_DEVICE and not has_gpu_file() else complaint
 
 
 def has_gpu_file() -> bool:
@@ -94,7 +94,7 @@ def has_gpu_file() -> bool:
     return False
 
 
-def gpu_fault(environment: Mapping[str, str], stop: Stop) -> str:
+def gpu_fault(environment: Mapping[str, str], stop: StopSignal) -> str:
     """What a process of its own finds wrong with the first GPU that it sees.
 
     Args:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
-from semix.flows.child import Outcome, python_module
-from semix.flows.gpus import CHOSEN, visible_gpus
+from semix.flows.child import ProcessOutcome, python_module
+from semix.flows.gpus import VISIBLE_DEVICES, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
     from semix.calib.config import TrainConfig
@@ -153,17 +153,17 @@ def write_launcher(config: "TrainConfig", folder: Path, machines: Machines) -> P
 def trainer_environment(machines: Machines) -> dict[str, str]:
     """Changes to our environment."""
     # torchrun alone knows of its processes: it must have ended them before it is ended itself.
-    found = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
+    changes = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
     if machines.device == "cpu":
-        found[CHOSEN] = ""
-    return found
+        changes[VISIBLE_DEVICES] = ""
+    return changes
 
 
 def last_word(line: str) -> list[str]:
     """What the line says, if it says why a training ends."""
-    if found := KILLED.search(line):
-        name = signal.strsignal(int(found[1]))
-        return [f"process {found[2]} of this machine died of signal {found[1]} ({name})"]
+    if match := KILLED.search(line):
+        name = signal.strsignal(int(match[1]))
+        return [f"process {match[2]} of this machine died of signal {match[1]} ({name})"]
     return [line] if line.startswith(WORDS) else []
 
 
@@ -173,14 +173,14 @@ def most_telling(words: Sequence[str]) -> str:
     Of several processes the first that ends makes the others fail.
     """
     for prefix in (REFUSAL, DIVERGENCE):
-        if found := [word for word in words if word.startswith(prefix)]:
-            return found[-1]
+        if matching := [word for word in words if word.startswith(prefix)]:
+            return matching[-1]
     killed = [word for word in words if not word.startswith(WORDS)]
     crashed = [word for word in words if word.startswith(CRASH)]
     return next(iter([*killed, *crashed, *words]), "")
 
 
-def how_it_ended(outcome: Outcome, words: Sequence[str]) -> str:
+def how_it_ended(outcome: ProcessOutcome, words: Sequence[str]) -> str:
     """One line on a training that gave no result: its exit status, and why."""
     word = most_telling(words)
     if not word and any(line.startswith("Traceback") for line in outcome.last_lines):

@@ -21,50 +21,50 @@ WHOLE = (
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
 
 
-def local_path(name: str, place: str | Path, remedy: str) -> Path:
+def local_path(name: str, path: str | Path, remedy: str) -> Path:
     """A place on a disk, absolute.
 
     Raises:
         InputError: it is a URL, which would become a folder named `s3:`.
     """
-    if found := SCHEME.match(str(place)):
-        raise InputError(name, f"{found[1]}://{str(place)[found.end() :]}", remedy)
-    return Path(place).absolute()
+    if scheme := SCHEME.match(str(path)):
+        raise InputError(name, f"{scheme[1]}://{str(path)[scheme.end() :]}", remedy)
+    return Path(path).absolute()
 
 
-def check_writable(name: str, place: Path) -> None:
+def check_writable(name: str, target: Path) -> None:
     """As far as can be told without writing. Raises InputError."""
-    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+    existing = next(path for path in (target, *target.parents) if os.path.lexists(path))
     code = 0
-    if there != place and not there.is_dir():
+    if existing != target and not existing.is_dir():
         code = errno.ENOTDIR
-    elif not os.access(there, os.W_OK):
+    elif not os.access(existing, os.W_OK):
         code = errno.EACCES
     if code:
         remedy = f"cannot be written ({os.strerror(code)}); choose another place"
-        raise InputError(name, place, remedy)
+        raise InputError(name, target, remedy)
 
 
-def training_folder(place: str | Path) -> Path:
+def training_folder(path: str | Path) -> Path:
     """As `local_path`, where networks are trained.
 
     Raises:
         InputError: likewise, and for a folder that holds links.
     """
-    found = local_path("out", place, "networks are trained in a folder; give one that all see")
-    require_own_files("out", found)
-    return found
+    folder = local_path("out", path, "networks are trained in a folder; give one that all see")
+    require_own_files("out", folder)
+    return folder
 
 
-def own_file(name: str, place: str | Path) -> Path:
+def output_file(name: str, path: str | Path) -> Path:
     """As `local_path`, of what a command writes for its user.
 
     Raises:
         InputError: likewise, and for a place that cannot be written.
     """
-    found = local_path(name, place, "is written on this machine; name a file or folder of its own")
-    check_writable(name, found)
-    return found
+    file = local_path(name, path, "is written on this machine; name a file or folder of its own")
+    check_writable(name, file)
+    return file
 
 
 def check_places(parameters: Mapping[str, Any]) -> None:
@@ -85,8 +85,8 @@ def check_places(parameters: Mapping[str, Any]) -> None:
             raise InputError(name, value, WHOLE)
 
 
-def _is_relative(place: str) -> bool:
-    return bool(place) and "://" not in place and not Path(place).is_absolute()
+def _is_relative(path: str) -> bool:
+    return bool(path) and "://" not in path and not Path(path).is_absolute()
 
 
 def _begins_here(name: str, value: str) -> bool:

@@ -58,31 +58,31 @@ def price_of_check(facts: Mapping[str, Any], price: Price) -> dict[str, Any]:
     Noise that is chosen has its own part; with `--time` also at the batch's speed, by stage.
     """
     hours, timed = facts["hours"], facts["timed"]
-    found: dict[str, Any] = {"hour": price.hour, "currency": price.currency, "estimated": None}
+    cost: dict[str, Any] = {"hour": price.hour, "currency": price.currency, "estimated": None}
     if hours is not None:
         noise = facts["noise_ratio"] / (1 + facts["noise_ratio"])
-        found |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
+        cost |= {"estimated": hours * price.hour, "of_which_noise": hours * noise * price.hour}
     if timed is not None:
-        whole, chosen = timed["hours"] * price.hour, facts["noise_ratio"]
-        batch = whole / (1 + chosen) / timed["seconds"]  # for a second of the batch
+        whole, noise_ratio = timed["hours"] * price.hour, facts["noise_ratio"]
+        batch = whole / (1 + noise_ratio) / timed["seconds"]  # for a second of the batch
         stages = {name: seconds * batch for name, seconds in timed["stages"].items()}
-        if chosen:
-            stages["choosing noise"] = whole * chosen / (1 + chosen)
-        found |= {"at_measured_speed": whole, "stages": stages}
-    return found
+        if noise_ratio:
+            stages["choosing noise"] = whole * noise_ratio / (1 + noise_ratio)
+        cost |= {"at_measured_speed": whole, "stages": stages}
+    return cost
 
 
-def words_of_check(found: Mapping[str, Any], price: Price) -> str:
+def words_of_check(cost: Mapping[str, Any], price: Price) -> str:
     """The same in a line."""
-    if found["estimated"] is None:
+    if cost["estimated"] is None:
         return "not known"
-    said = price.words(found["estimated"])
-    if found["of_which_noise"]:
-        said += f", of which choosing noise {price.words(found['of_which_noise'])}"
-    if "stages" in found:
-        speed = price.words(found["at_measured_speed"])
-        said += f"; at the batch's speed {speed} ({_stages(found, price)})"
-    return said
+    text = price.words(cost["estimated"])
+    if cost["of_which_noise"]:
+        text += f", of which choosing noise {price.words(cost['of_which_noise'])}"
+    if "stages" in cost:
+        speed = price.words(cost["at_measured_speed"])
+        text += f"; at the batch's speed {speed} ({_stages(cost, price)})"
+    return text
 
 
 def price_of_root(progress: Progress, left: float | None, price: Price) -> dict[str, Any]:
@@ -102,15 +102,15 @@ def price_of_root(progress: Progress, left: float | None, price: Price) -> dict[
     }
 
 
-def words_of_root(found: Mapping[str, Any], price: Price) -> str:
+def words_of_root(cost: Mapping[str, Any], price: Price) -> str:
     """`12.30 EUR so far (generate 11.80 EUR, encode 0.40 EUR, ...), 3.10 EUR left`."""
-    said = f"{price.words(found['spent'])} so far"
-    if found["stages"]:
-        said += f" ({_stages(found, price)}; stages run beside each other)"
-    return f"{said}, {price.words(found['left'])} left" if found["left"] else said
+    text = f"{price.words(cost['spent'])} so far"
+    if cost["stages"]:
+        text += f" ({_stages(cost, price)}; stages run beside each other)"
+    return f"{text}, {price.words(cost['left'])} left" if cost["left"] else text
 
 
-def _stages(found: Mapping[str, Any], price: Price) -> str:
+def _stages(cost: Mapping[str, Any], price: Price) -> str:
     """`generate 11.80 EUR, encode 0.40 EUR`: the dearest first."""
-    ordered = sorted(found["stages"].items(), key=lambda stage: -stage[1])
+    ordered = sorted(cost["stages"].items(), key=lambda stage: -stage[1])
     return ", ".join(f"{name} {price.words(amount)}" for name, amount in ordered)

@@ -52,11 +52,11 @@ class Rate:
         self._last = images_done
 
 
-def counted(progress: Progress) -> str:
+def image_count(progress: Progress) -> str:
     return f"{progress.images_done:,} of {progress.images:,} images"
 
 
-def to_come(progress: Progress) -> int:
+def images_left(progress: Progress) -> int:
     """Images that are still to be made: those of series left out are not."""
     series = progress.images // max(1, progress.groups)
     return progress.images - progress.images_done - progress.left_out * series
@@ -71,16 +71,16 @@ def describe(progress: Progress, rate: float | None) -> str:
         parts.append(f"{progress.left_out} series left out")
     if rate:
         parts.append(f"{rate:.3g} images/s")
-    if rate and (left := to_come(progress)):
+    if rate and (left := images_left(progress)):
         parts.append(f"about {duration(left / rate)} left")
     return ", ".join(parts)
 
 
-def standing(progress: Progress) -> dict[str, Any]:
+def derived_figures(progress: Progress) -> dict[str, Any]:
     """What follows from the store alone; the rates are those of one worker, models loaded."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
-    left = to_come(progress) / rate if rate else None
+    left = images_left(progress) / rate if rate else None
     work = progress.tflop / seconds if progress.tflop is not None and seconds else None
     return {
         "missing": progress.shards - progress.done,
@@ -92,45 +92,45 @@ def standing(progress: Progress) -> dict[str, Any]:
 
 def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
     """How far a root is, how fast it went and what that cost, on standard output."""
-    found = root.progress()
-    facts = {**root.status(), **standing(found)}
+    counts = root.progress()
+    facts = {**root.status(), **derived_figures(counts)}
     facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
     if price is not None:
-        cost = price_of_root(found, facts["worker_seconds_left"], price)
+        cost = price_of_root(counts, facts["worker_seconds_left"], price)
         facts["price"] = cost if as_json else words_of_root(cost, price)
     if sets := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
         lacking = incomplete_sets(root)
-        facts |= {"incomplete_label_sets": lacking} if as_json else in_lines(lacking)
+        facts |= {"incomplete_label_sets": lacking} if as_json else label_set_lines(lacking)
     if not as_json:
-        facts["stages"] = by_stage(found.stages)
-        facts["left_out"] = f"{found.left_out} series"
-        if not found.left_out:
+        facts["stages"] = by_stage(counts.stages)
+        facts["left_out"] = f"{counts.left_out} series"
+        if not counts.left_out:
             del facts["left_out"]
     emit_facts(facts, as_json=as_json)
 
 
 def incomplete_sets(root: Root) -> list[dict[str, Any]]:
     """Label sets that have no labels of some committed shards, and the command that makes them."""
-    found = []
+    incomplete = []
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
             if missing := labels.missing():
                 lacks = {"missing": len(missing), "command": command_of(labels)}
-                found.append({"digest": digest, **lacks})
+                incomplete.append({"digest": digest, **lacks})
         except (InputError, ValueError) as error:  # damaged, or of a newer version
-            found.append({"digest": digest, "problem": str(error)})
-    return found
+            incomplete.append({"digest": digest, "problem": str(error)})
+    return incomplete
 
 
-def in_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def label_set_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The same, a line each, for people."""
     lines = {}
     for facts in sets:
         lacks = "lacks labels of {missing:,} shards; make them: {command}"
-        said = facts.get("problem") or lacks.format(**facts)
-        lines[f"label set {facts['digest'][:12]}"] = said
+        text = facts.get("problem") or lacks.format(**facts)
+        lines[f"label set {facts['digest'][:12]}"] = text
     return lines
 
 
@@ -166,7 +166,7 @@ class Steps:
         self._live: Live | None = None
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def displayed(self) -> Iterator[None]:
         """Show them during the block."""
         screen = Console(stderr=True)
         if not screen.is_terminal:
@@ -184,15 +184,15 @@ class Steps:
 
     def end(self, name: str) -> None:
         """It ended now; if it never began, it was found done."""
-        begun = self._begun.pop(name, None)
-        self.took[name] = 0.0 if begun is None else time.monotonic() - begun
+        started = self._begun.pop(name, None)
+        self.took[name] = 0.0 if started is None else time.monotonic() - started
         if self._live is None:
-            rest = (
+            remaining = (
                 f"; about {duration(self.left())} left"
                 if len(self.took) < len(self.expected)
                 else ""
             )
-            self.say(f"{name}: {self._time(name)}{rest}")
+            self.say(f"{name}: {self._time(name)}{remaining}")
 
     def say(self, text: str) -> None:
         """A line above the table."""
@@ -208,8 +208,8 @@ class Steps:
     def _left_of(self, name: str, pace: float) -> float:
         if name in self.took:
             return 0.0
-        begun = self._begun.get(name)
-        spent = 0.0 if begun is None else time.monotonic() - begun
+        started = self._begun.get(name)
+        spent = 0.0 if started is None else time.monotonic() - started
         return max(0.0, pace * self.expected[name] - spent)
 
     def _time(self, name: str) -> str:
@@ -229,7 +229,7 @@ class Steps:
 
 
 @contextmanager
-def now_and_then(
+def throttled(
     look: Callable[[], Progress], listeners: Sequence[Callable[[Progress], None]]
 ) -> Iterator[Callable[[], None]]:
     """Yields a function that looks and tells the listeners, at most once in LOOK_EVERY_S.
@@ -238,20 +238,20 @@ def now_and_then(
     """
     due = 0.0
 
-    def tell() -> None:
+    def notify() -> None:
         nonlocal due
         if time.monotonic() >= due:
-            found, due = look(), time.monotonic() + LOOK_EVERY_S
+            current, due = look(), time.monotonic() + LOOK_EVERY_S
             for listener in listeners:
-                listener(found)
+                listener(current)
 
-    yield tell
+    yield notify
     due = 0.0
-    tell()
+    notify()
 
 
 @contextmanager
-def shown(title: str) -> Iterator[Callable[[Progress], None]]:
+def progress_display(title: str) -> Iterator[Callable[[Progress], None]]:
     """Yields a function that shows a Progress; call it as often as you like."""
     rate = Rate()
     if not console.is_terminal:
@@ -264,16 +264,16 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
 
         def show(progress: Progress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            count, detail = counted(progress), describe(progress, rate.value)
+            count, detail = image_count(progress), describe(progress, rate.value)
             done = progress.images_done
-            total = done + to_come(progress)
+            total = done + images_left(progress)
             bar.update(line, total=total, completed=done, count=count, detail=detail)
 
         yield show
 
 
 @contextmanager
-def counting(title: str) -> Iterator[Callable[[int, int], None]]:
+def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a function that shows how many of how many are done, on a terminal alone."""
     if not console.is_terminal:
         yield lambda done, total: None
@@ -295,7 +295,7 @@ def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:
         finished = progress.done == progress.shards
         if progress.done != done and (now >= due or finished):
             due, done = now + LINE_EVERY_S, progress.done
-            text = f"{title}: {counted(progress)}"
+            text = f"{title}: {image_count(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 
     return show

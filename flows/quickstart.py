@@ -31,13 +31,18 @@ SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
 # The same number of series twice: from random noises, and from the stablest of several.
-RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
+RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     RANDOM: ("random noise", ()),
-    CHOSEN: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
+    SELECTED: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
 }
 # Each with its mixed dataset; csm.yaml has a MaC-Cal head stage, which is a method of its own.
-METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": CHOSEN}
+METHODS = {
+    "ce": None,
+    "csm": RANDOM,
+    "csm-fedlas": RANDOM,
+    "csm-chosen-noise": SELECTED,
+}
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
@@ -54,34 +59,34 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     out = training_folder(out)
     page = out / REPORT
     if not is_complete(out, seeds):
-        place = Store(str(out))
-        place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
-        place.check_writable()
+        store = Store(str(out))
+        store.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
+        store.check_writable()
         visible_gpus()  # or why that cannot be known
         run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
-    shown = read_json(page.with_suffix(".json"))
-    return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **shown}
+    results = read_json(page.with_suffix(".json"))
+    return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **results}
 
 
 def is_complete(out: Path, seeds: int) -> bool:
     """Whether the report shows these very models, images and trainings, found without torch."""
-    shown = (out / REPORT).with_suffix(".json")
-    if not ((out / REPORT).is_file() and shown.is_file()):
+    results = (out / REPORT).with_suffix(".json")
+    if not ((out / REPORT).is_file() and results.is_file()):
         return False
     models = find_standins(real_digits(), out / "standins")
     if models is None:
         return False
     for name, changes in mixed_settings(models).items():
-        place = out / name
-        if not (place / PLAN).is_file() or not Root(str(place)).indices():
+        path = out / name
+        if not (path / PLAN).is_file() or not Root(str(path)).indices():
             return False
-        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(place))
+        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(path))
         if root.missing():
             return False
     cells = cells_of_story(out, seeds)
     if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
         return False
-    return bool(read_json(shown)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
+    return bool(read_json(results)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
 
 
 def cells_of_story(out: Path, seeds: int) -> list[Cell]:
@@ -131,11 +136,14 @@ def real_digits() -> RealDataset:
 
 def mixed_settings(models: StandIns) -> dict[str, list[str]]:
     """Changes to `build.yaml` that make each mixed dataset."""
-    given = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
-    return {name: [*given, *changes] for name, (_, changes) in NOISE.items()}
+    trained = [
+        f"generator.model={models.diffusion}",
+        f"annotation.model=local-dir:{models.clip}",
+    ]
+    return {name: [*trained, *changes] for name, (_, changes) in NOISE.items()}
 
 
-def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
+def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
     """The roots of both mixed datasets, begun where they are new."""
     configs = {
         name: load_settings(BuildConfig, CONFIGS / "build.yaml", changes)

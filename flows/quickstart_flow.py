@@ -18,13 +18,12 @@ from semix.data.series import contact_sheet, read_series, some_of_all_pairs
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, making, plan
-from semix.flows.build_steps import ALL, refuse_gaps
-from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.build_steps import ALL_SHARDS, refuse_gaps
+from semix.flows.flow_runs import flow_options, last_part, run_context
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
 from semix.flows.progress import Steps
 from semix.flows.quickstart import (
-    CHOSEN,
     LOG,
     METHODS,
     NOISE,
@@ -32,10 +31,11 @@ from semix.flows.quickstart import (
     RANDOM,
     REPORT,
     SECONDS,
+    SELECTED,
     Clock,
-    begun_roots,
     cells_of_story,
     make_models,
+    open_roots,
     refuse_other_data,
 )
 from semix.flows.slots import SlotSettings, workers_ahead
@@ -51,13 +51,19 @@ MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
 # Seconds on two cores, of three seeds; plain cross-entropy needs no mixed image, so it is trained
 # while the models are.
-EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[CHOSEN]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
+EXPECTED = {
+    MODELS: 75.0,
+    IMAGES[RANDOM]: 35.0,
+    IMAGES[SELECTED]: 25.0,
+    TRAININGS: 65.0,
+    PAGE: 5.0,
+}
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MOST_TRAINERS)
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`quickstart into digits, 5 seeds`."""
-    return f"quickstart into {name_of(given['out'])}, {given['seeds']} seeds"
+    return f"quickstart into {last_part(parameters['out'])}, {parameters['seeds']} seeds"
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
@@ -68,24 +74,24 @@ def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> di
     """
     # Networks this small gain nothing from a second thread and lose much where a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with running("quickstart"):
-        place, gpus = training_folder(out), visible_gpus()
+    with run_context("quickstart"):
+        folder, gpus = training_folder(out), visible_gpus()
         steps = Steps({**EXPECTED, TRAININGS: EXPECTED[TRAININGS] * seeds / 3})
-        clock = Clock(place / SECONDS)
-        cells = cells_of_story(place, seeds)
+        clock = Clock(folder / SECONDS)
+        cells = cells_of_story(folder, seeds)
         alone = [cell for cell in cells if METHODS[cell.method] is None]
-        with details_in(place / LOG), steps.shown():
-            steps.say(f"details: {place / LOG}")
+        with details_in(folder / LOG), steps.displayed():
+            steps.say(f"details: {folder / LOG}")
             with builders_ahead() as report_training:
-                with trained(alone, place, gpus, spare=1), steps.step(MODELS):
-                    models = small_models(place, clock, report_training)
-                roots = images_and_trainings(models, cells, place, gpus, clock=clock, steps=steps)
+                with training_beside(alone, folder, gpus, spare=1), steps.step(MODELS):
+                    models = small_models(folder, clock, report_training)
+                roots = images_and_trainings(models, cells, folder, gpus, clock=clock, steps=steps)
             for cell in cells:
                 if (mixed := METHODS[cell.method]) is not None:
-                    refuse_other_data(cell.run(place), roots[mixed])
+                    refuse_other_data(cell.run(folder), roots[mixed])
             with steps.step(PAGE):
-                page = report(place / REPORT, roots, [cell.run(place) for cell in cells], clock)
-        return {"report": str(page), "runs": [str(cell.run(place)) for cell in cells]}
+                page = report(folder / REPORT, roots, [cell.run(folder) for cell in cells], clock)
+        return {"report": str(page), "runs": [str(cell.run(folder)) for cell in cells]}
 
 
 @task(task_run_name="small models", **RECORD)
@@ -127,23 +133,23 @@ def images_and_trainings(
 
     Mixed datasets that are there, and trainings that are measured, are kept.
     """
-    roots = begun_roots(models, out)
+    roots = open_roots(models, out)
     settings = builder_slots()
     with ExitStack() as stack:
         ends = {}
         for name, root in roots.items():
-            plan(root, ALL, full=False)
+            plan(root, ALL_SHARDS, full=False)
             if root.missing():
-                draw = drawing(root, out / PICTURE, steps)
+                draw = picture_when_ready(root, out / PICTURE, steps)
                 ends[name] = stack.enter_context(making(root, settings, listener=draw))
         for name, root in roots.items():
             with steps.step(IMAGES[name]):
                 if name in ends:
                     with clock.step(IMAGES[name]):
-                        refuse_gaps(root, ALL, ends[name]())
+                        refuse_gaps(root, ALL_SHARDS, ends[name]())
                 index(root)
             on_it = [cell for cell in cells if METHODS[cell.method] == name]
-            stack.enter_context(trained(on_it, out, gpus))
+            stack.enter_context(training_beside(on_it, out, gpus))
         first_picture(roots[RANDOM], out / PICTURE)  # of all pairs, now that they are there
         todo = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
         with steps.step(TRAININGS), clock.step(TRAININGS) if todo else nullcontext():
@@ -151,7 +157,7 @@ def images_and_trainings(
     return roots
 
 
-def drawing(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
+def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
     """Draws the first series that are committed, and says where."""
 
     def draw(progress: Progress) -> None:
@@ -162,7 +168,7 @@ def drawing(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
 
 
 @contextmanager
-def trained(
+def training_beside(
     cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare: int = 0
 ) -> Iterator[None]:
     """Train and measure what is not measured, beside what the block does on `spare` cores."""

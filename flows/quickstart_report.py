@@ -35,9 +35,9 @@ def make_report(
     clock: Clock,
 ) -> Path:
     """Write the report and the table, unless they show these very runs already."""
-    shown = path.with_suffix(".json")
+    table_file = path.with_suffix(".json")
     results = [file_digest(run / EVALUATION) for run in runs]
-    if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
+    if path.is_file() and table_file.is_file() and read_json(table_file)["runs"] == results:
         return path
     with clock.step("report"):
         compared = []
@@ -60,7 +60,7 @@ def make_report(
             compared=compared,
         )
         table = summary_table(load_methods(runs))
-        write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
+        write_json(table_file, {"runs": results, "methods": table, "agreement": agreement})
     return path
 
 

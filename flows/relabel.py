@@ -17,7 +17,7 @@ from semix.data.store import Store
 from semix.data.threads import mapped
 from semix.flows.calling import run_flow
 from semix.flows.failures import RunFailed, few_ranges, reasons
-from semix.flows.progress import now_and_then, shown
+from semix.flows.progress import progress_display, throttled
 from semix.flows.slots import SlotSettings, check_gpu, check_slots
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.checks import check_clip
@@ -49,7 +49,7 @@ class RelabelFailed(RunFailed):
 
 
 @dataclass(frozen=True)
-class ReadyLabels:
+class PreparedLabels:
     """What shall be labelled, which nothing speaks against.
 
     Attributes:
@@ -85,15 +85,15 @@ def relabel(
     """
     root = Root(root) if isinstance(root, str) else root
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    ready = planned(root, overrides, settings, out=out)
-    if is_done(ready, out=out):
-        return facts_of(root, ready.sets, out=out)
-    if not reads_images(ready.sets) and settings == SlotSettings(device=settings.device):
-        return _relabelled_here(ready, settings, out=out)
+    prepared = prepare_labels(root, overrides, settings, out=out)
+    if is_done(prepared, out=out):
+        return facts_of(root, prepared.sets, out=out)
+    if not reads_images(prepared.sets) and settings == SlotSettings(device=settings.device):
+        return _relabelled_here(prepared, settings, out=out)
     facts: dict[str, Any] = run_flow(
         "semix.flows.relabel_flow.relabel_flow",
-        lambda: kept(root, ready.sets),
-        ready=ready,
+        lambda: resume_hint(root, prepared.sets),
+        prepared=prepared,
         url=root.url,
         overrides=list(overrides),
         out=out and Store(out).url,
@@ -119,7 +119,7 @@ def set_facts(labels: LabelSet) -> dict[str, Any]:
     }
 
 
-def in_words(facts: Mapping[str, Any]) -> str:
+def describe_set(facts: Mapping[str, Any]) -> str:
     """A line about a set, and below the command that completes it, where shards are missing."""
     scale = f", scale {facts['scale']}" if "scale" in facts else ""
     line = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
@@ -135,25 +135,29 @@ def settings_in_words(settings: Mapping[str, Any]) -> str:
     return f"differs from the root in {text}" if text else "settings as the root's"
 
 
-def _relabelled_here(ready: ReadyLabels, settings: SlotSettings, *, out: str) -> dict[str, Any]:
+def _relabelled_here(
+    prepared: PreparedLabels, settings: SlotSettings, *, out: str
+) -> dict[str, Any]:
     """As the flow does, from stored features."""
-    root, sets = ready.root, ready.sets
-    say_what_lacks(root)
+    root, sets = prepared.root, prepared.sets
+    warn_missing_images(root)
     for labels in sets:
         if missing := labels.missing():
-            log.info("%s", what_comes(labels, missing))
+            log.info("%s", describe_work(labels, missing))
             ensure_set_prototypes(labels, device=settings.flow_device)
             label_features(labels, missing)
             refuse_gaps(labels)
     if out:
-        bake(root, sets, baked_root(ready, out))
+        bake(root, sets, baked_root(prepared, out))
     return facts_of(root, sets, out=out)
 
 
 # The steps
 
 
-def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: str) -> ReadyLabels:
+def prepare_labels(
+    root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: str
+) -> PreparedLabels:
     """Checked, and set.json of the last label set written where it is new.
 
     Raises:
@@ -169,7 +173,7 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
         # A bake that was killed at its beginning left these.
         store.refuse_strangers(MIXED, own=PROTOTYPES)
     if is_own(root, config):
-        return ReadyLabels(root, config, ())
+        return PreparedLabels(root, config, ())
     if not root.done():
         raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
     source = set_record(root, config.annotation).features
@@ -180,7 +184,7 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
     labels = plan_set(root, config)
     from_other = labels.record.features not in (ROOT, IMAGES)
     first = [LabelSet(root, labels.record.features)] if from_other else []
-    return ReadyLabels(root, config, [*first, labels])
+    return PreparedLabels(root, config, [*first, labels])
 
 
 def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSettings) -> None:
@@ -195,12 +199,12 @@ def reads_images(sets: Sequence[LabelSet]) -> bool:
     return any(labels.record.features == IMAGES and labels.missing() for labels in sets)
 
 
-def is_done(ready: ReadyLabels, *, out: str) -> bool:
+def is_done(prepared: PreparedLabels, *, out: str) -> bool:
     """Whether a run would find nothing to make; says so."""
-    root, sets = ready.root, ready.sets
+    root, sets = prepared.root, prepared.sets
     if any(labels.missing() for labels in sets):
         return False
-    if out and to_bake(root, sets, baked_root(ready, out)):
+    if out and to_bake(root, sets, baked_root(prepared, out)):
         return False
     for labels in sets[-1:]:
         log.info("label set %s: complete, nothing to do", labels.digest[:12])
@@ -209,7 +213,7 @@ def is_done(ready: ReadyLabels, *, out: str) -> bool:
     return True
 
 
-def say_what_lacks(root: Root) -> None:
+def warn_missing_images(root: Root) -> None:
     missing = root.missing()
     if missing:
         log.warning(
@@ -220,7 +224,7 @@ def say_what_lacks(root: Root) -> None:
         )
 
 
-def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
+def describe_work(labels: LabelSet, missing: Sequence[int]) -> str:
     what = "images" if labels.record.features == IMAGES else "stored features"
     return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
 
@@ -230,13 +234,13 @@ def label_features(
 ) -> None:
     """Label these shards in this process, and show how far it is."""
     with (
-        shown("label") as show,
-        now_and_then(labels.progress, (show, *listeners)) as look,
+        progress_display("label") as show,
+        throttled(labels.progress, (show, *listeners)) as look,
     ):
         label_stored(labels, missing, made=lambda shard: look())
 
 
-def kept(root: Root, sets: Sequence[LabelSet]) -> str:
+def resume_hint(root: Root, sets: Sequence[LabelSet]) -> str:
     """What is safe of a run that was lost, and the command that goes on."""
     labelled = "; ".join(
         f"{len(labels.done())} of {len(root.done())} shards are labelled" for labels in sets[-1:]
@@ -244,19 +248,19 @@ def kept(root: Root, sets: Sequence[LabelSet]) -> str:
     return f"{labelled or 'what was baked stays'}; the same command goes on"
 
 
-def refuse_gaps(labels: LabelSet, last_words: Sequence[str] = ()) -> None:
+def refuse_gaps(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
     """Raises RelabelFailed if images have no labels, whatever the workers say."""
     missing = labels.missing()
     if not missing:
         return
     total = len(labels.root.done())
     text = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
-    text += [*reasons(labels.failures(), missing), *last_words]
+    text += [*reasons(labels.failures(), missing), *worker_errors]
     text.append("the rest is safe; go on with the same command; damaged shards: semix verify")
     raise RelabelFailed("\n".join(text))
 
 
-def baked_root(ready: ReadyLabels, out: str) -> Root:
+def baked_root(prepared: PreparedLabels, out: str) -> Root:
     """The new root to bake into, begun where it is new.
 
     The labels of the last set are baked; the root's own if there is none.
@@ -264,7 +268,9 @@ def baked_root(ready: ReadyLabels, out: str) -> Root:
     Raises:
         InputError: the place cannot be used.
     """
-    return open_baked(ready.root, ready.config, ready.sets[-1] if ready.sets else None, out)
+    return open_baked(
+        prepared.root, prepared.config, prepared.sets[-1] if prepared.sets else None, out
+    )
 
 
 def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
@@ -289,8 +295,8 @@ def bake(
 
     failed = {}
     with (
-        shown("bake") as show,
-        now_and_then(target.progress, (show, *listeners)) as look,
+        progress_display("bake") as show,
+        throttled(target.progress, (show, *listeners)) as look,
     ):
         for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
             if reason:

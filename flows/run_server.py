@@ -62,7 +62,7 @@ LAST_LINES = 20
 HOSTS = ("127.0.0.1", "localhost")
 # Of each request, where the user did not choose: a run that cannot tell its end is begun again in
 # seconds, but its process ends only when state, failure and last lines were tried so often.
-PATIENCE = {"client.max_retries": 3, "api.request_timeout": 30.0}
+CLIENT_DEFAULTS = {"client.max_retries": 3, "api.request_timeout": 30.0}
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Server:
 
 
 _lock = threading.Lock()
-_ours: Server | None = None
+_own_server: Server | None = None
 _usable: ContextVar[str] = ContextVar("usable", default="")  # the configured server, once asked
 
 
@@ -127,47 +127,47 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         temporary_settings,
     )
 
-    global _ours
+    global _own_server
     configured = PREFECT_API_URL.value()
-    if configured and _ours is None:
+    if configured and _own_server is None:
         if configured != _usable.get():
             facts = require_server(configured)
             if facts.warning:
                 log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
         token = _usable.set(configured)
         try:
-            with temporary_settings(set_defaults=PATIENCE):
+            with temporary_settings(set_defaults=CLIENT_DEFAULTS):
                 yield configured
         finally:
             _usable.reset(token)
         return
     with ExitStack() as stack:
         with _lock:
-            if _ours is None:
-                _ours = _start()
+            if _own_server is None:
+                _own_server = _start()
                 stack.callback(_stop)
-            server = _ours
+            server = _own_server
         ours = {
             PREFECT_API_URL: server.url,
             PREFECT_API_AUTH_STRING: server.key,
             PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True,
         }
-        stack.enter_context(temporary_settings(ours, set_defaults=PATIENCE))
+        stack.enter_context(temporary_settings(ours, set_defaults=CLIENT_DEFAULTS))
         if wait:
             server.wait_until_ready()
         yield server.url
 
 
-def is_ours() -> bool:
+def is_own_server() -> bool:
     """Whether the server of the present run is one of our own."""
-    return _ours is not None
+    return _own_server is not None
 
 
-def how_ours_ended(url: str) -> str:
+def own_server_end(url: str) -> str:
     """A few words, if our own server is at `url` and lives no more."""
-    if _ours is None or _ours.url != url or _ours.process.poll() is None:
+    if _own_server is None or _own_server.url != url or _own_server.process.poll() is None:
         return ""
-    return f"our own Prefect server ended ({_ours.log} says why) and"
+    return f"our own Prefect server ended ({_own_server.log} says why) and"
 
 
 def _start() -> Server:
@@ -209,16 +209,16 @@ def _new_key(file: Path) -> tuple[str, Path]:
 
 
 def _stop() -> None:
-    global _ours
-    if _ours is None:
+    global _own_server
+    if _own_server is None:
         return
-    send_rest(SEND_TIMEOUT_S if _ours.process.poll() is None else 0.0)
-    child.end(_ours.process)
-    _ours.key_file.unlink(missing_ok=True)
-    _ours = None
+    flush_prefect(SEND_TIMEOUT_S if _own_server.process.poll() is None else 0.0)
+    child.end(_own_server.process)
+    _own_server.key_file.unlink(missing_ok=True)
+    _own_server = None
 
 
-def send_rest(timeout_s: float) -> None:
+def flush_prefect(timeout_s: float) -> None:
     """Wait for what Prefect sends in the background; what it sends later goes to another server."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker

@@ -22,9 +22,9 @@ DATE_LAG_S = 2.0  # of a Date header: seconds are cut off, and servers renew it 
 NO_TOKEN = "takes changes with CSRF tokens alone, which are turned off here"
 CSRF_REMEDY = "set PREFECT_CLIENT_CSRF_SUPPORT_ENABLED=true, or unset it"
 # By name, so that the command line can ask without Prefect.
-ANSWERS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")
-REFUSAL = "prefect.exceptions.Abort"
-SILENCE = "httpx.RequestError"
+STATUS_ERRORS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")
+ABORT = "prefect.exceptions.Abort"
+REQUEST_ERROR = "httpx.RequestError"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ServerFacts:
     warning: str = ""
 
 
-def settings_here() -> "Settings":
+def prefect_settings() -> "Settings":
     """What the environment and the active profile say, as Prefect's own client reads it."""
     from prefect.settings import get_current_settings
 
@@ -72,7 +72,7 @@ def probe(url: str) -> ServerFacts:
     """
     import httpx
 
-    address, settings = shown(url), settings_here()
+    address, settings = shown(url), prefect_settings()
     if not url.startswith(("http://", "https://")):
         return ServerFacts(address, reason="is no address; write http://HOST:4200/api")
     key = authorization()
@@ -91,7 +91,7 @@ def probe(url: str) -> ServerFacts:
 
 def authorization() -> dict[str, str]:
     """Our header of that name; empty without a key. As Prefect, the string before the key."""
-    api = settings_here().api
+    api = prefect_settings().api
     if api.auth_string:
         token = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
         return {"Authorization": f"Basic {token}"}
@@ -114,23 +114,23 @@ def _ask(
     asked, cloud = time.time(), address.startswith(str(settings.cloud.api_url))
     answer = client.get("/health" if cloud else "/admin/version")
     skew = _skew(answer.headers.get("Date"), asked, time.time())
-    found = ServerFacts(address, reachable=True, clock_skew_s=skew)
+    facts = ServerFacts(address, reachable=True, clock_skew_s=skew)
     if refused := _key_refused(answer, has_key) or _fault(answer):
-        return replace(found, reason=refused)
+        return replace(facts, reason=refused)
     text = None if cloud else _version_in(answer)
     if text is None and not cloud:
-        return replace(found, reason="is not a Prefect API; its address usually ends in /api")
+        return replace(facts, reason="is not a Prefect API; its address usually ends in /api")
     reason, warning = _judge(text) if text else ("", "")
-    found = replace(found, version=text, authenticated=True, reason=reason, warning=warning)
+    facts = replace(facts, version=text, authenticated=True, reason=reason, warning=warning)
     if reason:
-        return found
+        return facts
     # Counting flows asks the database; it is a POST, so that forged requests are told from ours.
     answer = client.post("/flows/count", json={})
     if _needs_token(answer):  # our probe carries none; Prefect's client does, unless told not to
         sends = settings.client.csrf_support_enabled
-        return found if sends else replace(found, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
+        return facts if sends else replace(facts, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
     refused = _key_refused(answer, has_key)
-    return replace(found, authenticated=not refused, reason=refused or _fault(answer))
+    return replace(facts, authenticated=not refused, reason=refused or _fault(answer))
 
 
 def _key_refused(answer: "httpx.Response", has_key: bool) -> str:
@@ -195,8 +195,8 @@ def _no_answer(error: Exception) -> str:
 def _failure_words(error: BaseException) -> str:
     """`Connection refused`, as httpx and the system call it."""
     words = {"ConnectTimeout": "no connection in time", "ReadTimeout": "no answer in time"}
-    said = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-    return words.get(type(error).__name__, said)
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return words.get(type(error).__name__, text)
 
 
 def _skew(date: str | None, asked: float, answered: float) -> float | None:
@@ -210,36 +210,36 @@ def _skew(date: str | None, asked: float, answered: float) -> float | None:
     return min(0.0, theirs + DATE_LAG_S - asked)
 
 
-def what_was_lost(error: BaseException, url: str, *, ours: str = "") -> str:
+def describe_loss(error: BaseException, url: str, *, ours: str = "") -> str:
     """What happened, if this error comes of the Prefect server at `url`; else empty.
 
     Args:
         ours: how our own server ended; empty for another's.
     """
     name = ours or f"the Prefect server at {shown(url)}"
-    if REFUSAL in _kinds(error):
+    if ABORT in _class_names(error):
         return f"{name} says that this run is over ({error})"
-    found: BaseException | None = error
-    while found is not None and not _happened(found):
-        found = found.__cause__
-    if found is None or not _asked(found).startswith(url.rstrip("/")):
+    cause: BaseException | None = error
+    while cause is not None and not _request_fault(cause):
+        cause = cause.__cause__
+    if cause is None or not _request_url(cause).startswith(url.rstrip("/")):
         return ""
-    if _status(found) == 404:
+    if _status(cause) == 404:
         return f"{name} does not know this run any more (HTTP 404); was its database wiped?"
-    return f"{name} {_happened(found)}"
+    return f"{name} {_request_fault(cause)}"
 
 
-def in_words(error: BaseException) -> str:
+def describe_request_error(error: BaseException) -> str:
     """An error of a request, to whomever, in one line; empty for other errors."""
-    happened, url = _happened(error), shown(_asked(error))
+    happened, url = _request_fault(error), shown(_request_url(error))
     return f"the server of {url} {happened}" if happened else ""
 
 
-def _happened(error: BaseException) -> str:
-    kinds = _kinds(error)
-    if SILENCE in kinds:
+def _request_fault(error: BaseException) -> str:
+    kinds = _class_names(error)
+    if REQUEST_ERROR in kinds:
         return f"does not answer ({_failure_words(error)})"
-    if not kinds & set(ANSWERS):
+    if not kinds & set(STATUS_ERRORS):
         return ""
     status = _status(error)
     if status in (401, 403):
@@ -249,7 +249,7 @@ def _happened(error: BaseException) -> str:
     return f"refuses the request (HTTP {status})"
 
 
-def _kinds(error: BaseException) -> set[str]:
+def _class_names(error: BaseException) -> set[str]:
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
 
 
@@ -259,9 +259,9 @@ def _status(error: BaseException) -> int:
     return int(getattr(answer, "status_code", 0))
 
 
-def _asked(error: BaseException) -> str:
-    found: Any = getattr(error, "http_exc", error)
+def _request_url(error: BaseException) -> str:
+    failed: Any = getattr(error, "http_exc", error)
     try:
-        return str(found.request.url)
+        return str(failed.request.url)
     except (AttributeError, RuntimeError):  # httpx: nobody said which request it was
         return ""

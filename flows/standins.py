@@ -13,7 +13,7 @@ from semix.data.imagefolder import refuse_among_pictures
 from semix.data.real import load_real
 from semix.data.settings import Settings, load_settings, whole_path
 from semix.data.splits import RealDataConfig
-from semix.flows.build_steps import say_what_is_ignored
+from semix.flows.build_steps import log_ignored_files
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.standins import train_standins
 
@@ -62,13 +62,13 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
     refuse_among_pictures(settings.path, out)
     if settings.name == "imagefolder":
-        say_what_is_ignored(settings)
+        log_ignored_files(settings)
     real = load_real(settings)
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
     small = load_settings(GeneratorConfig, generator)
-    found = end_point_agreement(small, real)
+    measured = end_point_agreement(small, real)
     config = out / BUILD
     if config.exists():
         log.info("%s is there and stays; the models are in %s", config, models.diffusion.parent)
@@ -88,6 +88,6 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         "clip": annotation["model"],
         "config": str(config),
         "seconds": models.seconds,
-        "generated": found.generated,
-        "real": found.real,
+        "generated": measured.generated,
+        "real": measured.real,
     }

@@ -60,17 +60,17 @@ def study(
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    ready = prepared(source, out, overrides, slots=slots or 0, only=only)
-    if not ready.todo:
+    prepared = prepare_study(source, out, overrides, slots=slots or 0, only=only)
+    if not prepared.todo:
         log.info("%s: every chosen cell is measured already", out)
-        return write_study(ready.settings, ready.cells, out)
+        return write_study(prepared.settings, prepared.cells, out)
     if isinstance(config, StudyConfig):
         write_json(out / SETTINGS, source)
         config, overrides = out / SETTINGS, ()
     run_flow(
         "semix.flows.study_flow.study_flow",
-        lambda: kept(ready.cells, out),
-        ready=ready,
+        lambda: resume_hint(prepared.cells, out),
+        prepared=prepared,
         config=whole_path(config),
         out=str(out),
         overrides=list(overrides),
@@ -82,7 +82,7 @@ def study(
 
 
 @dataclass(frozen=True)
-class ReadyStudy:
+class PreparedStudy:
     """A study that nothing speaks against.
 
     Attributes:
@@ -96,14 +96,14 @@ class ReadyStudy:
     mixed: Sequence[MixedPlan]
 
 
-def prepared(
+def prepare_study(
     config: str | Path | Mapping[str, Any],
     out: Path,
     overrides: Sequence[str],
     *,
     slots: int,
     only: Sequence[str],
-) -> ReadyStudy:
+) -> PreparedStudy:
     """All cells, and those to run: checked, with the settings of every run written.
 
     Raises:
@@ -112,11 +112,11 @@ def prepared(
     settings = load_config(StudyConfig, config, overrides)
     if not 0 <= slots <= MOST_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
-    place, cells = Store(str(out)), cells_of(settings, out)
+    store, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
             refuse_among_pictures(cell.config.real.path, out)
-        place.refuse_strangers("study", own=STUDY)
+        store.refuse_strangers("study", own=STUDY)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))
@@ -125,13 +125,13 @@ def prepared(
     check_cells(todo)
     if todo:
         visible_gpus()  # or why that cannot be known
-    place.check_writable()
+    store.check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
-    return ReadyStudy(settings, cells, todo, mixed)
+    return PreparedStudy(settings, cells, todo, mixed)
 
 
-def kept(cells: Sequence[Cell], out: Path) -> str:
+def resume_hint(cells: Sequence[Cell], out: Path) -> str:
     """What is safe of a study that was lost, and the command that goes on."""
     done = sum(is_measured(cell.config, cell.run(out)) for cell in cells)
     return f"{done} of {len(cells)} cells are measured; the same command goes on"

@@ -45,11 +45,11 @@ class MixedPlan:
         """Raises InputError for settings that no build takes."""
         values = self.settings
         if models is not None:
-            given = {
+            trained_models = {
                 "generator.model": str(models.diffusion.absolute()),
                 "annotation.model": f"{LOCAL}{models.clip.absolute()}",
             }
-            values = merged(values, given)
+            values = merged(values, trained_models)
         return load_settings(BuildConfig, values)
 
 
@@ -81,7 +81,7 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
     return plan
 
 
-def models_of(
+def models_for(
     plan: MixedPlan, plans: Iterable[MixedPlan], study: StudyConfig, out: Path, *, device: str
 ) -> StandIns | None:
     """The models of a mixed dataset, trained or found; None where its build names them.
@@ -94,7 +94,7 @@ def models_of(
     if not study.standins:
         return None
     for begun_before in (each for each in plans if each.real == plan.real):
-        if models := _kept_models(begun_before):
+        if models := _stored_models(begun_before):
             return models
     if study.standins is True:
         return train_standins(load_real(plan.real), out / MODELS)
@@ -102,22 +102,22 @@ def models_of(
     return train_standins(load_real(plan.real), out / MODELS, recipe=recipe, device=device)
 
 
-def _kept_models(plan: MixedPlan) -> StandIns | None:
+def _stored_models(plan: MixedPlan) -> StandIns | None:
     path = _settings_file(plan)
     if not path.is_file():
         return None
     values = yaml.safe_load(path.read_bytes())
     encoder = values.get("annotation", {}).get("model", "")
     diffusion, clip = Path(values["generator"]["model"]), Path(encoder.removeprefix(LOCAL))
-    there = encoder.startswith(LOCAL) and diffusion.is_dir() and clip.is_dir()
-    return StandIns(diffusion, clip, {}) if there else None
+    usable = encoder.startswith(LOCAL) and diffusion.is_dir() and clip.is_dir()
+    return StandIns(diffusion, clip, {}) if usable else None
 
 
 def _settings_file(plan: MixedPlan) -> Path:
     return Path(f"{plan.url}.yaml")
 
 
-def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
+def open_build(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     """Its root, which is planned where it is new, and the file of its build's settings beside it.
 
     Raises:
@@ -131,7 +131,7 @@ def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     return root, path
 
 
-def is_made(plan: MixedPlan) -> bool:
+def is_built(plan: MixedPlan) -> bool:
     """Whether every shard is there, with an index, whatever settings it was begun with."""
     if not (Path(plan.url) / PLAN).is_file():
         return False
@@ -139,7 +139,7 @@ def is_made(plan: MixedPlan) -> bool:
     return bool(root.indices()) and not root.missing()
 
 
-def figures_of(root: Root) -> dict[str, float | int | None]:
+def quality_figures(root: Root) -> dict[str, float | int | None]:
     """What a mixed dataset shows of itself.
 
     Returns:
@@ -187,5 +187,5 @@ def write_figures_of(plans: Sequence[MixedPlan], out: Path) -> None:
     """A line a mixed dataset in mixed.csv, which the study's tables show."""
     from pandas import DataFrame
 
-    lines = [{**plan.about, **figures_of(Root(plan.url))} for plan in plans]
+    lines = [{**plan.about, **quality_figures(Root(plan.url))} for plan in plans]
     write_atomically(out / MIXED_FIGURES, csv_text(DataFrame(lines)).encode())

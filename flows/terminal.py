@@ -77,10 +77,10 @@ def print_findings(rows: Sequence[tuple[str, str, str, str]], styles: Mapping[st
     """
     screen = Console()
     first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
-    for name, state, found, remedy in rows:
-        named = printable_line(name)
-        text = Text.assemble(f"{named:{first}}  ", (f"{state:{second}}", styles[state]))
-        text.append(f"  {printable(found)}" + (f"\n    {printable(remedy)}" if remedy else ""))
+    for name, state, result, remedy in rows:
+        label = printable_line(name)
+        text = Text.assemble(f"{label:{first}}  ", (f"{state:{second}}", styles[state]))
+        text.append(f"  {printable(result)}" + (f"\n    {printable(remedy)}" if remedy else ""))
         screen.print(text, soft_wrap=True, highlight=False)
 
 

@@ -51,17 +51,17 @@ def train(
         TrainFailed: the trainer failed.
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    ready = prepared(source, run, overrides, machines, restarts=restarts)
-    folder = ready.run
-    if ready.measured:
+    prepared = prepare_training(source, run, overrides, machines, restarts=restarts)
+    folder = prepared.run
+    if prepared.measured:
         log.info("%s: measured already, nothing to do", folder)
         return folder
-    claimed = claim(ready.settings, folder, machines)
+    claimed = claim(prepared.settings, folder, machines)
     if isinstance(config, TrainConfig):  # the flow is given what a person can read again
         config, overrides = claimed, ()
     run_flow(
         "semix.flows.train_flow.train_flow",
-        ready=ready,
+        prepared=prepared,
         config=whole_path(config),
         out=str(folder),
         overrides=list(overrides),
@@ -76,7 +76,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedTraining:
     """A training that nothing speaks against.
 
     Attributes:
@@ -88,29 +88,29 @@ class Ready:
     measured: bool
 
 
-def prepared(
+def prepare_training(
     config: str | Path | Mapping[str, Any],
     run: str | Path,
     overrides: Sequence[str],
     machines: Machines,
     *,
     restarts: int = 0,
-) -> Ready:
+) -> PreparedTraining:
     """Settings and run folder, after everything that can be checked before a trainer starts.
 
     Raises:
         InputError: names the setting or argument that cannot be used.
     """
     settings = load_config(TrainConfig, config, overrides)
-    folder = checked(settings, run, machines, restarts=restarts)
+    folder = checked_run_folder(settings, run, machines, restarts=restarts)
     if is_measured(settings, folder):
-        return Ready(settings, folder, measured=True)
+        return PreparedTraining(settings, folder, measured=True)
     check_writable("out", folder)
     check_parts(settings)
-    return Ready(settings, folder, measured=False)
+    return PreparedTraining(settings, folder, measured=False)
 
 
-def checked(
+def checked_run_folder(
     settings: TrainConfig, run: str | Path, machines: Machines, *, restarts: int = 0
 ) -> Path:
     """The run folder, after everything that can be checked without torch.
@@ -148,9 +148,9 @@ def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
 def _claimed(settings: TrainConfig, run: Path) -> Path:
     """Wait until machine 0 has written these very settings."""
     path, deadline = run / CONFIG, time.monotonic() + CLAIM_TIMEOUT_S
-    wanted = settings.model_dump(mode="json")
+    expected = settings.model_dump(mode="json")
     log.info("waiting for machine 0 to begin in %s", run)
-    while not (path.is_file() and read_json(path) == wanted):
+    while not (path.is_file() and read_json(path) == expected):
         if time.monotonic() > deadline:
             remedy = "machine 0 has not begun these settings there; start it, with the same"
             raise InputError("out", run, f"{remedy} settings, in a folder that all machines see")

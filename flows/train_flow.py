@@ -16,10 +16,10 @@ from semix.calib.results import load_methods
 from semix.calib.run_folder import EVALUATION
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table, training_artifact
-from semix.flows.calling import handed
-from semix.flows.child import Outcome, supervise
+from semix.flows.calling import from_caller
+from semix.flows.child import ProcessOutcome, supervise
 from semix.flows.failures import RunFailed
-from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.flow_runs import flow_options, last_part, run_context
 from semix.flows.gpus import settled_device
 from semix.flows.launcher import (
     DIVERGENCE,
@@ -34,7 +34,7 @@ from semix.flows.launcher import (
     write_launcher,
 )
 from semix.flows.slots.slot import RECORD
-from semix.flows.train import Ready, claim, prepared
+from semix.flows.train import PreparedTraining, claim, prepare_training
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -49,11 +49,11 @@ class TrainerLost(TrainFailed):
     """The trainer was killed or crashed: starting it again may help."""
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`train csm into run`, `train csm into run, machine 1 of 2`."""
-    name = f"train {PurePosixPath(given['config']).stem} into {name_of(given['out'])}"
-    if given["machines"] > 1:
-        name += f", machine {given['machine_rank']} of {given['machines']}"
+    name = f"train {PurePosixPath(parameters['config']).stem} into {last_part(parameters['out'])}"
+    if parameters["machines"] > 1:
+        name += f", machine {parameters['machine_rank']} of {parameters['machines']}"
     return name
 
 
@@ -74,12 +74,14 @@ def train_flow(
     A run that is cancelled writes a checkpoint first; start it again, and it goes on.
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
-    with running("train"):
-        ready = handed(Ready) or prepared(config, out, overrides, together, restarts=restarts)
-        settings, run = ready.settings, ready.run
+    with run_context("train"):
+        prepared = from_caller(PreparedTraining) or prepare_training(
+            config, out, overrides, together, restarts=restarts
+        )
+        settings, run = prepared.settings, prepared.run
         key = artifact_key("train", str(run))
-        if not ready.measured:
-            see_through(settings, run, together, restarts=restarts, key=key)
+        if not prepared.measured:
+            run_trainer(settings, run, together, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table(load_methods([run]), key=key)
             link_to(run / EVALUATION, key=key)
@@ -91,7 +93,7 @@ def train_flow(
         }
 
 
-def see_through(
+def run_trainer(
     settings: TrainConfig,
     run: Path,
     machines: Machines,
@@ -167,7 +169,7 @@ def launch(
         raise failure(outcome, words)
 
 
-def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
+def failure(outcome: ProcessOutcome, words: Sequence[str]) -> TrainFailed:
     """What to raise.
 
     Args:

@@ -38,9 +38,9 @@ from semix.data.files import read_json, write_json
 from semix.data.settings import load_settings
 from semix.flows.study_builds import (
     begun,
-    is_made,
+    is_built,
     mixed_plans,
-    models_of,
+    models_for,
     write_figures_of,
 )
 
@@ -147,7 +147,7 @@ class Story:
         """
         check_cells(self.cells)
         for plan in self.plans:
-            if not is_made(plan):
+            if not is_built(plan):
                 command = [sys.executable, "-m", "benchmarks.gpu", "study", *given]
                 with self._timed("models and mixed images"):
                     self._run([*command, "--only-mixed", plan.url])
@@ -164,7 +164,7 @@ class Story:
         from semix.pipeline.worker import main as work
 
         plan = next(plan for plan in self.plans if plan.url == url)
-        models = models_of(plan, self.plans, self.study, self.out, device=self.device)
+        models = models_for(plan, self.plans, self.study, self.out, device=self.device)
         root, _ = begun(plan, models)
         status = work([root.url, "--device", self.device])
         if status == 0:
@@ -173,7 +173,7 @@ class Story:
 
     def progress(self) -> str:
         """What is done, and what is left."""
-        made = sum(map(is_made, self.plans))
+        made = sum(map(is_built, self.plans))
         measured = sum(is_measured(cell.config, cell.run(self.out)) for cell in self.cells)
         mixed = f"{made} of {len(self.plans)} mixed datasets are made"
         return f"{mixed}, {measured} of {len(self.cells)} cells measured"

@@ -13,7 +13,7 @@ from semix.data.tar import GroupSample
 from semix.data.verify import verify as verified
 from semix.flows import parameters as p
 from semix.flows.failures import damage_named
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, say_error
@@ -37,20 +37,20 @@ def failures(url: p.Root, json: p.Json = False) -> None:
     Example:
       semix failures /data/birds-mixed
     """
-    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
+    explained = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
     if json:
-        emit_json(found)
+        emit_json(explained)
         return
-    for shard, facts in found.items():
+    for shard, facts in explained.items():
         count, group = facts["attempts"], facts["group"]
         where = "" if group is None else f"group {group}, "
         times = "1 attempt" if count == 1 else f"{count} attempts"
         reason = printable_line(f"{facts['error']}: {facts['message']}")
         emit(f"shard {shard}: {reason} ({where}{times})")
     emit(
-        f"{len(found)} shards; try them again with --retry-failed, or leave them out with "
+        f"{len(explained)} shards; try them again with --retry-failed, or leave them out with "
         "--skip-failed LIMIT"
-        if found
+        if explained
         else "no failures"
     )
 
@@ -81,24 +81,24 @@ def verify(
       semix verify /data/birds-mixed --full
     """
     root = Root(url)
-    found = []
+    problems = []
     for problem in verified(root, full=full):
-        found.append(problem)
+        problems.append(problem)
         if not json:
             emit(f"{'' if problem.damage else 'orphan: '}{printable_line(str(problem))}")
-    damaged = sum(problem.damage for problem in found)
+    damaged = sum(problem.damage for problem in problems)
     if json:
         emit_json(
             [
                 {"shard": p.shard, "kind": p.kind, "problem": p.text, "damage": p.damage}
-                for p in found
+                for p in problems
             ]
         )
     elif damaged:
         again = f"semix resume {root.url}{' --full' * full}"
         emit(f"{damaged} problems; `{again}` makes what is damaged again")
     else:
-        orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
+        orphans = f"; {len(problems)} orphans, see `semix gc {root.url}`" if problems else ""
         emit(f"{len(root.done())} shards as recorded{orphans}")
     raise typer.Exit(1 if damaged else 0)
 
@@ -117,9 +117,9 @@ def browse(
     """
     _check_picture(out)
     root = Root(url)
-    wanted = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
+    numbers = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
     with damage_named(root.url):
-        sheet = contact_sheet(read_series(root, wanted))
+        sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))
 
@@ -145,7 +145,7 @@ def show(
     facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
     sample = _stored(root, group) if record else None
     if regenerate:
-        sample, facts["same_pixels"] = _made_anew(root, group, sample, device=device)
+        sample, facts["same_pixels"] = _regenerated(root, group, sample, device=device)
     if sample is not None:
         facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
@@ -166,7 +166,7 @@ def _stored(root: Root, group: int) -> GroupSample:
 
 def _check_picture(out: Path) -> None:
     """Raises InputError for a picture that could not be written, before one is drawn."""
-    own_file("--out", out)
+    output_file("--out", out)
     if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
         raise InputError("--out", out, "name a file that ends in .png or .webp")
     if not out.parent.is_dir():
@@ -174,20 +174,20 @@ def _check_picture(out: Path) -> None:
         raise InputError("--out", out, remedy)
 
 
-def _made_anew(
+def _regenerated(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
     """The series made now, and whether it looks as the stored one; None without one."""
     from semix.pipeline.shard import regenerate, same_pixels
 
-    made = regenerate(root, group, device=device)
-    return made, None if stored is None else same_pixels(made, stored)
+    regenerated = regenerate(root, group, device=device)
+    return regenerated, None if stored is None else same_pixels(regenerated, stored)
 
 
 def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
     shard = facts["shard"]
-    place = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
-    lines = [f"group {facts['group']}, shard {shard}: {place}"]
+    tar = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
+    lines = [f"group {facts['group']}, shard {shard}: {tar}"]
     if "names" in facts:
         names = ", ".join(
             f"{printable_line(n)} ({k})"
@@ -198,8 +198,8 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
         lines.append("alpha  weight  label")
         rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
         for alpha, weight, label in rows:
-            shown = ", ".join(f"{target}: {share:.3f}" for target, share in label)
-            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shown}")
+            shares = ", ".join(f"{target}: {share:.3f}" for target, share in label)
+            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shares}")
     if "same_pixels" in facts:
         verdict = {True: "equal", False: "differ from", None: "cannot be compared with"}
         lines.append(f"pixels made anew {verdict[facts['same_pixels']]} the stored ones")
@@ -252,16 +252,16 @@ def audit(
     root = Root(url)  # or why not, before torch is loaded
     from semix.flows import audit as auditing
 
-    found = auditing.audit(
+    results = auditing.audit(
         root, labels=labels or None, index=index or None, judge=judge, out=out, device=device
     )
     if json:
-        emit_json(found)
+        emit_json(results)
     else:
-        auditing.print_checks(found["checks"])
-        emit(f"page: {found['page']}")
-        emit(f"numbers: {found['json']}")
-        emit(f"flags: {found['flags_file'] or 'not stored'}")
-    for problem in found["unreadable"].values():
+        auditing.print_checks(results["checks"])
+        emit(f"page: {results['page']}")
+        emit(f"numbers: {results['json']}")
+        emit(f"flags: {results['flags_file'] or 'not stored'}")
+    for problem in results["unreadable"].values():
         say_error(problem)
-    raise typer.Exit(1 if found["unreadable"] else 0)
+    raise typer.Exit(1 if results["unreadable"] else 0)

@@ -17,7 +17,7 @@ from semix.flows import prices
 from semix.flows.configs import load_config
 from semix.flows.costs import SHARE, readable
 from semix.flows.failures import damage_named
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 from semix.flows.progress import show_root
 from semix.flows.slots import SlotSettings
 from semix.flows.terminal import emit, emit_facts, emit_json
@@ -87,24 +87,24 @@ def build(
       semix build birds.yaml --out /data/birds-mixed
     """
     from semix.flows import build as building
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
-    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
     hourly = prices.Price.read(price)
     if check or time:
         settings = load_config(BuildConfig, config, overrides)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
-        shown: dict[str, Any] = facts if json else {**readable(facts)}
+        facts_shown: dict[str, Any] = facts if json else {**readable(facts)}
         if hourly is not None:
-            found = prices.price_of_check(facts, hourly)
-            shown["price"] = found if json else prices.words_of_check(found, hourly)
-        emit_facts(shown, as_json=json)
+            cost = prices.price_of_check(facts, hourly)
+            facts_shown["price"] = cost if json else prices.words_of_check(cost, hourly)
+        emit_facts(facts_shown, as_json=json)
         return
     where = SlotSettings(slots, runner, cluster, range, device)
-    made = building.build(
+    root = building.build(
         config, out, overrides=overrides, slots=where, selection=selection, full=full
     )
-    show_root(made, as_json=json, price=hourly)
+    show_root(root, as_json=json, price=hourly)
 
 
 def resume(
@@ -129,12 +129,12 @@ def resume(
       semix resume /data/birds-mixed
     """
     from semix.flows import build as building
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
-    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
     where = SlotSettings(slots, runner, cluster, range, device)
-    made = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
-    show_root(made, as_json=json)
+    root = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
+    show_root(root, as_json=json)
 
 
 def extend(
@@ -166,10 +166,10 @@ def extend(
         raise InputError("extend", root, remedy)
     where = SlotSettings(slots, runner, cluster, range, device)
     if out:
-        made = building.extend_to(load_config(BuildConfig, root), out, slots=where)
+        extended = building.extend_to(load_config(BuildConfig, root), out, slots=where)
     else:
-        made = building.extend(Root(root), groups_per_pair, slots=where)
-    show_root(made, as_json=json)
+        extended = building.extend(Root(root), groups_per_pair, slots=where)
+    show_root(extended, as_json=json)
 
 
 def relabel(
@@ -195,28 +195,28 @@ def relabel(
     root = Root(url)
     if not list_:
         where = SlotSettings(slots, runner, cluster, device=device)
-        found = relabelling.relabel(root, overrides, slots=where, out=out)
-        if not json and "settings" in found:
-            found["settings"] = relabelling.settings_in_words(found["settings"])
-        emit_facts(found, as_json=json)
+        result = relabelling.relabel(root, overrides, slots=where, out=out)
+        if not json and "settings" in result:
+            result["settings"] = relabelling.settings_in_words(result["settings"])
+        emit_facts(result, as_json=json)
         return
     sets = relabelling.listed(root)
     if json:
         emit_json(sets)
         return
     for facts in sets:
-        emit(relabelling.in_words(facts))
+        emit(relabelling.describe_set(facts))
     if not sets:
         emit("no label sets; make one with --set annotation.KEY=VALUE")
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     folder = "folder"
     parquet = "parquet"
     huggingface = "huggingface"
 
 
-class Images(StrEnum):
+class ExportImages(StrEnum):
     keep = "keep"
     png = "png"
 
@@ -225,16 +225,16 @@ def export(
     url: p.Root,
     to: Annotated[Path, typer.Option(metavar="PATH", help="the folder or file to make")],
     format: Annotated[
-        Format,
+        ExportFormat,
         typer.Option(
             metavar="FORMAT",
             help="folder: image files and a table; parquet: one file; huggingface: a `datasets` "
             "folder",
         ),
-    ] = Format.folder,
+    ] = ExportFormat.folder,
     image_format: Annotated[
-        Images, typer.Option(help="keep the stored bytes, or make PNG of them")
-    ] = Images.keep,
+        ExportImages, typer.Option(help="keep the stored bytes, or make PNG of them")
+    ] = ExportImages.keep,
     labels: p.Labels = "",
     scale: Annotated[
         float | None, typer.Option(metavar="SCALE", help="sharpen the raw weights anew")
@@ -247,14 +247,14 @@ def export(
     Example:
       semix export /data/birds-mixed --to /data/birds-folder
     """
-    own_file("--to", to)
+    output_file("--to", to)
     root = Root(url)
     pictures = root.plan.config.get("real", {}).get("path")
     refuse_among_pictures(pictures if isinstance(pictures, str) else None, to, field="--to")
     write = {
-        Format.folder: write_image_folder,
-        Format.parquet: write_parquet,
-        Format.huggingface: write_hugging_face,
+        ExportFormat.folder: write_image_folder,
+        ExportFormat.parquet: write_parquet,
+        ExportFormat.huggingface: write_hugging_face,
     }[format]
     with damage_named(root.url):
         source = Pinned(root, index=index or None, labels=labels or None, scale=scale)
@@ -278,17 +278,17 @@ def standins(
     """
     from semix.flows.standins import standins as make
 
-    found = make(where, out, overrides=overrides)
+    result = make(where, out, overrides=overrides)
     if json:
-        emit_json(found)
+        emit_json(result)
         return
-    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
     emit(f"trained: {times}" if times else "the models were there")
     emit(
-        f"of generated pictures {found['generated']:.0%} are read as intended, by a classifier of "
-        f"the real ones that reads {found['real']:.0%} of the real test pictures right"
+        f"of generated pictures {result['generated']:.0%} are read as intended, by a classifier of "
+        f"the real ones that reads {result['real']:.0%} of the real test pictures right"
     )
     emit(
         "small stand-ins: neither Stable Diffusion nor OpenAI's CLIP; they know these classes alone"
     )
-    emit(f"next: semix build {found['config']} --out ROOT")
+    emit(f"next: semix build {result['config']} --out ROOT")

@@ -65,12 +65,12 @@ def config(
         return
     width = shutil.get_terminal_size().columns
     for row in rows:
-        emit(textwrap.fill(_told(row), width, subsequent_indent="    "))
+        emit(textwrap.fill(_setting_line(row), width, subsequent_indent="    "))
         if row["description"]:
             emit(textwrap.indent(textwrap.fill(row["description"], width - 4), "    "))
 
 
-def _told(row: dict[str, Any]) -> str:
+def _setting_line(row: dict[str, Any]) -> str:
     """`epochs: whole number, at least 1; default 200`."""
     text = ", ".join([f"{row['key']}: {row['type']}", *row["limits"]])
     if row["required"]:
@@ -94,13 +94,13 @@ def gc(
       semix gc /data/birds-mixed --older-than 24
     """
     root, seconds = Root(url), older_than * 3600
-    found = garbage.garbage(root, older_than_s=seconds)
+    unused = garbage.garbage(root, older_than_s=seconds)
     if remove:
-        found = garbage.remove(root, found, older_than_s=seconds)
+        unused = garbage.remove(root, unused, older_than_s=seconds)
     if json:
-        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in found])
+        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in unused])
         return
-    for item in found:
+    for item in unused:
         emit(f"{item.name}  {item.bytes} bytes, {item.why}")
     done = "removed" if remove else "could go, with --remove"
-    emit(f"{len(found)} files, {sum(item.bytes for item in found)} bytes {done}")
+    emit(f"{len(unused)} files, {sum(item.bytes for item in unused)} bytes {done}")

@@ -55,12 +55,12 @@ def evaluate(
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
     """
-    from semix.flows.evaluate import evaluated, exported
+    from semix.flows.evaluate import export_results, run_evaluation
 
     if export not in ("", "calarena"):
         raise InputError("--export", export, "calarena is the one format there is")
-    path = evaluated(run, overrides=overrides, to=to, device=device, fresh=fresh)
-    files = exported(Path(run), export)
+    path = run_evaluation(run, overrides=overrides, to=to, device=device, fresh=fresh)
+    files = export_results(Path(run), export)
     _show(Path(run), path, as_json=json)
     if not json:
         for path in files:

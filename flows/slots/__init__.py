@@ -19,8 +19,8 @@ from semix.data.errors import InputError
 from semix.data.machine import usable_cores
 from semix.data.ranges import parse_part
 from semix.flows.child import started_ahead
-from semix.flows.gpus import CHOSEN, settled_device, visible_gpus
-from semix.flows.server_probe import settings_here
+from semix.flows.gpus import VISIBLE_DEVICES, settled_device, visible_gpus
+from semix.flows.server_probe import prefect_settings
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
@@ -135,10 +135,10 @@ def is_here(address: str) -> bool:
     if address == AUTO:
         return True
     try:
-        found = getaddrinfo(_host(address), 0, type=SOCK_STREAM)
-        for family, kind, protocol, _, place in found:
+        addresses = getaddrinfo(_host(address), 0, type=SOCK_STREAM)
+        for family, kind, protocol, _, endpoint in addresses:
             with socket(family, kind, protocol) as probe:
-                probe.bind(place)  # only an address of this machine can be taken
+                probe.bind(endpoint)  # only an address of this machine can be taken
     except OSError:
         return False
     return True
@@ -153,7 +153,7 @@ def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
     """Raises InputError if one of these is elsewhere, and the Prefect server on our loopback."""
     if all(is_here(machine) for machine in machines):
         return
-    server = settings_here().api.url or ""
+    server = prefect_settings().api.url or ""
     host = _host(server.partition("://")[2].partition("/")[0])
     if host in ("", "localhost", "::1") or host.startswith("127."):
         remedy = (
@@ -185,7 +185,7 @@ def shared_threads(count: int) -> dict[str, str]:
 
 def own_gpu(slot: int, gpus: Sequence[str]) -> dict[str, str]:
     """Slots take turns at the GPUs."""
-    return {CHOSEN: gpus[slot % len(gpus)]} if gpus else {}
+    return {VISIBLE_DEVICES: gpus[slot % len(gpus)]} if gpus else {}
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from semix.flows.slots import (
     environments_here,
     refuse_unreachable_server,
 )
-from semix.flows.slots.slot import Place, run_lease
+from semix.flows.slots.slot import SlotPool, run_lease
 
 CONNECT_S = 30.0
 
 
 @contextmanager
-def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+def dask_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
     """By default one a worker of an existing cluster; else as many as local slots.
 
     The environment of an existing cluster's workers says which GPU is their own, as dask-cuda
@@ -44,14 +44,14 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
     ):
         workers = _workers(runner, settings.cluster)
         environments = here or [QUIET] * (settings.count or min(workers, MOST_SLOTS))
-        yield Place(runner.submit, environments, stop, end)
+        yield SlotPool(runner.submit, environments, stop, end)
 
 
 def _runner(cluster: str, workers: int, folder: str) -> DaskTaskRunner:
     if cluster:
         _require_scheduler(cluster)
         return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_S})
-    own = {
+    options = {
         "n_workers": workers,
         "threads_per_worker": 1,  # a slot each
         "host": "127.0.0.1",
@@ -61,15 +61,15 @@ def _runner(cluster: str, workers: int, folder: str) -> DaskTaskRunner:
         "local_directory": folder,
         "silence_logs": logging.CRITICAL,
     }
-    return DaskTaskRunner(cluster_kwargs=own)
+    return DaskTaskRunner(cluster_kwargs=options)
 
 
 def _require_scheduler(cluster: str) -> None:
     """Raises InputError: what listens there is none. Dask's client waits for its word for ever."""
 
     async def greet() -> None:
-        own = Security().get_connection_args("client")
-        (await connect(cluster, timeout=CONNECT_S, **own)).abort()
+        arguments = Security().get_connection_args("client")
+        (await connect(cluster, timeout=CONNECT_S, **arguments)).abort()
 
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a loop already
         try:

@@ -25,7 +25,7 @@ from semix.flows.slots import (
     refuse_unreachable_server,
     shared_threads,
 )
-from semix.flows.slots.slot import Ended, Place, SlotFuture, run_lease
+from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, run_lease
 
 # In memory between processes go a few small records; 75 MiB is the least that Ray takes.
 OBJECT_STORE = 100 * 2**20  # bytes
@@ -34,7 +34,7 @@ SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
 @contextmanager
-def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
+def ray_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
     """By default one a GPU of the cluster, or one a CPU; as many as local slots on our own.
 
     Ray gives each slot a GPU of its own, and says which one in its environment.
@@ -42,7 +42,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
     Raises:
         InputError: no cluster answers, or one elsewhere that cannot reach the Prefect server.
     """
-    with run_lease(url) as (stop, end), _started(settings) as runner:
+    with run_lease(url) as (stop, end), _connected(settings) as runner:
         resources = ray.cluster_resources()
         gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
         count = settings.count or min(gpus or int(resources.get("CPU", 1)), MOST_SLOTS)
@@ -53,11 +53,11 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 
-        yield Place(submit, [common] * count, stop, end)
+        yield SlotPool(submit, [common] * count, stop, end)
 
 
 @contextmanager
-def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Ended]"]:
+def _connected(settings: SlotSettings) -> Iterator["RayTaskRunner[SlotResult]"]:
     """Connected to the cluster; disconnected in the end, and our own one stopped."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if re.search(r":\d+$", settings.cluster):
@@ -107,15 +107,15 @@ def _no_cluster(cluster: str, reason: str) -> InputError:
     return InputError("cluster", cluster, remedy)
 
 
-def _runner(settings: SlotSettings) -> "RayTaskRunner[Ended]":
+def _runner(settings: SlotSettings) -> "RayTaskRunner[SlotResult]":
     # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
     if settings.cluster == AUTO:
         return RayTaskRunner(init_kwargs={"address": AUTO, **SILENT})
     if settings.cluster:
         return RayTaskRunner(address=settings.cluster, init_kwargs=SILENT)
-    own = {
+    options = {
         "num_cpus": len(environments_here(settings)),  # a slot each
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
-    return RayTaskRunner(address="local", init_kwargs=own | SILENT)
+    return RayTaskRunner(address="local", init_kwargs=options | SILENT)

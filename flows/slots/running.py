@@ -13,7 +13,7 @@ from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
 from semix.data.root import Progress, Root
 from semix.flows.slots import SlotSettings, environments_here
-from semix.flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
+from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
 END_S = 30.0  # until slots elsewhere have noticed that they must end
@@ -43,29 +43,29 @@ def slots_running(
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
     common = {"device": settings.device, "url": url, "labels": labels, "shards": shards}
-    with _place(url, settings) as place:
+    with _slot_pool(url, settings) as pool:
         futures = []
-        for slot, environment in enumerate(place.environments):
+        for slot, environment in enumerate(pool.environments):
             arguments = worker_arguments(
                 url,
                 slot,
-                len(place.environments),
+                len(pool.environments),
                 settings=settings,
                 labels=labels,
                 overrides=overrides,
             )
-            own = {"slot": slot, "arguments": arguments, "environment": environment}
-            futures.append(place.submit(work, {**common, **own, "stop": place.stop}))
+            slot_parameters = {"slot": slot, "arguments": arguments, "environment": environment}
+            futures.append(pool.submit(work, {**common, **slot_parameters, "stop": pool.stop}))
         try:
             yield futures
         finally:
-            place.end()  # an interrupt passes here; the flow ends when its workers have
+            pool.end()  # an interrupt passes here; the flow ends when its workers have
             deadline = time.monotonic() + END_S
             for future in futures:
                 future.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
+def _slot_pool(url: str, settings: SlotSettings) -> AbstractContextManager[SlotPool]:
     # Dask and Ray are extras, and take seconds to import.
     if settings.runner == "dask":
         from semix.flows.slots.dask import dask_slots
@@ -79,13 +79,13 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 
 
 @contextmanager
-def local_slots(settings: SlotSettings) -> Iterator[Place]:
+def local_slots(settings: SlotSettings) -> Iterator[SlotPool]:
     """Threads of this process; as many as were asked for, else one a visible GPU, or one."""
     environments = environments_here(settings)
     stop = threading.Event()
-    runner: ThreadPoolTaskRunner[Ended] = ThreadPoolTaskRunner(max_workers=len(environments))
+    runner: ThreadPoolTaskRunner[SlotResult] = ThreadPoolTaskRunner(max_workers=len(environments))
     with runner:
-        yield Place(runner.submit, environments, stop, stop.set)
+        yield SlotPool(runner.submit, environments, stop, stop.set)
 
 
 def follow(

@@ -32,7 +32,14 @@ from semix.data.printable import printable
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.flows.child import POLL_S, Heartbeat, Outcome, Stop, python_module, supervise
+from semix.flows.child import (
+    POLL_S,
+    Heartbeat,
+    ProcessOutcome,
+    StopSignal,
+    python_module,
+    supervise,
+)
 from semix.flows.flow_runs import is_logged
 from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
@@ -63,14 +70,14 @@ RECORD: dict[str, Any] = {
     "result_serializer": "json",
     "cache_policy": NO_CACHE,
 }
-Ended = dict[str, int]
-SlotFuture = PrefectFuture[Ended]
+SlotResult = dict[str, int]
+SlotFuture = PrefectFuture[SlotResult]
 
 log = logging.getLogger("semix.build")
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotPool:
     """Where slots can be started now.
 
     Attributes:
@@ -82,7 +89,7 @@ class Place:
 
     submit: Callable[[Task[..., Any], dict[str, Any]], SlotFuture]
     environments: Sequence[Mapping[str, str]]
-    stop: Stop
+    stop: StopSignal
     end: Callable[[], None]
 
 
@@ -116,14 +123,14 @@ def generate(
     arguments: list[str],
     *,
     environment: Mapping[str, str],
-    stop: Stop,
+    stop: StopSignal,
     device: str = "auto",
     url: str = "",
     labels: str = "",
     shards: str = "",
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
-) -> Ended | State[Any]:
+) -> SlotResult | State[Any]:
     """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
 
     A slot may work for weeks: only losses in a row count, those without a shard made between. One
@@ -142,12 +149,14 @@ def generate(
         WorkerFailed: at once.
     """
     # Composed where it runs: another machine has its Python elsewhere.
-    own = f"--device={settled_device(device, {**os.environ, **environment})}"
-    command, losses = python_module(WORKER, *arguments, own), 0
-    with closing(SlotLog(_teller(get_run_logger().info))) as lines:
+    device_option = f"--device={settled_device(device, {**os.environ, **environment})}"
+    command, losses = python_module(WORKER, *arguments, device_option), 0
+    with closing(SlotLog(_line_sender(get_run_logger().info))) as lines:
         while True:
-            made = lines.made
-            outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)
+            before = lines.made
+            outcome = _run_worker(
+                command, lines, environment, stop, shards=shards, silence_s=silence_s
+            )
             if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
                 return {"slot": slot, "status": outcome.returncode, "made": lines.made}
             if stop.is_set():
@@ -159,13 +168,13 @@ def generate(
                 raise WorkerFailed(text)
             if url:
                 _record_lost(url, outcome, labels)
-            losses = 1 if lines.made > made else losses + 1
+            losses = 1 if lines.made > before else losses + 1
             if losses > RETRIES:
                 raise WorkerLost(text)
             pause = pause_after(losses, pause_s)
             then = f"restart {losses} of {RETRIES} in {pause:.0f} s"
             get_run_logger().warning(printable(f"{text}\n{then}"))
-            log.warning("%s; %s", reason, then, extra={"told_prefect": True})
+            log.warning("%s; %s", reason, then, extra={"sent_to_prefect": True})
             _sleep(pause, stop)
             if stop.is_set():
                 return _stopped(slot)
@@ -175,15 +184,15 @@ def _stopped(slot: int) -> State[Any]:
     return Cancelled(message=f"slot {slot} was stopped; what it committed stays")
 
 
-def _live(
+def _run_worker(
     command: list[str],
     lines: Callable[[str], None],
     environment: Mapping[str, str],
-    stop: Stop,
+    stop: StopSignal,
     *,
     shards: str,
     silence_s: float,
-) -> Outcome:
+) -> ProcessOutcome:
     """One worker process, from its start to its end."""
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
@@ -196,7 +205,7 @@ def _live(
         )
 
 
-def _is_lost(outcome: Outcome) -> bool:
+def _is_lost(outcome: ProcessOutcome) -> bool:
     """Whether a new process may fare better."""
     status = outcome.returncode
     # 128 + n is how a process that handles signal n says that it ended by it.
@@ -209,7 +218,7 @@ def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
     return min(first_s * PAUSES_GROW ** (losses - 1), LONGEST_PAUSE_S)
 
 
-def _sleep(seconds: float, stop: Stop) -> None:
+def _sleep(seconds: float, stop: StopSignal) -> None:
     """Until then, or until `stop` is set."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not stop.is_set():
@@ -231,50 +240,52 @@ class SlotLog:
         self._send = send
         self._every_s = every_s
         self._due = {"made": 0.0, "failed": 0.0}  # monotonic
-        self._held = {"made": 0, "failed": 0}
+        self._unsent = {"made": 0, "failed": 0}
         self._last: dict[str, str] = {}
 
     def __call__(self, line: str) -> None:
-        found = OF_A_SHARD.match(line)
-        if found is None:
+        about_shard = OF_A_SHARD.match(line)
+        if about_shard is None:
             self._send(line)
             return
-        kind = "failed" if found[1] else "made"
+        kind = "failed" if about_shard[1] else "made"
         self.made += kind == "made"
-        self._held[kind] += 1
+        self._unsent[kind] += 1
         self._last[kind] = line
         if time.monotonic() >= self._due[kind]:
-            self._tell(kind)
+            self._send_latest(kind)
 
     def close(self) -> None:
         """Send what is held back."""
-        for kind, count in self._held.items():
+        for kind, count in self._unsent.items():
             if count:
-                self._tell(kind)
+                self._send_latest(kind)
 
-    def _tell(self, kind: str) -> None:
-        more = self._held[kind] - 1
+    def _send_latest(self, kind: str) -> None:
+        more = self._unsent[kind] - 1
         self._send(self._last[kind] + (f" ({more} more {kind} before it)" if more else ""))
-        self._held[kind] = 0
+        self._unsent[kind] = 0
         self._due[kind] = time.monotonic() + self._every_s
 
 
-def _teller(told: Callable[[str], None]) -> Callable[[str], None]:
+def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
     """For a worker's lines: what is for a person goes to the terminal, too, where the flow runs."""
 
-    def tell(line: str) -> None:
+    def pass_on(line: str) -> None:
         if line.startswith(NEWS) and is_logged():
             log.info("%s", line.removeprefix(NEWS))
         else:
-            told(line)
+            send(line)
 
-    return tell
+    return pass_on
 
 
 # What a lost worker was making: written down as failed, so that others come first
 
 
-def record_lost(url: str, outcome: Outcome, *, labels: str = "", told: bool = False) -> list[int]:
+def record_lost(
+    url: str, outcome: ProcessOutcome, *, labels: str = "", recorded: bool = False
+) -> list[int]:
     """Write down what a worker of this machine left unmade when it ended, and free its leases.
 
     A worker that is killed writes nothing itself, and the next one would begin with the same shard.
@@ -286,13 +297,13 @@ def record_lost(url: str, outcome: Outcome, *, labels: str = "", told: bool = Fa
         The shards.
     """
     root = Root(url)
-    place = LabelSet(root, labels) if labels else root
+    records = LabelSet(root, labels) if labels else root
     held = leases.held_by(root.store, outcome.pid)
-    found = [CLAIMED.fullmatch(work) for work in held] if held and not told else []
-    missing = frozenset(place.missing() if any(found) else ())
-    shards = [shard for match in found if match and (shard := int(match[1])) in missing]
+    claims = [CLAIMED.fullmatch(work) for work in held] if held and not recorded else []
+    missing = frozenset(records.missing() if any(claims) else ())
+    shards = [shard for match in claims if match and (shard := int(match[1])) in missing]
     for shard in shards:
-        place.record_failure(
+        records.record_failure(
             Failure(
                 shard=shard, attempt=1, error="WorkerLost", message=str(outcome), time=time.time()
             )
@@ -303,10 +314,10 @@ def record_lost(url: str, outcome: Outcome, *, labels: str = "", told: bool = Fa
     return shards
 
 
-def _record_lost(url: str, outcome: Outcome, labels: str) -> None:
+def _record_lost(url: str, outcome: ProcessOutcome, labels: str) -> None:
     """That may fail: a slot outlives its store's silence."""
     try:
-        shards = record_lost(url, outcome, labels=labels, told=outcome.returncode == RESTART)
+        shards = record_lost(url, outcome, labels=labels, recorded=outcome.returncode == RESTART)
     except (OSError, InputError, ValueError) as error:
         log.warning("what worker %d was making is not written down: %s", outcome.pid, error)
         return

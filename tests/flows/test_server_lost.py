@@ -200,7 +200,7 @@ def flow_on(server, monkeypatch):
     from semix.flows.run_server import prefect_server
 
     # else the server of all tests is used
-    monkeypatch.setattr("semix.flows.run_server._ours", None)
+    monkeypatch.setattr("semix.flows.run_server._own_server", None)
 
     def run(function, *, before=lambda: None, **settings):
         with client_of(server.url, **settings), prefect_server() as url:
