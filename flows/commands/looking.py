@@ -18,12 +18,12 @@ from semix.flows.prices import Price
 from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, say_error
 
-PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
+PICTURE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
 
 
 def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
-    """What is done, missing and failed, from the store alone.
+    """Show how many shards are done, missing and failed.
 
     Example:
       semix status /data/birds-mixed --price "2.49 EUR"
@@ -32,7 +32,7 @@ def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
 
 
 def failures(url: p.Root, json: p.Json = False) -> None:
-    """Why shards that are still missing failed.
+    """Show why missing shards failed.
 
     Example:
       semix failures /data/birds-mixed
@@ -56,7 +56,7 @@ def failures(url: p.Root, json: p.Json = False) -> None:
 
 
 def _explained(attempts: list[Failure]) -> dict[str, Any]:
-    """The last attempt, and how many there were."""
+    """The last attempt, and the number of attempts."""
     last = attempts[-1]
     return {
         "attempts": len(attempts),
@@ -70,12 +70,14 @@ def _explained(attempts: list[Failure]) -> dict[str, Any]:
 
 def verify(
     url: p.Root,
-    full: Annotated[bool, typer.Option("--full", help="also every hash, image and label")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="also check every hash, image and label")
+    ] = False,
     json: p.Json = False,
 ) -> None:
-    """Compare a mixed dataset with its records.
+    """Check that all files of a mixed dataset are as recorded.
 
-    Exit status 1 if something is damaged.
+    The exit status is 1 if something is damaged.
 
     Example:
       semix verify /data/birds-mixed --full
@@ -96,7 +98,7 @@ def verify(
         )
     elif damaged:
         again = f"semix resume {root.url}{' --full' * full}"
-        emit(f"{damaged} problems; `{again}` makes what is damaged again")
+        emit(f"{damaged} problems; `{again}` makes the damaged parts again")
     else:
         orphans = f"; {len(problems)} orphans, see `semix gc {root.url}`" if problems else ""
         emit(f"{len(root.done())} shards as recorded{orphans}")
@@ -107,10 +109,10 @@ def browse(
     url: p.Root,
     out: Annotated[Path, PICTURE] = Path("series.png"),
     groups: Annotated[
-        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of all pairs")
+        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of each pair")
     ] = "",
 ) -> None:
-    """A contact sheet of series with alpha, CLIP weight, soft label.
+    """Draw a contact sheet of series with their labels.
 
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
@@ -128,11 +130,13 @@ def show(
     url: p.Root,
     group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
     out: Annotated[Path | None, PICTURE] = None,
-    regenerate: Annotated[bool, typer.Option("--regenerate", help="make it anew, compare")] = False,
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="generate it again and compare the pixels")
+    ] = False,
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """One series by its number: what is recorded of it, its picture.
+    """Show what is recorded of one series, and draw it.
 
     Example:
       semix show /data/birds-mixed 40 --out series-40.png
@@ -165,7 +169,7 @@ def _stored(root: Root, group: int) -> GroupSample:
 
 
 def _check_picture(out: Path) -> None:
-    """Raises InputError for a picture that could not be written, before one is drawn."""
+    """Raise InputError before drawing if the image file cannot be written."""
     output_file("--out", out)
     if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
         raise InputError("--out", out, "name a file that ends in .png or .webp")
@@ -177,7 +181,7 @@ def _check_picture(out: Path) -> None:
 def _regenerated(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
-    """The series made now, and whether it looks as the stored one; None without one."""
+    """The series, generated again, and whether its pixels equal the stored ones; None without."""
     from semix.pipeline.shard import regenerate, same_pixels
 
     regenerated = regenerate(root, group, device=device)
@@ -202,14 +206,14 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
             lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shares}")
     if "same_pixels" in facts:
         verdict = {True: "equal", False: "differ from", None: "cannot be compared with"}
-        lines.append(f"pixels made anew {verdict[facts['same_pixels']]} the stored ones")
+        lines.append(f"regenerated pixels {verdict[facts['same_pixels']]} the stored ones")
     if "picture" in facts:
         lines.append(f"picture  {facts['picture']}")
     return lines
 
 
 def noise_in_words(facts: dict[str, Any]) -> str:
-    """`select, stability 0.812, scores (0.812, 0.64)`: how it was chosen, then what is known."""
+    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known figures."""
     others = (item for item in facts.items() if item[0] != "strategy")
     known = {key: value for key, value in others if value is not None}
     parts = [f"{key.replace('_', ' ')} {_in_words(value)}" for key, value in known.items()]
@@ -217,7 +221,7 @@ def noise_in_words(facts: dict[str, Any]) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """Numbers to three digits, lists in brackets, and nothing that is not known."""
+    """A value as text: numbers to three digits, lists in brackets, None as `unknown`."""
     if isinstance(value, list):
         return f"({', '.join(map(_in_words, value))})"
     if isinstance(value, dict):
@@ -231,25 +235,25 @@ def audit(
     url: p.Root,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="of the page; default: audit-NAME of the root"),
+        typer.Option(metavar="FOLDER", help="folder to write; default: audit-NAME, after ROOT"),
     ] = None,
     judge: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="run folder; its classifiers judge the end points"),
+        typer.Option(metavar="RUN", help="run folder whose classifiers judge unmixed images"),
     ] = None,
     labels: p.Labels = "",
     index: p.Index = "",
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Do the labels fit the images? Measures, flags, writes a page.
+    """Measure whether labels fit images; flag series; write a page.
 
-    Exit status 1 only if shards cannot be read.
+    The exit status is 1 only if shards cannot be read.
 
     Example:
       semix audit /data/birds-mixed --out audit
     """
-    root = Root(url)  # or why not, before torch is loaded
+    root = Root(url)  # refuses a bad root before torch is loaded
     from semix.flows import audit as auditing
 
     results = auditing.audit(

@@ -25,7 +25,7 @@ from semix.pipeline.config import BuildConfig
 
 
 def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
-    """The whole story on handwritten digits; ends with a report.
+    """Run everything once on handwritten digits; write a report.
 
     Example:
       semix quickstart --seeds 5
@@ -46,12 +46,12 @@ def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Js
 
 
 def next_commands(out: Path) -> list[str]:
-    """What to try on a quickstart's folder: nothing is written beside it into a clone."""
+    """Commands to try on a quickstart's folder; they write only below it."""
     mixed, trained = out / "mixed", out / "runs" / "csm"
     return [
-        f"semix audit {mixed}    do the labels fit the images?",
-        f"semix show {mixed} 40 --out {out / 'series-40.png'}    one series",
-        f"semix evaluate {trained} --set evaluation.bins=20    other bins, no training",
+        f"semix audit {mixed}    check whether the labels fit the images",
+        f"semix show {mixed} 40 --out {out / 'series-40.png'}    draw one series",
+        f"semix evaluate {trained} --set evaluation.bins=20    measure with other bins",
     ]
 
 
@@ -60,9 +60,11 @@ def build(
     out: p.Out,
     overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
     check: Annotated[
-        bool, typer.Option("--check", help="validate, decode pictures, estimate, and make nothing")
+        bool, typer.Option("--check", help="only check settings and images and estimate the cost")
     ] = False,
-    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
+    time: Annotated[
+        bool, typer.Option("--time", help="as --check, and time one batch of images")
+    ] = False,
     slots: p.Slots = 0,
     skip_failed: p.SkipFailed = "",
     runner: p.Runner = "local",
@@ -73,15 +75,15 @@ def build(
     full: p.Full = False,
     device: p.Device = "auto",
     share: Annotated[
-        float, typer.Option(metavar="FRACTION", help="of the device's rate, for the estimate")
+        float, typer.Option(metavar="FRACTION", help="share of --rate that the estimate expects")
     ] = SHARE,
     rate: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", help="of the device; default: measured")
+        float | None, typer.Option(metavar="TFLOPS", help="speed of the device; default: measured")
     ] = None,
     price: p.Price = "",
     json: p.Json = False,
 ) -> None:
-    """Start a mixed dataset, or continue it.
+    """Build a mixed dataset, or continue building it.
 
     Example:
       semix build birds.yaml --out /data/birds-mixed
@@ -121,9 +123,9 @@ def resume(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Make what a mixed dataset lacks, and again what is damaged.
+    """Build the missing and the damaged shards of a mixed dataset.
 
-    Of its settings only where things lie may change.
+    Its settings stay; only paths of models and images may change.
 
     Example:
       semix resume /data/birds-mixed
@@ -140,13 +142,15 @@ def resume(
 def extend(
     root: Annotated[
         str,
-        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file"),
+        typer.Argument(metavar="WHERE", help="mixed dataset; with --out, a YAML file"),
     ],
     groups_per_pair: Annotated[
         int,
-        typer.Option(metavar="N", help="series of each pair from now on", show_default=False),
+        typer.Option(metavar="N", help="new number of series per pair", show_default=False),
     ] = 0,
-    out: Annotated[str, typer.Option(metavar="ROOT", help="where a YAML file says how many")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="ROOT", help="mixed dataset, where WHERE is a YAML file")
+    ] = "",
     slots: p.Slots = 0,
     runner: p.Runner = "local",
     cluster: p.Cluster = "",
@@ -154,7 +158,7 @@ def extend(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Add series behind the last ones of a mixed dataset; make them.
+    """Add series to a mixed dataset, and build them.
 
     Example:
       semix extend /data/birds-mixed --groups-per-pair 8
@@ -175,9 +179,7 @@ def extend(
 def relabel(
     url: p.Root,
     overrides: p.AnnotationOverrides = [],  # noqa: B006
-    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
-        False
-    ),
+    list_: Annotated[bool, typer.Option("--list", help="list the existing label sets")] = False,
     out: p.BakedOut = "",
     slots: p.Slots = 0,
     runner: p.Runner = "local",
@@ -185,7 +187,7 @@ def relabel(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Further labels for the same images; or continue them.
+    """Label the same images under other settings, or continue that.
 
     Example:
       semix relabel /data/birds-mixed --set annotation.scale=2
@@ -223,21 +225,21 @@ class ExportImages(StrEnum):
 
 def export(
     url: p.Root,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="the folder or file to make")],
+    to: Annotated[Path, typer.Option(metavar="PATH", help="folder or file to write")],
     format: Annotated[
         ExportFormat,
         typer.Option(
             metavar="FORMAT",
-            help="folder: image files and a table; parquet: one file; huggingface: a `datasets` "
-            "folder",
+            help="folder: image files and a table; parquet: one file; huggingface: a folder for "
+            "the library `datasets`",
         ),
     ] = ExportFormat.folder,
     image_format: Annotated[
-        ExportImages, typer.Option(help="keep the stored bytes, or make PNG of them")
+        ExportImages, typer.Option(help="keep the stored files, or convert them to PNG")
     ] = ExportImages.keep,
     labels: p.Labels = "",
     scale: Annotated[
-        float | None, typer.Option(metavar="SCALE", help="sharpen the raw weights anew")
+        float | None, typer.Option(metavar="SCALE", help="sharpen the CLIP weights by this instead")
     ] = None,
     index: p.Index = "",
     json: p.Json = False,
@@ -265,13 +267,14 @@ def export(
 
 def standins(
     where: Annotated[
-        str, typer.Argument(metavar="WHERE", help="folder of CLASS/ pictures, or a YAML file")
+        str,
+        typer.Argument(metavar="WHERE", help="image folder with CLASS/ folders, or YAML file"),
     ],
     out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
     overrides: p.RealOverrides = [],  # noqa: B006
     json: p.Json = False,
 ) -> None:
-    """Small models of your own pictures, to try everything with.
+    """Train small models on your images, to try semix with them.
 
     Example:
       semix standins /data/birds --out models
@@ -283,12 +286,11 @@ def standins(
         emit_json(result)
         return
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
-    emit(f"trained: {times}" if times else "the models were there")
+    emit(f"trained: {times}" if times else "the models were trained already")
     emit(
-        f"of generated pictures {result['generated']:.0%} are read as intended, by a classifier of "
-        f"the real ones that reads {result['real']:.0%} of the real test pictures right"
+        f"a classifier trained on the real images sees the intended class in "
+        f"{result['generated']:.0%} of the generated images, and the right class in "
+        f"{result['real']:.0%} of the real test images"
     )
-    emit(
-        "small stand-ins: neither Stable Diffusion nor OpenAI's CLIP; they know these classes alone"
-    )
+    emit("small models that know these classes only: neither Stable Diffusion nor OpenAI's CLIP")
     emit(f"next: semix build {result['config']} --out ROOT")

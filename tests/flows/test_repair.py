@@ -189,7 +189,7 @@ def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
     assert lines[0] == f"group 44, shard 7: {root.record(7).tar}"
     assert lines[1] == "classes  eight (8), nine (9)"
     assert lines[3] == "noise    random"
-    assert lines[-2:] == ["pixels made anew equal the stored ones", f"picture  {picture}"]
+    assert lines[-2:] == ["regenerated pixels equal the stored ones", f"picture  {picture}"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     root.discard(7)
     status, out, _ = semix("show", root.url, "44")
