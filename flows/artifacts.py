@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's pages: progress, tables, pictures, links; none costs the run."""
+"""Artifacts in Prefect's pages: progress, tables, images, links; their errors never fail a run."""
 
 import base64
 import io
@@ -35,33 +35,33 @@ from semix.flows.progress import Rate, derived_figures, describe, duration, imag
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
-    "noise": "noise chosen",
+    "noise": "noise selected",
     "generate": "images generated",
     "encode": "images encoded",
     "annotate": "labels by CLIP",
     "write": "shards written",
     "stall": "waited for the store",
 }
-MOST_FAILURES = 20  # of rows; `semix failures` has them all
+MOST_FAILURES = 20  # rows; `semix failures` shows all
 ROWS = 4  # series on a contact sheet
-MOST_READ = 64_000_000  # bytes of shards that are read for it
+MOST_READ = 64_000_000  # bytes of shards that are read for a contact sheet
 MOST_SIDE = 1600  # pixels
-MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
+MOST_TEXT = 140_000  # characters of an image as text, in Prefect's database
 
 log = logging.getLogger("semix.prefect")
 build_log = logging.getLogger("semix.build")
 
-_warned: set[str] = set()  # runs that were told that something is not shown
+_warned: set[str] = set()  # runs that have warned that something is not shown
 
 
 def artifact_key(kind: str, url: str, *identity: str) -> str:
-    """Under which an artifact is found: `semix-build-mixed-1a2b3c4d`.
+    """The key of an artifact: `semix-build-mixed-1a2b3c4d`.
 
-    Prefect shows the newest artifact of a key, and takes lower-case letters, digits and dashes.
+    Prefect shows the newest artifact of a key; it accepts lower-case letters, digits and dashes.
 
     Args:
-        url: of what is shown; its last part is the name.
-        identity: what else tells it from others, as a plan's digest.
+        url: the shown root or folder; its last part is the name.
+        identity: further identity, as a plan's digest.
     """
     name = re.sub("[^a-z0-9]+", "-", PurePosixPath(url).name.lower()).strip("-")[:40].strip("-")
     return "-".join(filter(None, ("semix", kind, name, fingerprint([url, *identity])[:8])))
@@ -69,10 +69,10 @@ def artifact_key(kind: str, url: str, *identity: str) -> str:
 
 @contextmanager
 def best_effort_display() -> Iterator[None]:
-    """What fails in the block is not shown in Prefect, which a run says once and goes on.
+    """An error in the block, which shows something in Prefect, is only a warning, once per run.
 
-    A server that is being restarted is not waited for: it would hold up the loop that watches the
-    slots.
+    Requests are not retried: waiting for a server that restarts would delay the loop that watches
+    the slots.
     """
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
@@ -87,7 +87,7 @@ def best_effort_display() -> Iterator[None]:
 
 @contextmanager
 def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
-    """Yields a function of a share, 0 to 1, and a few words; Prefect gets them now and then."""
+    """Yields a function of a share, 0 to 1, and a description; sends them every few seconds."""
     artifact: Any = None
     with best_effort_display():
         artifact = create_progress_artifact(0.0, key=key, description="begins")
@@ -105,7 +105,7 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
             send(*latest)
             due = time.monotonic() + ARTIFACT_EVERY_S  # after a send that may have waited
 
-    yield publish  # where that is interrupted, nothing may hold up the end
+    yield publish  # no `finally`: after an interrupt, nothing may delay the end
     if latest is not None:
         send(*latest)
 
@@ -129,7 +129,7 @@ def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
 def training_artifact(
     settings: TrainConfig, run: Path, *, key: str
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function that looks into the run folder and shows how many epochs are done."""
+    """Yields a function that reads the run folder and shows how many epochs are done."""
     with growing_artifact(key) as publish:
 
         def show() -> None:
@@ -140,9 +140,9 @@ def training_artifact(
 
 
 def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
-    """The share that is done, 0 to 1, and the same in words, from the histories of the seeds.
+    """The share of epochs that is done, 0 to 1, and a description, from the seeds' histories.
 
-    A seed that is measured counts in full, though it may have ended early.
+    A measured seed counts in full, even if it ended early.
     """
     epochs = settings.epochs + (settings.head.epochs if settings.head else 0)
     measured = [seed for seed in settings.seeds if seed_evaluation(run, seed).is_file()]
@@ -159,13 +159,13 @@ def _epochs(history: Path) -> int:
 
 
 def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None:
-    """Show facts by name, one a row; empty ones are left out.
+    """Show facts by name, one per row; empty ones are left out.
 
-    Prefect's pages take the cells of a table for Markdown, and so its description.
+    Prefect's pages render the cells and the description as Markdown.
 
     Args:
-        facts: names and values that are shown as they are.
-        description: in Markdown.
+        facts: names and plain values, which are escaped.
+        description: Markdown.
     """
     with best_effort_display():
         rows = [
@@ -182,12 +182,11 @@ def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None
 def build_summary(
     root: Root, *, key: str, began: Progress, before: Sequence[int], seconds: float
 ) -> None:
-    """Show in one table what there is after a run, how fast it came, where its shards come from,
-    and what failed.
+    """Show counts, speed, lineage and failures after a run, in one table.
 
     Args:
-        began: the progress when the run began; before: the shards that were there.
-        seconds: that it took.
+        began: the progress when the run began; before: the shards that existed then.
+        seconds: duration of the run.
     """
     with best_effort_display():
         facts = summary(root.progress(), began=began, seconds=seconds)
@@ -207,7 +206,7 @@ def build_summary(
 
 
 def summary(now: Progress, *, began: Progress, seconds: float) -> dict[str, str]:
-    """Counts, rates and seconds by stage."""
+    """Counts, rates and seconds per stage."""
     new_images = now.images_done - began.images_done
     rate = derived_figures(now)["images_per_second"]
     facts = {
@@ -223,7 +222,7 @@ def summary(now: Progress, *, began: Progress, seconds: float) -> dict[str, str]
 
 
 def _failures(root: Root) -> dict[str, str]:
-    """The last reason of each shard that is not made."""
+    """The last reason of each shard that failed."""
     failures = root.failures()
     facts = {
         f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
@@ -235,10 +234,10 @@ def _failures(root: Root) -> dict[str, str]:
 
 
 def series_sheet(root: Root, *, key: str) -> None:
-    """Show a series each of some shards, if there are any, as a contact sheet.
+    """Show one series from each of some shards, if there are any, as a contact sheet.
 
-    Prefect's pages show a picture in Markdown as it is; an image artifact prints the text of its
-    address as well, which here is the picture.
+    It is an image in Markdown: an image artifact would also print its URL, which here holds the
+    whole image as text.
     """
     with best_effort_display():
         groups = _some_groups(root)
@@ -247,14 +246,14 @@ def series_sheet(root: Root, *, key: str) -> None:
         picture = as_text(contact_sheet(read_series(root, groups)))
         text = (
             f"![series {', '.join(map(str, groups))}]({picture})\n\n"
-            "Each row is a series; below an image its alpha and CLIP weight, and its soft label "
-            f"as a bar. More of them: semix browse {markdown_text(root.url)}"
+            "Each row is a series; below each image are its alpha, its CLIP weight and its soft "
+            f"label as a bar. More of them: semix browse {markdown_text(root.url)}"
         )
         create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
 
 
 def as_text(sheet: Image.Image) -> str:
-    """A picture as a data URL of at most MOST_TEXT characters, smaller if it must be."""
+    """An image as a data URL of at most MOST_TEXT characters, scaled down if necessary."""
     sheet = sheet.copy()
     sheet.thumbnail((MOST_SIDE, MOST_SIDE))
     while True:
@@ -267,7 +266,7 @@ def as_text(sheet: Image.Image) -> str:
 
 
 def _some_groups(root: Root) -> list[int]:
-    """Series of other classes each, as many as may be read."""
+    """Series of different class pairs, as many as MOST_READ allows."""
     groups: list[int] = []
     read = 0
     for group in some_of_all_pairs(root, ROWS) if root.done() else []:
@@ -282,7 +281,7 @@ def _some_groups(root: Root) -> list[int]:
 
 
 def result_table(methods: Sequence[Method], *, key: str) -> None:
-    """Show what some measured runs reached."""
+    """Show the results of measured runs."""
     with best_effort_display():
         from semix.calib.tables import (  # pandas, at the end alone
             as_markdown,
@@ -296,7 +295,7 @@ def result_table(methods: Sequence[Method], *, key: str) -> None:
 
 
 def markdown_file(page: Path, *, key: str) -> None:
-    """Show a Markdown file but its figures, which are files beside it."""
+    """Show a Markdown file without its figures, which are files beside it."""
     with best_effort_display():
         lines = [line for line in page.read_text().splitlines() if not line.startswith("![](")]
         text = "\n".join([*lines, "", _on_this_machine(f"With figures: {page}")])
@@ -304,7 +303,7 @@ def markdown_file(page: Path, *, key: str) -> None:
 
 
 def link_to(page: Path, *, key: str) -> None:
-    """A link to a page on the machine of the flow."""
+    """Link to a page on the machine of the flow."""
     with best_effort_display():
         text = f"{_on_this_machine(page)}; browsers open it there only"
         link = page.absolute().as_uri()

@@ -1,4 +1,4 @@
-"""Audit a mixed dataset: a page, audit.json, flags in the root, a table."""
+"""Audit a mixed dataset: write a page, audit.json and flags in the root; print a table."""
 
 import logging
 import time
@@ -37,12 +37,12 @@ def audit(
     """Audit a root into the folder `out`; by default `audit-NAME`, after the root.
 
     Args:
-        device: of the judge.
+        device: device of the judge.
     Returns:
-        What audit.json holds, and under "page", "json" and "flags_file" where things are.
+        The content of audit.json, and the paths "page", "json" and "flags_file".
     Raises:
         InputError: no such root, index, label set or judge; a folder that cannot be written.
-        RunFailed: not one shard can be read, or what they are measured by is damaged.
+        RunFailed: no shard can be read, or the prototypes are damaged.
     """
     root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
@@ -77,11 +77,11 @@ def _read(
             beat=report,
         )
     except Unreadable as error:
-        raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
+        raise RunFailed(f"{error}; `semix verify {root.url}` shows details") from None
 
 
 def _keep(result: Audit) -> str | None:
-    """Store the flags where readers look for them; None where the root cannot be written."""
+    """Store the flags in the root, for its readers; None if the root cannot be written."""
     try:
         return store_flags(result.source.root, result.flags)
     except OSError as error:
@@ -91,7 +91,7 @@ def _keep(result: Audit) -> str | None:
 
 
 def _lines(total: int) -> Callable[[int], None]:
-    """A line now and then on how far the audit is."""
+    """A function of newly read series that logs the progress every LINE_EVERY_S seconds."""
     done, due = 0, time.monotonic() + LINE_EVERY_S
 
     def report(groups: int) -> None:
@@ -105,7 +105,7 @@ def _lines(total: int) -> Callable[[int], None]:
 
 
 def print_checks(checks: list[dict[str, Any]]) -> None:
-    """Each check with its figure, ok or look, and what to do."""
+    """Print each check with its figure, `ok` or `look`, and advice."""
     rows = [
         (check["name"], "ok", check["figure"], "")
         if check["ok"]

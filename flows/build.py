@@ -1,4 +1,4 @@
-"""Build or continue a mixed dataset: whatever its store lacks is made, then pinned by an index."""
+"""Build or continue a mixed dataset: make the missing shards, then write an index of all."""
 
 import logging
 from collections.abc import Sequence
@@ -59,19 +59,19 @@ def build(
     Args:
         config: settings, or the path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
-        slots: how many worker processes, or where and what they are; by default one a visible
-            GPU of this machine, or one.
+        slots: the number of worker processes, or their settings; by default one per visible GPU
+            of this machine, or one.
         selection: which shards to make; all by default.
-        full: read every committed file first, not only its size.
+        full: first read every committed file, not only its size.
     Returns:
-        The root, every wanted shard committed and an index written.
+        The root, with every selected shard committed and an index written.
     Raises:
         InputError: the config or the place cannot be used; nothing was started.
-        BuildFailed: names the shards that failed and the command to go on.
+        BuildFailed: names the failed shards and the command to go on.
     """
     source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
     root = create_root(load_config(BuildConfig, source, overrides), out)
-    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # plan.json has it
+    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # else plan.json has it
     overrides_used = overrides if file else root.overrides
     return _run_build(root, file, overrides_used, slots=slots, selection=selection, full=full)
 
@@ -84,14 +84,14 @@ def resume(
     selection: ShardSelection = ALL_SHARDS,
     full: bool = False,
 ) -> Root:
-    """Continue a root, or that at a place, from its store alone; else as `build`.
+    """Continue a root from its store alone; otherwise as `build`.
 
-    What is damaged is put aside and made again: committed shards whose files are missing or cut,
-    prototypes that cannot be read.
+    Damaged parts are quarantined and made again: committed shards whose files are missing or cut,
+    and prototypes that cannot be read.
 
     Args:
-        overrides: where things lie here that the root at a place was begun with, as
-            `generator.model=PLACE`.
+        root: an open root, or its path or URL.
+        overrides: with a path or URL: new paths of models and images, as `generator.model=PLACE`.
     """
     root = open_root(root, overrides) if isinstance(root, str) else root
     return _run_build(root, "", root.overrides, slots=slots, selection=selection, full=full)
@@ -106,7 +106,7 @@ def _run_build(
     selection: ShardSelection,
     full: bool,
 ) -> Root:
-    """Run the flow on a root, if it has anything to do; what it would refuse is refused before."""
+    """Run the build flow on a root if shards are missing, after all checks."""
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
     if not (full or selection.shards_to_make(root)):
         check_gpu(settings)
@@ -118,7 +118,7 @@ def _run_build(
             root.write_index()
             return root
     check_work(root, settings, selection)
-    # Workers start beside Prefect's imports.
+    # Workers start while Prefect is imported.
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
@@ -143,11 +143,11 @@ def _run_build(
 def extend(
     root: Root | str, groups_per_pair: int, *, slots: SlotSettings | int | None = None
 ) -> Root:
-    """Add series behind the last of a root, up to so many of each pair, and make them.
+    """Extend a root to `groups_per_pair` series per pair, and make the new ones.
 
     Raises:
         InputError: there is nothing to add, or it cannot be added.
-        BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
+        BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
     added = stretch_of(root.extensions[-1])
@@ -157,16 +157,16 @@ def extend(
 
 
 def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None = None) -> Root:
-    """Raise the series of each pair at `out` to what `config` says, which agrees otherwise.
+    """Extend the root at `out` to the series per pair of `config`, which otherwise equals its own.
 
     Raises:
-        InputError, BuildFailed: as of `extend`.
+        InputError, BuildFailed: as for `extend`.
     """
     root, groups_per_pair = Root(out), config.mixing.groups_per_pair
     planned = root.plan.config["mixing"]["groups_per_pair"]
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
     if root_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
-        remedy = "nothing was made of it, and it holds another plan; `semix build` replaces that"
+        remedy = "holds another plan, of which no shard was made; `semix build` replaces that plan"
         raise InputError("out", out, remedy)
     return extend(root, groups_per_pair, slots=slots)
 
@@ -180,13 +180,13 @@ def check(
     device: str = "auto",
     time: bool = False,
 ) -> dict[str, Any]:
-    """Everything cheap that `build` would refuse, and what it would make and cost.
+    """Check everything cheap that `build` would refuse; return what it would make and cost.
 
-    Writes nothing. Other arguments as of `semix.flows.costs.costs`.
+    It writes nothing. Other arguments are those of `semix.flows.costs.costs`.
 
     Raises:
-        InputError: as `build`; besides, real images that cannot be decoded, a share or rate out
-            of range, too little space.
+        InputError: as for `build`; also for real images that cannot be decoded, a share or rate
+            out of range, and too little space.
     """
     check_rates(share, rate)
     store = Store(out)

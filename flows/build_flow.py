@@ -1,6 +1,6 @@
-"""The Prefect build flow: plan, generate (one task run a slot), index.
+"""The Prefect build flow: plan, generate (one task run per slot), index.
 
-Prefect shows, starts again and gives up; which shard is done is read from the store alone.
+Prefect shows progress, retries and gives up; only the store says which shards are done.
 """
 
 import logging
@@ -61,10 +61,10 @@ def build_flow(
     full: p.Full = False,
     device: p.Device = "auto",
 ) -> dict[str, Any]:
-    """Make a mixed dataset, or what is missing of it.
+    """Build a mixed dataset, or its missing shards.
 
-    Start it again at any time, with the same parameters or without a config: what is in the store
-    is kept, what is damaged is made again.
+    Start it again at any time, with the same parameters or without a config: committed shards
+    stay, damaged ones are made again.
     """
     chosen = parse_ranges(shards) if shards else frozenset()
     selection = ShardSelection(chosen, retry_failed, skip_failed)
@@ -72,7 +72,7 @@ def build_flow(
         checked = from_caller(Root)
         root = checked or open_or_create(out, config, overrides)
         plan(root, selection, full=full)
-        before = root.done()  # without the damage that was put aside
+        before = root.done()  # without quarantined shards
         missing, errors = selection.shards_to_make(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
         if missing:
@@ -89,20 +89,20 @@ def build_flow(
 
 @task(task_run_name="plan", **RECORD)
 def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]:
-    """Put damage aside, and count what is missing."""
+    """Quarantine damaged parts, and count the missing shards."""
     quarantine_damage(root, full=full)
     return {"plan": root.plan.digest, "lacking": len(selection.shards_to_make(root))}
 
 
 def check_before_shards(root: Root) -> None:
-    """What may be refused before any shard is made; prototypes the workers measure."""
+    """Raise InputError for other images or models than committed shards were made from."""
     say_notes(config_of(root))
     for kind, ours in root.made_from().items():
         refuse_others(root, kind, ours)
 
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
-    """Make shards in slots, and show what came of it; what slots said that ended badly."""
+    """Make shards in slots, and show the result; returns the errors of slots."""
     with making(root, settings, shards) as end:
         return end()
 
@@ -111,7 +111,7 @@ def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
 def making(
     root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
-    """Slots work while the block does; what it yields waits for their end, as `make` does."""
+    """Run slots during the block; yields a function that waits for their end, as `make` does."""
     key = artifact_key("build", root.url, root.plan.digest)
     began, before, start = root.progress(), root.done(), time.monotonic()
     check_before_shards(root)

@@ -1,4 +1,4 @@
-"""The steps of a build around its slots: which shards it makes, how it begins, how it ends."""
+"""The steps of a build before and after its slots: select shards, check, quarantine, report."""
 
 import logging
 import math
@@ -34,15 +34,15 @@ class BuildFailed(RunFailed):
 
 @dataclass(frozen=True)
 class ShardSelection:
-    """What is asked of a run.
+    """Which shards a run makes.
 
     Attributes:
         shards: only these; all if empty.
-        retry_failed: only what failed before and is still missing.
-        skip_failed: leave that out instead, and end well without it if it is at most this many
-            shards, as `5`, or this share of all, as `1%`; empty to leave nothing out.
+        retry_failed: only missing shards that failed before.
+        skip_failed: leave those out instead, and succeed if they are at most this many shards, as
+            `5`, or this share of all shards, as `1%`; empty to leave none out.
     Raises:
-        InputError: both at once, or a limit that is neither.
+        InputError: both options at once, or a limit that is no number or share.
     """
 
     shards: Collection[int] = frozenset()
@@ -57,11 +57,11 @@ class ShardSelection:
             failure_limit(self.skip_failed, 1)
 
     def allowed_failures(self, root: Root) -> int | None:
-        """How many shards of this root may fail; None if it shall be complete."""
+        """How many shards of this root may fail; None if it must be complete."""
         return failure_limit(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
 
     def shards_to_make(self, root: Root) -> list[int]:
-        """The missing shards that this run shall try."""
+        """The missing shards that this run tries to make."""
         missing = missing_shards(root, self.shards)
         if not (self.retry_failed or self.skip_failed):
             return missing
@@ -81,7 +81,7 @@ def failure_limit(limit: str, total: int) -> int:
 
 
 def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
-    """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
+    """Missing shards, among `shards` unless empty. Raises InputError for one not in the plan."""
     total = root.plan.num_shards
     if not shards:
         return root.missing()
@@ -95,13 +95,11 @@ def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
 def gaps(
     root: Root, shards: Collection[int], *, allowed_failures: int | None
 ) -> tuple[list[int], list[int]]:
-    """What is wrongly missing after a run, and what may be.
+    """Missing shards after a run: those that make it fail, and those that may be left out.
 
     Args:
-        shards: those that were asked for; all if empty.
-        allowed: how many of all shards may have failed; None if none was to be left out.
-    Returns:
-        the shards that make the run a failure, and those that failed and were left out.
+        shards: the selected ones; all if empty.
+        allowed_failures: how many of all shards may have failed; None if none may be left out.
     """
     missing = missing_shards(root, shards)
     if allowed_failures is None:
@@ -113,10 +111,10 @@ def gaps(
 
 
 def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
-    """The root that a run works on: of a config file, begun where it is new; else as it is there.
+    """The root of a config, created if it is new; without a config, the root that exists.
 
     Raises:
-        InputError: no root and no config, or one that cannot be used, or of another root.
+        InputError: neither root nor config, a config that cannot be used, or another root's.
     """
     if config:
         return create_root(load_config(BuildConfig, config, overrides), out)
@@ -124,21 +122,21 @@ def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
 
 
 def quarantine_damage(root: Root, *, full: bool = False) -> None:
-    """Make damaged parts missing. `full` reads every file; else sizes are compared."""
+    """Move damaged parts away, so that they count as missing; `full` reads every file."""
     problems = damage(root, full=full)
     for problem in problems:
         log.warning("%s", problem)
     if count := put_aside(root, problems):
-        log.warning("put %d damaged parts aside; making them again", count)
+        log.warning("quarantined %d damaged parts; making them again", count)
 
 
 def restore_prototypes(root: Root, device: str) -> None:
-    """Measure and draw again what committed shards were made with, where it is gone.
+    """Restore lost files of prototypes and pairs that committed shards were made with.
 
-    Workers do so before they make a shard; this is for a root that lacks none.
+    Workers do so before they make a shard; this is for a root without missing shards.
 
     Raises:
-        InputError: it cannot be measured here, or comes out otherwise than the shards say.
+        InputError: they cannot be measured here, or differ from those that the shards name.
     """
     files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
     named = [name for kind, name in files.items() if any(root.made_with(kind))]
@@ -147,7 +145,7 @@ def restore_prototypes(root: Root, device: str) -> None:
 
 
 def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_SHARDS) -> None:
-    """Raises InputError for what would keep every slot from working."""
+    """Raise InputError for anything that would stop every slot."""
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
@@ -156,9 +154,9 @@ def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_
         check_models(config)
     except InputError as error:
         moved = f"semix resume {root.url} --set {error.field}=PLACE"
-        remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
+        remedy = f"{error.remedy}; if it was moved: {moved}"
         raise InputError(error.field, error.value, remedy) from None
-    # Without pairs, which change no size: damaged ones are drawn again.
+    # Without pairs, which do not change the size; damaged pairs are drawn again.
     planned = root.plan
     plan = BuildPlan(
         config,
@@ -170,13 +168,13 @@ def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_
 
 
 def decode_all_images(config: RealDataConfig) -> Survey:
-    """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
+    """Decode all images of a folder, with a progress bar. Raises InputError for bad ones."""
     with count_display("decoding real images") as show:
         return survey(config, show)
 
 
 def log_ignored_files(config: RealDataConfig) -> None:
-    """As `decode_all_images`, with a line for the pictures and one for whatever else lies there."""
+    """As `decode_all_images`; logs their number and the files that are ignored."""
     surveyed = decode_all_images(config)
     log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
     for note in surveyed.notes():
@@ -189,15 +187,15 @@ def say_notes(config: BuildConfig) -> None:
 
 
 def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[str] = ()) -> None:
-    """Raises BuildFailed if a wanted shard is missing, whatever the workers said.
+    """Raise BuildFailed if a selected shard is missing, whatever the workers reported.
 
     Args:
-        last_words: of workers that ended with an error.
+        worker_errors: last lines of workers that ended with an error.
     """
     missing, left_out = gaps(
         root, selection.shards, allowed_failures=selection.allowed_failures(root)
     )
-    if selection.retry_failed:  # what never failed was not asked for
+    if selection.retry_failed:  # shards that never failed were not selected
         missing = sorted(root.failed_attempts(missing))
     if missing:
         raise BuildFailed(failure_message(root, missing, worker_errors))
@@ -208,7 +206,7 @@ def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[s
 
 
 def say_complete(root: Root, selection: ShardSelection) -> None:
-    """There is nothing to make of what was asked for."""
+    """Log that none of the selected shards has to be made."""
     what = "complete"
     if selection.retry_failed:
         what = "no missing shard has failed before"
@@ -218,13 +216,13 @@ def say_complete(root: Root, selection: ShardSelection) -> None:
 
 
 def resume_hint(root: Root) -> str:
-    """What is safe of a run that was lost, and the command that goes on."""
+    """How much of a lost run is committed, and the command that goes on."""
     done, total = len(root.done()), root.plan.num_shards
     return f"{done} of {total} shards are committed; go on with: semix resume {root.url}"
 
 
 def failure_message(root: Root, missing: Collection[int], worker_errors: Iterable[str]) -> str:
-    """Which shards are not made, why, and how to go on."""
+    """The shards that were not made, the reasons, and how to go on."""
     total = root.plan.num_shards
     text = [f"{len(missing)} of {total} shards not made: {few_ranges(missing)}"]
     if why := reasons(root.failures(), missing):

@@ -1,4 +1,4 @@
-"""Measure a trained run anew, under other settings of `evaluation` if wanted."""
+"""Evaluate a trained run again, also under other settings of `evaluation`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from semix.flows.paths import output_file
 
 @dataclass(frozen=True)
 class PreparedEvaluation:
-    """A measuring that nothing speaks against.
+    """An evaluation that passed all checks.
 
     Attributes:
-        settings: the run's, with those of `evaluation` to measure under.
-        path: what is written.
+        settings: those of the run, with the settings of `evaluation` to use.
+        path: the file to write.
     """
 
     settings: TrainConfig
@@ -50,13 +50,13 @@ def evaluate(
     Args:
         run: folder of a run whose seeds are trained.
         overrides: as `evaluation.bins=20`.
-        to: a file that is written instead.
+        to: another file to write.
         device: auto, cpu or cuda.
-        fresh: run the networks even where logits of the same weights are stored.
+        fresh: run the networks even if logits of the same weights are stored.
     Returns:
-        What was written.
+        The content of the written file.
     Raises:
-        InputError: no run, settings that cannot be measured or that training decided, or a file
+        InputError: no run, settings that cannot be used or that belong to training, or a file
             that cannot be written.
     """
     path = run_evaluation(run, overrides=overrides, to=to, device=device, fresh=fresh)
@@ -67,7 +67,7 @@ def evaluate(
 def run_evaluation(
     run: str | Path, *, overrides: Sequence[str], to: str | Path, device: str, fresh: bool
 ) -> Path:
-    """As `evaluate`; returns the file that was written."""
+    """As `evaluate`, but returns the path of the written file."""
     prepared = prepare_evaluation(Path(run), overrides, to=to, device=device)
     run_flow(
         "semix.flows.evaluate_flow.evaluate_flow",
@@ -82,10 +82,10 @@ def run_evaluation(
 
 
 def export_results(run: Path, format: str) -> list[Path]:
-    """Files below the run's folder in another benchmark's layout; none where no format is asked.
+    """Write results below the run's folder in another benchmark's layout; returns the files.
 
     Raises:
-        InputError: a library that it needs is not installed.
+        InputError: a required library is not installed.
     """
     if not format:
         return []
@@ -95,7 +95,7 @@ def export_results(run: Path, format: str) -> list[Path]:
 
 
 def measure_run(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: bool) -> Evaluation:
-    """As `evaluate`, in this process, under settings that are checked."""
+    """As `evaluate`, in this process, with checked settings."""
     from semix.calib.evaluate import evaluate_run
     from semix.data.device import resolve_device
 
@@ -111,7 +111,7 @@ def measure_run(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: 
 def prepare_evaluation(
     run: Path, overrides: Sequence[str], *, to: str | Path = "", device: str
 ) -> PreparedEvaluation:
-    """What to measure a run under, and where that is written. Raises InputError."""
+    """Check settings and paths of an evaluation. Raises InputError."""
     require_own_files("run", run)
     trained = trained_run(run)
     config = stored_settings(run, overrides)
@@ -126,21 +126,21 @@ def prepare_evaluation(
 
 
 def _file(run: Path, to: str | Path, trained: TrainConfig, config: TrainConfig) -> Path:
-    """What is written. Raises InputError for a file that holds something else."""
+    """The file to write. Raises InputError for an existing file of another kind."""
     own_path, same_settings = run / EVALUATION, config.evaluation == trained.evaluation
     if not to:
         return own_path if same_settings else evaluation_beside(run, config)
     path = output_file("--to", to)
     if path == own_path and not same_settings:
-        remedy = "is what the run measures under its own settings; name another file"
+        remedy = "holds the evaluation under the run's own settings; name another file"
         raise InputError("--to", path, remedy)
     if path.exists() and not _is_evaluation(path):
-        raise InputError("--to", path, "is there and no evaluation; name another file")
+        raise InputError("--to", path, "exists and is no evaluation; name another file")
     return path
 
 
 def _is_evaluation(path: Path) -> bool:
-    """Whether a file is one of a run's evaluations, which may be written anew."""
+    """Whether a file is an evaluation of a run, which may be overwritten."""
     try:
         return {"schema", "evaluation", "versions", "rows"} <= set(read_json(path))
     except (OSError, ValueError, TypeError):
@@ -152,5 +152,5 @@ def _refuse_training_settings(
 ) -> None:
     if config.model_copy(update={"evaluation": trained.evaluation}) != trained:
         other = [text for text in overrides if not text.startswith("evaluation.")]
-        remedy = "was decided by training; only evaluation.* can be measured anew"
+        remedy = "is a setting of training; only evaluation.* can change"
         raise InputError("--set", ", ".join(other), remedy)

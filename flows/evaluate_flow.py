@@ -29,9 +29,9 @@ def evaluate_flow(
     device: p.Device = "auto",
     fresh: p.Fresh = False,
 ) -> dict[str, Any]:
-    """Measure a trained run anew: other bins, intervals, corrupted or foreign images.
+    """Evaluate a trained run again: other bins, intervals, corrupted or out-of-distribution images.
 
-    Nothing is trained, and logits that are stored are used again.
+    Nothing is trained, and stored logits are used again.
     """
     with run_context("evaluate"):
         folder = Path(run).absolute()
@@ -47,5 +47,5 @@ def evaluate_flow(
 
 @task(task_run_name="measure", **RECORD)
 def measure(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: bool) -> Evaluation:
-    """What was written."""
+    """The content of the written file."""
     return measure_run(prepared, run, device=device, fresh=fresh)

@@ -1,4 +1,4 @@
-"""Places that a command or a run of a deployment is given; of the latter whole ones only."""
+"""Paths and URLs in parameters; those of a deployment's run must be absolute."""
 
 import errno
 import os
@@ -12,17 +12,18 @@ from semix.data.files import require_own_files
 from semix.data.settings import flat, read_config_file
 
 PLACES = ("config", "out", "url", "run", "to")
-# Settings that hold a place; other ones may name a model of the hub as well.
+# Settings that hold a path or URL; others may also name a model of the hub.
 OF_PLACES = re.compile(r"(.*\.)?(real\.path|ood\.[^.]+\.path|url|weights)")
 LOCAL = "local-dir:"  # before the folder of a CLIP model
 WHOLE = (
-    "a worker runs each flow in a new folder and deletes it afterwards; give a whole path, or a URL"
+    "a worker runs each flow in a new folder and deletes it afterwards; give an absolute path or "
+    "a URL"
 )
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a Path keeps one slash of a URL's two
 
 
 def local_path(name: str, path: str | Path, remedy: str) -> Path:
-    """A place on a disk, absolute.
+    """An absolute path on a disk.
 
     Raises:
         InputError: it is a URL, which would become a folder named `s3:`.
@@ -33,7 +34,7 @@ def local_path(name: str, path: str | Path, remedy: str) -> Path:
 
 
 def check_writable(name: str, target: Path) -> None:
-    """As far as can be told without writing. Raises InputError."""
+    """Check without writing that a file or folder can be written. Raises InputError."""
     existing = next(path for path in (target, *target.parents) if os.path.lexists(path))
     code = 0
     if existing != target and not existing.is_dir():
@@ -46,32 +47,32 @@ def check_writable(name: str, target: Path) -> None:
 
 
 def training_folder(path: str | Path) -> Path:
-    """As `local_path`, where networks are trained.
+    """As `local_path`, for a folder in which networks are trained.
 
     Raises:
-        InputError: likewise, and for a folder that holds links.
+        InputError: as for `local_path`, and for a folder that holds links.
     """
-    folder = local_path("out", path, "networks are trained in a folder; give one that all see")
+    folder = local_path("out", path, "must be a folder, which all machines of the run share")
     require_own_files("out", folder)
     return folder
 
 
 def output_file(name: str, path: str | Path) -> Path:
-    """As `local_path`, of what a command writes for its user.
+    """As `local_path`, for an output of a command.
 
     Raises:
-        InputError: likewise, and for a place that cannot be written.
+        InputError: as for `local_path`, and for a path that cannot be written.
     """
-    file = local_path(name, path, "is written on this machine; name a file or folder of its own")
+    file = local_path(name, path, "is written on this machine; name a file or folder of it")
     check_writable(name, file)
     return file
 
 
 def check_places(parameters: Mapping[str, Any]) -> None:
-    """Refuse relative paths, which would begin at a folder that the worker deletes.
+    """Refuse relative paths, which would lie in a folder that the worker deletes.
 
     Raises:
-        InputError: names the parameter, or the setting of the config or of an override; or the
+        InputError: names the parameter, or the setting in the config or in an override; or the
             config cannot be read.
     """
     for name in PLACES:
@@ -90,7 +91,7 @@ def _is_relative(path: str) -> bool:
 
 
 def _begins_here(name: str, value: str) -> bool:
-    """Whether a setting is a path from the folder where it is read."""
+    """Whether a setting is a path relative to the working folder."""
     if value.startswith(LOCAL):
         return _is_relative(str(Path(value.removeprefix(LOCAL)).expanduser()))
     return _is_relative(value) if OF_PLACES.fullmatch(name) else value.startswith(("./", "../"))

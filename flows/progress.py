@@ -1,4 +1,4 @@
-"""How far a build is: a bar on a terminal, a line now and then elsewhere, from commit records."""
+"""Progress of a build from its commit records: a bar on a terminal, elsewhere log lines."""
 
 import logging
 import time
@@ -36,14 +36,14 @@ log = logging.getLogger("semix.build")
 
 @dataclass
 class Rate:
-    """Images a second since the first shard of this run was committed."""
+    """Images per second since the first shard of this run was committed."""
 
     value: float | None = None
     _first: tuple[float, int] | None = None
     _last: int | None = None
 
     def update(self, images_done: int, now: float) -> None:
-        # Loading models comes before the first commit and says nothing about the rest.
+        # The time to the first commit includes loading models, so it is left out.
         if self._last is not None and images_done > self._last:
             if self._first is None:
                 self._first = (now, images_done)
@@ -57,13 +57,13 @@ def image_count(progress: Progress) -> str:
 
 
 def images_left(progress: Progress) -> int:
-    """Images that are still to be made: those of series left out are not."""
+    """Images that are still to be made, without those of series left out."""
     series = progress.images // max(1, progress.groups)
     return progress.images - progress.images_done - progress.left_out * series
 
 
 def describe(progress: Progress, rate: float | None) -> str:
-    """`45.1 images/s, about 2 min left`, and what goes wrong; only what there is, and is known."""
+    """`1 failed shard, 45.1 images/s, about 2 min left`; unknown and empty parts are left out."""
     parts = []
     if progress.failed:
         parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
@@ -77,7 +77,7 @@ def describe(progress: Progress, rate: float | None) -> str:
 
 
 def derived_figures(progress: Progress) -> dict[str, Any]:
-    """What follows from the store alone; the rates are those of one worker, models loaded."""
+    """Figures derived from the store alone; rates are those of one worker with loaded models."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
     left = images_left(progress) / rate if rate else None
@@ -91,7 +91,7 @@ def derived_figures(progress: Progress) -> dict[str, Any]:
 
 
 def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
-    """How far a root is, how fast it went and what that cost, on standard output."""
+    """Print progress, speed and price of a root."""
     counts = root.progress()
     facts = {**root.status(), **derived_figures(counts)}
     facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
@@ -111,7 +111,7 @@ def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
 
 
 def incomplete_sets(root: Root) -> list[dict[str, Any]]:
-    """Label sets that have no labels of some committed shards, and the command that makes them."""
+    """Label sets without labels for some committed shards, and the command that makes them."""
     incomplete = []
     for digest in label_sets(root):
         try:
@@ -125,7 +125,7 @@ def incomplete_sets(root: Root) -> list[dict[str, Any]]:
 
 
 def label_set_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The same, a line each, for people."""
+    """One readable line per incomplete label set."""
     lines = {}
     for facts in sets:
         lacks = "lacks labels of {missing:,} shards; make them: {command}"
@@ -152,11 +152,11 @@ def duration(seconds: float) -> str:
 
 
 class Steps:
-    """The steps of a long command: a table with time taken and left, or a line as each ends.
+    """The steps of a long command: a table with times, or without a terminal one line per step.
 
     Args:
-        expected: what each takes on two cores, seconds; the pace of those that ended, against
-            this, gives the time left. Those with 0 run beside others.
+        expected: seconds per step on two cores; the ratio of actual to expected seconds of ended
+            steps gives the time left. Steps with 0 run beside others.
     """
 
     def __init__(self, expected: Mapping[str, float]) -> None:
@@ -167,7 +167,7 @@ class Steps:
 
     @contextmanager
     def displayed(self) -> Iterator[None]:
-        """Show them during the block."""
+        """Show the steps during the block."""
         screen = Console(stderr=True)
         if not screen.is_terminal:
             yield
@@ -183,7 +183,7 @@ class Steps:
         self.end(name)
 
     def end(self, name: str) -> None:
-        """It ended now; if it never began, it was found done."""
+        """Mark a step as ended; one that never began was done already."""
         started = self._begun.pop(name, None)
         self.took[name] = 0.0 if started is None else time.monotonic() - started
         if self._live is None:
@@ -195,7 +195,7 @@ class Steps:
             self.say(f"{name}: {self._time(name)}{remaining}")
 
     def say(self, text: str) -> None:
-        """A line above the table."""
+        """Print a line above the table."""
         screen = self._live.console if self._live else Console(stderr=True)
         screen.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
 
@@ -214,7 +214,7 @@ class Steps:
 
     def _time(self, name: str) -> str:
         if name in self.took:
-            return duration(self.took[name]) if self.took[name] >= 0.5 else "was there"
+            return duration(self.took[name]) if self.took[name] >= 0.5 else "done before"
         if name in self._begun:
             return f"{duration(time.monotonic() - self._begun[name])} so far"
         return ""
@@ -232,9 +232,9 @@ class Steps:
 def throttled(
     look: Callable[[], Progress], listeners: Sequence[Callable[[Progress], None]]
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function that looks and tells the listeners, at most once in LOOK_EVERY_S.
+    """Yields a function that calls the listeners with the progress, at most every LOOK_EVERY_S.
 
-    What there is at the end of the block is told too.
+    The listeners also get the progress at the end of the block.
     """
     due = 0.0
 
@@ -252,7 +252,7 @@ def throttled(
 
 @contextmanager
 def progress_display(title: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields a function that shows a Progress; call it as often as you like."""
+    """Yields a function that shows a Progress; it may be called at any rate."""
     rate = Rate()
     if not console.is_terminal:
         yield _lines(title, rate)
@@ -274,7 +274,7 @@ def progress_display(title: str) -> Iterator[Callable[[Progress], None]]:
 
 @contextmanager
 def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that shows how many of how many are done, on a terminal alone."""
+    """Yields a function of `done` and `total` that shows a bar, only on a terminal."""
     if not console.is_terminal:
         yield lambda done, total: None
         return

@@ -1,4 +1,4 @@
-"""The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
+"""The quickstart on bundled digits: small models, mixed datasets, training, a report."""
 
 import time
 from collections.abc import Iterator
@@ -27,16 +27,16 @@ from semix.pipeline.root import create_root
 from semix.pipeline.standins import StandIns, find_standins, train_standins
 from semix.pipeline.standins.recipe import Report
 
-SECONDS = "seconds.json"  # of each step, when it was last made
+SECONDS = "seconds.json"  # duration of each step when it last ran
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
 CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
-# The same number of series twice: from random noises, and from the stablest of several.
+# Two datasets with equally many series: from random noise, and from the most stable candidate.
 RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     RANDOM: ("random noise", ()),
     SELECTED: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
 }
-# Each with its mixed dataset; csm.yaml has a MaC-Cal head stage, which is a method of its own.
+# Methods and their mixed datasets; the MaC-Cal head stage of csm.yaml counts as a method, too.
 METHODS = {
     "ce": None,
     "csm": RANDOM,
@@ -46,15 +46,15 @@ METHODS = {
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
-    """Make every step below `out`; what is there and unchanged is not made again.
+    """Run every step below `out`; finished steps are not run again.
 
     Returns:
-        The report's path, the rows of its table, the end points' agreement, and the seconds of
-        each step when it was last made.
+        The report's path, the rows of its table, the agreement on unmixed images, and the seconds
+        of each step when it last ran.
     Raises:
-        InputError: the folder cannot be used, or holds a quickstart of other settings; a GPU's
+        InputError: the folder cannot be used, or holds a quickstart with other settings; a GPU's
             driver does not work.
-        RunFailed: the build or a training failed; the same command goes on.
+        RunFailed: a build or a training run failed; the same command goes on.
     """
     out = training_folder(out)
     page = out / REPORT
@@ -62,14 +62,14 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
         store = Store(str(out))
         store.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
         store.check_writable()
-        visible_gpus()  # or why that cannot be known
+        visible_gpus()  # raises if the driver does not work
         run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
     results = read_json(page.with_suffix(".json"))
     return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **results}
 
 
 def is_complete(out: Path, seeds: int) -> bool:
-    """Whether the report shows these very models, images and trainings, found without torch."""
+    """Whether the report shows the current models, images and runs; torch is not imported."""
     results = (out / REPORT).with_suffix(".json")
     if not ((out / REPORT).is_file() and results.is_file()):
         return False
@@ -90,7 +90,7 @@ def is_complete(out: Path, seeds: int) -> bool:
 
 
 def cells_of_story(out: Path, seeds: int) -> list[Cell]:
-    """A training run for each method, with its mixed dataset where it has one."""
+    """One training run per method, with its mixed dataset if it has one."""
     cells = []
     for name, mixed in METHODS.items():
         overrides = [f"seeds={list(range(seeds))}"]
@@ -102,14 +102,14 @@ def cells_of_story(out: Path, seeds: int) -> list[Cell]:
 
 
 class Clock:
-    """Seconds by step, kept on disk: a step that is not made again keeps its time."""
+    """Seconds per step, on disk: a step that does not run again keeps its time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
 
     def note(self, step: str, seconds: float) -> None:
-        """Remember what a step took; 0 means that it was not made."""
+        """Record the seconds of a step; 0 means that it did not run."""
         if seconds:
             self.seconds[step] = round(seconds, 1)
             write_json(self.path, self.seconds)
@@ -122,7 +122,7 @@ class Clock:
 
 
 def make_models(out: Path, clock: Clock, progress: Report = lambda *_: None) -> StandIns:
-    """Train the small models, or find them trained."""
+    """Train the small models, or load them if they are trained."""
     start = time.monotonic()
     models = train_standins(real_digits(), out / "standins", progress=progress)
     if models.seconds:
@@ -135,7 +135,7 @@ def real_digits() -> RealDataset:
 
 
 def mixed_settings(models: StandIns) -> dict[str, list[str]]:
-    """Changes to `build.yaml` that make each mixed dataset."""
+    """The overrides of `build.yaml` for each mixed dataset."""
     trained = [
         f"generator.model={models.diffusion}",
         f"annotation.model=local-dir:{models.clip}",
@@ -144,7 +144,7 @@ def mixed_settings(models: StandIns) -> dict[str, list[str]]:
 
 
 def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
-    """The roots of both mixed datasets, begun where they are new."""
+    """The roots of both mixed datasets, created if they are new."""
     configs = {
         name: load_settings(BuildConfig, CONFIGS / "build.yaml", changes)
         for name, changes in mixed_settings(models).items()
@@ -153,8 +153,8 @@ def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
 
 
 def refuse_other_data(run: Path, root: Root) -> None:
-    """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
+    """Raise InputError if a run was trained on other content of the mixed dataset."""
     pinned = read_json(run / DATA)["mixed"]
     if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:
-        remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
+        remedy = f"was trained on earlier content of {root.url}; remove this folder and run again"
         raise InputError("out", run, remedy)

@@ -1,4 +1,4 @@
-"""The Prefect quickstart flow: small models, builds, trainings, and the report on them."""
+"""The Prefect quickstart flow: small models, builds, training runs, and a report."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ from semix.flows.terminal import details_in
 from semix.pipeline.standins import StandIns
 from semix.pipeline.standins.recipe import Report
 
-MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
-ALONE_FROM = 0.6  # of the generator's training, when what was beside it has ended on two cores
+MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders per mixed dataset, at a time
+ALONE_FROM = 0.6  # share of the generator's training after which it runs alone, on two cores
 MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
-# Seconds on two cores, of three seeds; plain cross-entropy needs no mixed image, so it is trained
-# while the models are.
+# Seconds on two cores, with three seeds; cross-entropy needs no mixed images, so it is trained at
+# the same time as the models.
 EXPECTED = {
     MODELS: 75.0,
     IMAGES[RANDOM]: 35.0,
@@ -68,11 +68,11 @@ def run_name(parameters: Mapping[str, Any]) -> str:
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
 def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> dict[str, Any]:
-    """Tell the whole story on the bundled digits: small models, two builds, methods, a report.
+    """Run everything once on the bundled digits: small models, two builds, training, a report.
 
-    Start it again at any time: what is there and unchanged is kept.
+    Start it again at any time: finished steps are not run again.
     """
-    # Networks this small gain nothing from a second thread and lose much where a core is busy.
+    # Networks this small gain nothing from a second thread and lose much if a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with run_context("quickstart"):
         folder, gpus = training_folder(out), visible_gpus()
@@ -100,13 +100,13 @@ def small_models(out: Path, clock: Clock, report_training: Report) -> StandIns:
 
 
 def builder_slots() -> SlotSettings:
-    """Of each mixed dataset, since they are made side by side."""
+    """The slots of one mixed dataset; both are built at the same time."""
     return SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(NOISE))))
 
 
 @contextmanager
 def builders_ahead() -> Iterator[Report]:
-    """Told how far the generator's training is, starts the builders when cores begin to idle."""
+    """Yields a report of training progress, which starts the builders once a core is idle."""
     with ExitStack() as stack:
         started = False
 
@@ -129,9 +129,9 @@ def images_and_trainings(
     clock: Clock,
     steps: Steps,
 ) -> dict[str, Root]:
-    """Both mixed datasets, made side by side, and the trainings on each as soon as it is there.
+    """Build both mixed datasets at the same time, and train on each as soon as it is complete.
 
-    Mixed datasets that are there, and trainings that are measured, are kept.
+    Complete datasets and measured runs are not made again.
     """
     roots = open_roots(models, out)
     settings = builder_slots()
@@ -150,7 +150,7 @@ def images_and_trainings(
                 index(root)
             on_it = [cell for cell in cells if METHODS[cell.method] == name]
             stack.enter_context(training_beside(on_it, out, gpus))
-        first_picture(roots[RANDOM], out / PICTURE)  # of all pairs, now that they are there
+        first_picture(roots[RANDOM], out / PICTURE)  # again, now with all pairs
         todo = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
         with steps.step(TRAININGS), clock.step(TRAININGS) if todo else nullcontext():
             stack.close()
@@ -158,7 +158,7 @@ def images_and_trainings(
 
 
 def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
-    """Draws the first series that are committed, and says where."""
+    """A listener that draws the first committed series, and prints the path."""
 
     def draw(progress: Progress) -> None:
         if progress.done and not path.exists() and first_picture(root, path):
@@ -171,7 +171,7 @@ def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[Progre
 def training_beside(
     cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare: int = 0
 ) -> Iterator[None]:
-    """Train and measure what is not measured, beside what the block does on `spare` cores."""
+    """Train and measure the unmeasured runs during the block, which needs `spare` cores."""
     todo = [cell for cell in cells if not is_measured(cell.config, cell.run(out))]
     for cell in todo:
         claim_run(cell.config, cell.run(out))
@@ -197,7 +197,7 @@ def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: C
 
 
 def first_picture(root: Root, path: Path) -> bool:
-    """Draw some series of what is committed, if anything is; whether there is a picture."""
+    """Draw some committed series; False if there are none."""
     if not root.done():
         return False
     contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)

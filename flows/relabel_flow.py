@@ -1,6 +1,6 @@
-"""The Prefect relabel flow: labels from stored features or from images, and baking them.
+"""The Prefect relabel flow: label from stored features or from images, and bake labels.
 
-As in a build, Prefect shows, starts again and gives up; what is done the store says.
+As in a build, Prefect shows progress, retries and gives up; the store says what is done.
 """
 
 import logging
@@ -53,10 +53,10 @@ def relabel_flow(
     cluster: p.Cluster = "",
     device: p.Device = "auto",
 ) -> dict[str, Any]:
-    """Label the images of a mixed dataset anew, beside the labels that they have.
+    """Label the images of a mixed dataset under other settings, beside their present labels.
 
-    Stored features serve as far as they can; else images are read, in slots. Start it again at any
-    time: what is labelled is kept.
+    Stored features are used where possible; else images are read, in slots. Start it again at any
+    time: labelled shards stay.
     """
     settings = SlotSettings(slots, runner, cluster, device=device)
     with run_context("relabel"):
@@ -71,12 +71,12 @@ def relabel_flow(
         if out:
             bake_labels(root, sets, baked_root(prepared, out), key=key)
         facts = facts_of(root, sets, out=out)
-        facts_table(facts, key=key, description="labels of images that are there")
+        facts_table(facts, key=key, description="labels of existing images")
         return facts
 
 
 def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
-    """Label what a set lacks. Raises RelabelFailed."""
+    """Label the missing shards of a set. Raises RelabelFailed."""
     missing = labels.missing()
     if not missing:
         return
@@ -96,7 +96,7 @@ def prototypes(labels: LabelSet, device: str) -> None:
 
 
 def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[str]:
-    """In slots; what those said that ended badly."""
+    """Label images in slots; returns the errors of slots."""
     url = labels.root.url
     with (
         slots_running(url, settings, labels=labels.digest) as futures,

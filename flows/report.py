@@ -24,7 +24,7 @@ def report(
 
     Args:
         runs: run folders; the first is the baseline.
-        mixed: root of the mixed dataset; by default the one that the runs trained on, if any did.
+        mixed: root of the mixed dataset; by default the first one that a run trained on.
     Raises:
         InputError: a run that is not evaluated; a mixed dataset that cannot be read.
     """

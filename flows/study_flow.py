@@ -1,4 +1,4 @@
-"""The Prefect study flow: one task a slot, which takes jobs until none is left."""
+"""The Prefect study flow: one task per slot, which takes jobs until none is left."""
 
 import logging
 import tempfile
@@ -75,15 +75,15 @@ def study_flow(
 ) -> dict[str, Any]:
     """Train and measure every cell of a study that is not measured, then write its tables.
 
-    The mixed datasets that it makes come first. Start it again at any time: measured cells are
-    kept, interrupted ones go on.
+    Its mixed datasets are built first. Start it again at any time: measured cells stay, and
+    interrupted ones go on.
     """
     with run_context("study"):
         folder = training_folder(out)
         prepared = from_caller(PreparedStudy) or prepare_study(
             config, folder, overrides, slots=slots, only=only
         )
-        gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
+        gpus, failed = visible_gpus(), None  # listed once: a GPU lost later may block the driver
         count = slots or max(1, len(gpus))
         make_mixed(prepared, folder, slots=count)
         try:
@@ -98,10 +98,10 @@ def study_flow(
 
 
 def make_mixed(prepared: PreparedStudy, out: Path, *, slots: int) -> None:
-    """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
+    """Build the mixed datasets of the cells, one after the other, each by the build flow."""
     urls = {cell.config.mixed.url for cell in prepared.todo if cell.config.mixed is not None}
     plans = [plan for plan in prepared.mixed if plan.url in urls or is_built(plan)]
-    models: dict[RealDataConfig, StandIns | None] = {}  # of each split, looked for once
+    models: dict[RealDataConfig, StandIns | None] = {}  # once per split
     for plan in plans:
         if prepared.settings.standins and plan.real not in models:
             models[plan.real] = small_models(plan, prepared, out)
@@ -115,19 +115,19 @@ def make_mixed(prepared: PreparedStudy, out: Path, *, slots: int) -> None:
 
 @task(task_run_name="small models", **RECORD)
 def small_models(plan: MixedPlan, prepared: PreparedStudy, out: Path) -> StandIns | None:
-    """Of the split's training images; found where they are trained."""
+    """Small models of the split's training images, trained unless they exist."""
     device = "cuda" if visible_gpus() else "cpu"
     return models_for(plan, prepared.mixed, prepared.settings, out, device=device)
 
 
 @contextmanager
 def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
-    """Train and measure the runs of all jobs, beside what the block does.
+    """Train and measure the runs of all jobs during the block, and wait for their end.
 
     Args:
-        gpus: shared out among the slots.
+        gpus: distributed over the slots.
     Raises:
-        StudyFailed: a run is not measured; names each, and why.
+        StudyFailed: names the runs that are not measured, and the reasons.
     """
     runs = list(dict.fromkeys(run for job in jobs for run in job.runs))
     queue, ended = SimpleQueue[Job](), SimpleQueue[str]()
@@ -153,7 +153,7 @@ def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
         yield
         follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
     finally:
-        stop.set()  # an interrupt passes here; the flow ends when its trainers have
+        stop.set()  # also after an interrupt; the flow ends after its trainers
     results = [future.result(raise_on_failure=False) for future in futures]
     refuse_gaps(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
 
@@ -178,10 +178,10 @@ def write_tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dic
 
 
 def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> None:
-    """Raises StudyFailed for the runs that are not measured, whatever the tasks say.
+    """Raise StudyFailed for the runs that are not measured, whatever the tasks reported.
 
     Args:
-        errors: of the slots, which say why runs were not even begun.
+        errors: errors of slots, which say why runs were not begun.
     """
     missing = {
         run: failure_of(out / run) or "; ".join(errors) or "not run"
@@ -192,11 +192,11 @@ def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> Non
         raise StudyFailed(failure_message(missing, cells=len(runs), out=out))
 
 
-# A slot: one training after another, a process each
+# A slot: one training process after another
 
 
 class SlotLost(RuntimeError):
-    """A slot's GPU does not work any more; the same command trains what is left of its job."""
+    """A slot's GPU does not work any more; the same command trains the rest of its job."""
 
 
 @task(task_run_name="train slot {slot}", **RECORD)
@@ -213,8 +213,8 @@ def work(
     """Take jobs and train their runs, one process at a time; `stop` ends it early.
 
     Args:
-        environment: changes to our own: its GPU, if there is one for it.
-        ended: takes the run of every training that ended.
+        environment: changes to our own: the slot's GPU, if it has one.
+        ended: receives the run of every training that ended.
     Raises:
         SlotLost: a training failed, and its GPU does not work.
     """
@@ -223,7 +223,7 @@ def work(
         if stop.is_set():
             break
         failure = train_run(out / run, job, slots=slots, environment=environment, stop=stop)
-        # On a GPU that is gone all that is left would fail, one after the other.
+        # On a lost GPU, all remaining runs would fail, one after the other.
         if failure and environment and (fault := gpu_fault(environment, stop)):
             lost = f"slot {slot}: GPU {environment[VISIBLE_DEVICES]} does not work: {fault}"
             log.error("%s; other slots go on", lost)
@@ -237,7 +237,7 @@ def work(
 
 
 def runs_of_jobs(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
-    """The runs of one job after another, taken until none is left."""
+    """The runs of one job after another, until no job is left."""
     with suppress(Empty):
         while True:
             job = jobs.get_nowait()
@@ -246,18 +246,18 @@ def runs_of_jobs(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
 
 @dataclass(frozen=True)
 class TrainingFailure:
-    """Why a run is not trained, in one line, and what its trainer said last."""
+    """Why a run is not trained, in one line, and the last lines of its trainer."""
 
     reason: str
     last_lines: Sequence[str] = ()
 
 
 def note_in_folder(run: Path, failure: TrainingFailure) -> None:
-    """In its folder, if that can be written."""
+    """Write the failure to the run's folder, if possible."""
     try:
         note_failure(run, failure.reason, last_lines=failure.last_lines)
     except OSError as error:
-        log.warning("%s: why it failed is not written down: %s", run, error)
+        log.warning("%s: the reason of its failure is not recorded: %s", run, error)
 
 
 def train_run(
@@ -268,9 +268,9 @@ def train_run(
     try:
         for seed in job.seeds:
             if sibling := take_over(run, seed=seed):
-                log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
+                log.info("%s seed %d: takes over the first stage of %s", name, seed, sibling.name)
         outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
-    except Exception as error:  # a damaged file of one run must not end the slot of all others
+    except Exception as error:  # a damaged file of one run must not end the slot
         log.error("%s: %s", name, error)
         return TrainingFailure(str(error) or type(error).__name__)
     if outcome.returncode == 0 or stop.is_set():
@@ -282,7 +282,7 @@ def train_run(
 def _launch(
     run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
 ) -> tuple[ProcessOutcome, str]:
-    """How it ended, and the same in one line: what the trainer refused or met."""
+    """Launch the trainer; returns how it ended, and the reason in one line."""
     name, words = f"{run.parent.name}/{run.name}", list[str]()
 
     def on_line(line: str) -> None:
@@ -294,7 +294,7 @@ def _launch(
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))
         trainer = ["--config", str(run / CONFIG), f"--device={device}", *seeds]
-        # Trainers beside each other share the machine's cores, as processes of one would.
+        # Trainers that run at the same time share the machine's cores.
         command = launch_command(launcher, trainer, num_processes=slots)
         outcome = supervise(
             command,

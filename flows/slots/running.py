@@ -1,4 +1,4 @@
-"""A flow's slots: one task run each, here or on a cluster, followed by counting commit records."""
+"""Start a flow's slots, here or on a cluster, and follow them by counting commit records."""
 
 import logging
 import queue
@@ -16,7 +16,7 @@ from semix.flows.slots import SlotSettings, environments_here
 from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
-END_S = 30.0  # until slots elsewhere have noticed that they must end
+END_S = 30.0  # for slots on other machines to notice that they must end
 
 log = logging.getLogger("semix.build")
 
@@ -30,15 +30,15 @@ def slots_running(
     labels: str = "",
     overrides: Sequence[str] = (),
 ) -> Iterator[list[SlotFuture]]:
-    """Start one task run a slot; none lives on when the block is left, however it is left.
+    """Start one task run per slot; none outlives the block, however it is left.
 
     Args:
-        settings: that `check_slots` lets through.
+        settings: accepted by `check_slots`.
         shards: only these, as in `3,7-9`; empty for all.
-        labels: make the labels of this set, not images.
-        overrides: of a root, for its workers.
+        labels: make the labels of this set instead of images.
+        overrides: settings of the root for its workers.
     Raises:
-        InputError: a cluster that cannot be reached.
+        InputError: the cluster cannot be reached.
     """
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
@@ -59,7 +59,7 @@ def slots_running(
         try:
             yield futures
         finally:
-            pool.end()  # an interrupt passes here; the flow ends when its workers have
+            pool.end()  # also after an interrupt; the flow ends after its workers
             deadline = time.monotonic() + END_S
             for future in futures:
                 future.wait(max(0.0, deadline - time.monotonic()))
@@ -80,7 +80,7 @@ def _slot_pool(url: str, settings: SlotSettings) -> AbstractContextManager[SlotP
 
 @contextmanager
 def local_slots(settings: SlotSettings) -> Iterator[SlotPool]:
-    """Threads of this process; as many as were asked for, else one a visible GPU, or one."""
+    """Slots on threads of this process: `count`, or one per visible GPU, or one."""
     environments = environments_here(settings)
     stop = threading.Event()
     runner: ThreadPoolTaskRunner[SlotResult] = ThreadPoolTaskRunner(max_workers=len(environments))
@@ -94,12 +94,12 @@ def follow(
     *,
     listeners: Sequence[Callable[[Progress], None]],
 ) -> list[str]:
-    """Count commit records until every slot has ended, and tell the listeners.
+    """Count commit records until every slot has ended, and pass the progress to the listeners.
 
-    A store that cannot be counted for a while is no reason to end slots that may reach it.
+    If the store does not answer for a while, the slots go on: they may reach it.
 
     Returns:
-        What the slots said that ended with an error, one text each.
+        One text per slot that ended with an error.
     """
     ended: queue.SimpleQueue[SlotFuture] = queue.SimpleQueue()
     for future in futures:
@@ -113,12 +113,12 @@ def follow(
         try:
             progress = root.progress()
         except (OSError, InputError) as error:
-            if not silent:  # once an outage
-                log.warning("progress is not known, the slots go on: %s", _first_line(error))
+            if not silent:  # once per outage
+                log.warning("progress is not known; the slots go on: %s", _first_line(error))
             silent, pause = True, LOOK_EVERY_S
             continue
         silent = False
-        # On a large root or a slow store, looking must not become the work.
+        # On a large root or a slow store, counting must not take most of the time.
         pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
         for listener in listeners:
             listener(progress)
@@ -126,7 +126,7 @@ def follow(
 
 
 def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> Iterator[SlotFuture]:
-    """Futures as they end, for `pause` seconds or until so many have."""
+    """Futures as they end, for `pause` seconds or until `most` have ended."""
     deadline = time.monotonic() + pause
     for _ in range(most):
         try:
@@ -136,11 +136,11 @@ def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> It
 
 
 def _complaint(future: SlotFuture) -> list[str]:
-    """The error a slot ended with, if it did."""
+    """The error that a slot ended with, if any."""
     result: Any
     try:
         result = future.result(raise_on_failure=False)
-    except Exception as error:  # of the cluster: the process that supervised the worker is gone
+    except Exception as error:  # of the cluster: the process that supervised the worker died
         result = error
     if not isinstance(result, Exception):
         return []

@@ -1,8 +1,8 @@
-"""One slot: its place, and a Prefect task that sees one worker process after another through.
+"""One slot: a Prefect task that supervises one worker process after another.
 
-A slot starts a worker, reads its lines and watches its heartbeat. It ends well with its worker, and
-badly where a new process would meet the same error again; else it starts another worker, until
-too many in a row were lost. Whoever sets `stop` ends it and its worker at once.
+A slot starts a worker, reads its lines and watches its heartbeat. It succeeds with its worker, and
+fails if a new process would meet the same error; else it starts another worker, until too many in a
+row were lost. Setting `stop` ends the slot and its worker at once.
 """
 
 import logging
@@ -45,26 +45,25 @@ from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
 
 WORKER = "semix.pipeline.worker"  # the module of a worker process
-RETRIES = 3  # losses in a row without a shard between them, after which a slot is given up
+RETRIES = 3  # losses in a row, without a shard between them, after which a slot gives up
 PAUSE_S = 3.0  # before a lost worker is started again
-# After each further loss in a row ten times as long: together they outlive a store that is away
-# for five minutes.
+# The pause grows tenfold with each further loss in a row: together the pauses outlast an outage of
+# the store of five minutes.
 PAUSES_GROW, LONGEST_PAUSE_S = 10.0, 300.0
-SILENCE_S = leases.TIME_TO_LIVE  # of a heartbeat; one forward batch takes seconds to minutes
+SILENCE_S = leases.TIME_TO_LIVE  # without a heartbeat; a forward batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
-# In Prefect's database a line a shard would be a million lines.
-NEWS = "semix: "  # begins a line that is for a person, too; `semix.pipeline.worker` writes it
-TELL_EVERY_S = 10.0
+NEWS = "semix: "  # prefix, by `semix.pipeline.worker`, of lines that are also for the terminal
+TELL_EVERY_S = 10.0  # one line per shard would be a million lines in Prefect's database
 OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
 CLAIMED = re.compile(
     r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
 )  # as `semix.pipeline.work` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
-# Some network file systems show a file's new time after a minute only.
+# Some network file systems show a file's new time only after a minute.
 FORGOTTEN_AFTER_S = 90.0
 
-# Results are small records that nobody needs afterwards; the store says what is done.
+# Results are small and not needed afterwards; the store says what is done.
 RECORD: dict[str, Any] = {
     "persist_result": False,
     "result_serializer": "json",
@@ -78,12 +77,12 @@ log = logging.getLogger("semix.build")
 
 @dataclass(frozen=True)
 class SlotPool:
-    """Where slots can be started now.
+    """Slots in which tasks can be started now.
 
     Attributes:
-        submit: start a task with these parameters in a slot.
-        environments: one a slot: changes of its worker's to that of the process that supervises it.
-        stop: handed to each slot.
+        submit: starts a task with these parameters in a slot.
+        environments: per slot, changes to the environment of the process that supervises a worker.
+        stop: the stop signal of all slots.
         end: sets `stop`.
     """
 
@@ -94,7 +93,7 @@ class SlotPool:
 
 
 class WorkerLost(RuntimeError):
-    """A slot's workers were killed, hung, or asked for a new process, again and again."""
+    """A slot's workers were killed, hung, or asked for a restart, too often in a row."""
 
 
 class WorkerFailed(RuntimeError):
@@ -110,7 +109,7 @@ def worker_arguments(
     labels: str = "",
     overrides: Sequence[str] = (),
 ) -> list[str]:
-    """Arguments of a worker that makes images, or the labels of one set; all but its device."""
+    """Arguments of a worker that makes images, or the labels of one set; without its device."""
     share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
@@ -131,24 +130,24 @@ def generate(
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
 ) -> SlotResult | State[Any]:
-    """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
+    """Run a worker process to its end, and another one if it is lost; `stop` ends it early.
 
-    A slot may work for weeks: only losses in a row count, those without a shard made between. One
-    that is stopped is shown as cancelled, as the run is that stops it.
+    A slot may work for weeks, so only losses in a row count, without a shard made between them. A
+    stopped slot is shown as cancelled, as is the run that stops it.
 
     Args:
-        environment: changes to that of the process this runs in.
-        device: auto, cpu or cuda; auto is what there is where and when the slot begins.
-        url, labels: what the arguments name, to write down which shards a lost worker was making;
-            empty for a worker that makes none.
+        environment: changes to the environment of this process.
+        device: auto, cpu or cuda; auto is resolved on the slot's machine when it begins.
+        url, labels: the root and label set in the arguments, to record which shards a lost worker
+            was making; empty for a worker that makes none.
         shards: only these, as in `3,7-9`; empty for all.
-        pause_s: before the first restart; further ones in a row wait longer.
+        pause_s: pause before the first restart; further ones in a row are longer.
     Raises:
-        InputError: which GPUs there are cannot be known.
+        InputError: the GPUs cannot be listed.
         WorkerLost: more than RETRIES losses in a row.
         WorkerFailed: at once.
     """
-    # Composed where it runs: another machine has its Python elsewhere.
+    # Composed on the slot's machine: another machine has its Python elsewhere.
     device_option = f"--device={settled_device(device, {**os.environ, **environment})}"
     command, losses = python_module(WORKER, *arguments, device_option), 0
     with closing(SlotLog(_line_sender(get_run_logger().info))) as lines:
@@ -181,7 +180,7 @@ def generate(
 
 
 def _stopped(slot: int) -> State[Any]:
-    return Cancelled(message=f"slot {slot} was stopped; what it committed stays")
+    return Cancelled(message=f"slot {slot} was stopped; its committed shards stay")
 
 
 def _run_worker(
@@ -197,7 +196,7 @@ def _run_worker(
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
         arguments = [*command, "--heartbeat", str(heartbeat.path)]
-        if shards:  # too many for a command line, where every second one is missing
+        if shards:  # the list may be too long for a command line, if every second one is missing
             (Path(folder) / "shards").write_text(shards)
             arguments += ["--shards-file", str(Path(folder) / "shards")]
         return supervise(
@@ -206,11 +205,11 @@ def _run_worker(
 
 
 def _is_lost(outcome: ProcessOutcome) -> bool:
-    """Whether a new process may fare better."""
+    """Whether a new process may succeed."""
     status = outcome.returncode
-    # 128 + n is how a process that handles signal n says that it ended by it.
+    # A process that handles signal n exits with 128 + n.
     lost = outcome.hung or status == RESTART or status < 0 or status > 128
-    return lost and not outcome.stuck  # which a new process on its device would be as well
+    return lost and not outcome.stuck  # a new process on that device would be stuck, too
 
 
 def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
@@ -219,20 +218,20 @@ def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
 
 
 def _sleep(seconds: float, stop: StopSignal) -> None:
-    """Until then, or until `stop` is set."""
+    """Sleep, until `stop` is set at most."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not stop.is_set():
         time.sleep(POLL_S)
 
 
-# What Prefect is told of a worker's lines: all news, and shards now and then
+# Worker lines that are sent to Prefect: all, except that lines about shards are thinned out
 
 
 class SlotLog:
-    """Passes a worker's lines on; of lines about shards, made or failed, one each now and then.
+    """Passes a worker's lines on; of lines about made or failed shards, one every few seconds.
 
     Attributes:
-        made: shards that its lines said were made.
+        made: number of made shards, according to the lines.
     """
 
     def __init__(self, send: Callable[[str], None], *, every_s: float = TELL_EVERY_S) -> None:
@@ -256,7 +255,7 @@ class SlotLog:
             self._send_latest(kind)
 
     def close(self) -> None:
-        """Send what is held back."""
+        """Send the lines that are not sent yet."""
         for kind, count in self._unsent.items():
             if count:
                 self._send_latest(kind)
@@ -269,7 +268,7 @@ class SlotLog:
 
 
 def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
-    """For a worker's lines: what is for a person goes to the terminal, too, where the flow runs."""
+    """Passes lines to `send`; those for people go to the terminal, if the flow runs here."""
 
     def pass_on(line: str) -> None:
         if line.startswith(NEWS) and is_logged():
@@ -280,19 +279,19 @@ def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
     return pass_on
 
 
-# What a lost worker was making: written down as failed, so that others come first
+# The shards of a lost worker are recorded as failed, so that others come first
 
 
 def record_lost(
     url: str, outcome: ProcessOutcome, *, labels: str = "", recorded: bool = False
 ) -> list[int]:
-    """Write down what a worker of this machine left unmade when it ended, and free its leases.
+    """Record the unfinished shards of a worker of this machine as failed; release its leases.
 
-    A worker that is killed writes nothing itself, and the next one would begin with the same shard.
+    A killed worker records nothing itself, and the next one would begin with the same shard.
 
     Args:
-        labels: it made the labels of this set, not images.
-        told: it wrote down itself what failed; its leases alone are left.
+        labels: it made the labels of this set instead of images.
+        recorded: it recorded its failures itself; only its leases are left.
     Returns:
         The shards.
     """
@@ -308,41 +307,41 @@ def record_lost(
                 shard=shard, attempt=1, error="WorkerLost", message=str(outcome), time=time.time()
             )
         )
-    # What nobody has taken over.
+    # Leases that no other worker has taken over.
     for work in leases.held_by(root.store, outcome.pid) if held else []:
         root.store.delete(leases.lease_name(work))
     return shards
 
 
 def _record_lost(url: str, outcome: ProcessOutcome, labels: str) -> None:
-    """That may fail: a slot outlives its store's silence."""
+    """As `record_lost`, but only warn on errors: a slot goes on while its store does not answer."""
     try:
         shards = record_lost(url, outcome, labels=labels, recorded=outcome.returncode == RESTART)
     except (OSError, InputError, ValueError) as error:
-        log.warning("what worker %d was making is not written down: %s", outcome.pid, error)
+        log.warning("shards of lost worker %d are not recorded: %s", outcome.pid, error)
         return
     if shards:
         log.info("shards %s count as failed once; others come first", format_ranges(shards))
 
 
-# What ends slots elsewhere: a note in the store, which their flow renews while it lives
+# Slots on other machines end with a lease in the store, which their flow renews while it lives
 
 
 @contextmanager
 def run_lease(url: str) -> Iterator[tuple["FlowEnded", Callable[[], None]]]:
-    """The note is there and renewed during the block; yields the slots' `stop`, and its setter."""
+    """Hold and renew a lease during the block; yields the slots' `stop`, and its setter."""
     store, work = Store(url), f"run-{uuid4().hex[:16]}"
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(RENEW_EVERY_S):
-            with suppress(OSError, InputError):  # the slots' store is silent as well
+            with suppress(OSError, InputError):  # then the slots do not reach the store either
                 leases.renew(store, work)
 
     def end() -> None:
         ended.set()
         thread.join(RENEW_EVERY_S)
-        with suppress(OSError):  # they notice that nobody renews it
+        with suppress(OSError):  # the slots notice that it is not renewed
             leases.release(store, work)
 
     thread = threading.Thread(target=renew, name="run lease", daemon=True)
@@ -356,10 +355,10 @@ def run_lease(url: str) -> Iterator[tuple["FlowEnded", Callable[[], None]]]:
 
 @dataclass
 class FlowEnded:
-    """Whether a flow has ended, asked by a slot on any machine.
+    """The stop signal of a slot on any machine: set when its flow has ended.
 
-    The note's time is only compared with itself: clocks need not agree. Where the store does not
-    answer nothing is known, and the slot goes on.
+    The lease's time is compared only with its earlier time, so clocks need not agree. If the store
+    does not answer, nothing is known, and the slot goes on.
     """
 
     store: Store
@@ -370,10 +369,10 @@ class FlowEnded:
     _due: float = 0.0
 
     def __reduce__(self) -> tuple[type["FlowEnded"], tuple[Store, str]]:
-        return type(self), (self.store, self.name)  # the other machine's clock begins anew
+        return type(self), (self.store, self.name)  # monotonic times are those of one machine
 
     def is_set(self) -> bool:
-        """Looks at the store at most every LOOK_EVERY_S seconds."""
+        """Reads the store at most every LOOK_EVERY_S seconds."""
         if not self._ended and time.monotonic() >= self._due:
             self._ended = self._look()
             self._due = time.monotonic() + LOOK_EVERY_S
@@ -382,7 +381,7 @@ class FlowEnded:
     def _look(self) -> bool:
         try:
             fact = self.store.facts(leases.FOLDER).get(self.name)
-        except (OSError, InputError):  # credentials, too, may be refused for a moment
+        except (OSError, InputError):  # credentials may be refused for a moment, too
             self._since = time.monotonic()
             return False
         if fact is None:

@@ -114,7 +114,7 @@ def test_a_model_that_was_moved_is_named_with_where_to_say_so(hasty_config, tmp_
     status, out, err = semix("resume", root.url)
     assert (status, out) == (2, "")
     assert err == (
-        f"error: generator.model = {moved}: there is no such folder; if it lies elsewhere now: "
+        f"error: generator.model = {moved}: there is no such folder; if it was moved: "
         f"semix resume {root.url} --set generator.model=PLACE\n"
     )
     status, _, err = semix("resume", root.url, "--set", "mixing.seed=1")
@@ -313,7 +313,7 @@ def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, 
     status, out, err = semix(*given)
     assert (status, out) == (1, "")
     assert err.startswith("error: ") and name in err
-    ways = f"`semix verify {root} --full` shows all damage, `semix resume {root} --full` mends it"
+    ways = f"`semix verify {root} --full` shows the damage, `semix resume {root} --full` repairs it"
     assert err.splitlines()[-1] == ways
     assert not (tmp_path / "to").exists()
 

@@ -236,7 +236,7 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
     said = (tmp_path / "log").read_text
     assert build.wait(120) == 1, said()
     assert f"this run in Prefect: {url_for(run)}" in said()
-    assert "error: cancelled in Prefect; what was committed stays" in said()
+    assert "error: cancelled in Prefect; committed work stays" in said()
     assert client.read_flow_run(run.id).state.is_cancelled()
     root = Root(str(tmp_path / "cancelled"))
     assert root.missing() and damage(root, full=True) == []

@@ -202,7 +202,7 @@ def test_a_pause_ends_with_the_flow(run_slot, caplog):
     finally:
         logging.getLogger("semix.build").removeHandler(handler)
     assert result is None
-    assert "Cancelled('slot 0 was stopped; what it committed stays')" in caplog.text
+    assert "Cancelled('slot 0 was stopped; its committed shards stay')" in caplog.text
 
 
 # A worker of the project, which one shard kills.

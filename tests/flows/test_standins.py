@@ -48,7 +48,7 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, 
     assert plan.config.generator.model == found["diffusion"]
     assert plan.config.annotation.model == found["clip"]
     assert plan.config.annotation.scale != "auto"
-    assert "# Gives the labels of series" in Path(found["config"]).read_text()
+    assert "# Gives labels of" in Path(found["config"]).read_text()
 
 
 def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_path):

@@ -263,7 +263,7 @@ def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     with pytest.raises(InputError, match=r"^--only = digits: no cell has this name"):
         study(config, out, only=["digits"])
     assert not out.exists()
-    with pytest.raises(InputError, match=r"^out = gs://bucket/x: networks are trained in a folder"):
+    with pytest.raises(InputError, match=r"^out = gs://bucket/x: must be a folder"):
         study(config, "gs://bucket/x")
 
 

@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
 
 @pytest.mark.parametrize("place", ["s3://bucket/run", Path("s3://bucket/run")])
 def test_networks_are_trained_in_a_folder(config, place):
-    with pytest.raises(InputError, match=r"^out = s3://bucket/run: networks are trained in a fold"):
+    with pytest.raises(InputError, match=r"^out = s3://bucket/run: must be a folder"):
         train(config, place)
 
 
@@ -188,7 +188,7 @@ def test_sigterm_to_semix_stops_the_trainer_after_a_step(prefect_api, unbroken, 
         log.seek(0)
         text = log.read()
     assert status == 143, text
-    assert "stopped; what is trained is in a checkpoint, and the same command goes on" in text
+    assert "stopped; the training is in a checkpoint, and the same command goes on" in text
     assert checkpoint_of(run).state["position"] < SETTINGS["epochs"]  # it was not through
     assert not processes_on(run)
     assert_same_results_here(unbroken, train_here(run))
