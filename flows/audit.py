@@ -52,12 +52,7 @@ def audit(
     page, numbers = folder / "audit.html", folder / "audit.json"
     write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
     write_atomically(numbers, as_json(result.values))
-    return {
-        **result.values,
-        "page": str(page),
-        "json": str(numbers),
-        "flags_file": _keep(result),
-    }
+    return {**result.values, "page": str(page), "json": str(numbers), "flags_file": _keep(result)}
 
 
 def _read(

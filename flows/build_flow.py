@@ -28,7 +28,7 @@ from semix.flows.build_steps import (
     say_notes,
 )
 from semix.flows.calling import from_caller
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.progress import progress_display
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, slots_running
@@ -43,7 +43,7 @@ Listener = Callable[[Progress], None]
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`build mixed`, `build mixed, shards 3,7-9`."""
     parts = [f"{what} {parameters[what][:80]}" for what in ("shards", "range") if parameters[what]]
-    return ", ".join([f"build {last_part(parameters['out'])}", *parts])
+    return ", ".join([f"build {base_name(parameters['out'])}", *parts])
 
 
 @flow(**flow_options("build", run_name))

@@ -44,7 +44,7 @@ class StopSignal(Protocol):
 
 
 @dataclass(frozen=True)
-class ProcessOutcome:
+class ChildExit:
     """How a child process ended.
 
     Attributes:
@@ -123,7 +123,7 @@ def supervise(
     heartbeat: Heartbeat | None = None,
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
-) -> ProcessOutcome:
+) -> ChildExit:
     """Run a command until it ends, `stop` is set, its heartbeat stops, or we are interrupted.
 
     Then its process group gets SIGTERM and, after `grace_s` seconds, SIGKILL; a silent one gets
@@ -162,7 +162,7 @@ def supervise(
         report(0)  # its last lines, also when we are interrupted
     stuck = process.returncode is None
     status = -signal.SIGKILL if stuck else process.returncode
-    return ProcessOutcome(process.pid, status, hung and status != 0, stuck, tuple(last))
+    return ChildExit(process.pid, status, hung and status != 0, stuck, tuple(last))
 
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:

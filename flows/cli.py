@@ -65,9 +65,7 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="print the version", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="show tracebacks and every log line")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="tracebacks and every log line")] = False,
 ) -> None:
     if debug:
         os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "INFO"

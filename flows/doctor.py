@@ -206,10 +206,7 @@ def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
     for field, encoder in build.annotation.encoders:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
-            models[f"{field}.model"] = (
-                encoder.model,
-                copy_here(model, encoder.revision),
-            )
+            models[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
         else:
             name = f"{encoder.model} {encoder.pretrained}"
             models[f"{field}.pretrained"] = (name, _clip_file(encoder))

@@ -11,14 +11,14 @@ from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.calling import from_caller
 from semix.flows.evaluate import PreparedEvaluation, measure_run, prepare_evaluation
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.slots.slot import RECORD
 
 
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`evaluate csm: evaluation.bins=20`."""
     changes = f": {' '.join(parameters['overrides'])}" if parameters["overrides"] else ""
-    return f"evaluate {last_part(parameters['run'])}{changes[:80]}"
+    return f"evaluate {base_name(parameters['run'])}{changes[:80]}"
 
 
 @flow(**flow_options("evaluate", run_name))

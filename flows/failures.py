@@ -53,9 +53,7 @@ def damage_named(url: str) -> Iterator[None]:
     except InputError:
         raise
     except (ValueError, FileNotFoundError) as error:
-        ways = (
-            f"`semix verify {url} --full` shows the damage, `semix resume {url} --full` repairs it"
-        )
+        ways = f"`semix verify {url} --full` shows all damage, `semix resume {url} --full` mends it"
         raise RunFailed(f"{error}\n{ways}") from error
 
 

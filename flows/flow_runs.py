@@ -60,7 +60,7 @@ def mark_cancelled(error: RunCancelled) -> None:
         client.set_flow_run_state(error.run, Cancelled(message=str(error)), force=True)
 
 
-def last_part(location: str) -> str:
+def base_name(location: str) -> str:
     """The last part of a path or URL."""
     return PurePosixPath(location).name or location
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
-from semix.flows.child import ProcessOutcome, python_module
+from semix.flows.child import ChildExit, python_module
 from semix.flows.gpus import VISIBLE_DEVICES, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
@@ -180,7 +180,7 @@ def most_telling(words: Sequence[str]) -> str:
     return next(iter([*killed, *crashed, *words]), "")
 
 
-def how_it_ended(outcome: ProcessOutcome, words: Sequence[str]) -> str:
+def how_it_ended(outcome: ChildExit, words: Sequence[str]) -> str:
     """One line on a failed training run: its exit status and the reason."""
     word = most_telling(words)
     if not word and any(line.startswith("Traceback") for line in outcome.last_lines):

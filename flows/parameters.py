@@ -220,9 +220,7 @@ Shards = Annotated[
 RetryFailed = Annotated[
     bool,
     Option(
-        "only missing shards that failed before",
-        "--retry-failed",
-        more="Not with skip_failed.",
+        "only missing shards that failed before", "--retry-failed", more="Not with skip_failed."
     ),
 ]
 SkipFailed = Annotated[
@@ -235,19 +233,13 @@ SkipFailed = Annotated[
     ),
 ]
 Full = Annotated[
-    bool,
-    Option(
-        "first read every file and image, to find damage",
-        "--full",
-        more="Otherwise only file sizes are compared.",
-    ),
+    bool, Option("first read every file and image", "--full", more="Otherwise only file sizes.")
 ]
 
 # Training
 
 Processes = Annotated[
-    int,
-    Option("training processes on all machines, one per GPU", metavar="N", rules={"ge": 1}),
+    int, Option("training processes on all machines, one per GPU", metavar="N", rules={"ge": 1})
 ]
 Machines = Annotated[
     int,
@@ -259,8 +251,7 @@ Machines = Annotated[
     ),
 ]
 MachineRank = Annotated[
-    int,
-    Option("number of this machine; 0 is the main machine", metavar="N", rules={"ge": 0}),
+    int, Option("number of this machine; 0 is the main machine", metavar="N", rules={"ge": 0})
 ]
 MainProcess = Annotated[
     str,
@@ -302,12 +293,9 @@ Fresh = Annotated[bool, Option("compute logits again even if they are stored", "
 # Parameters of commands, not of flows
 
 Labels = Annotated[str, Option("label set; default: labels in the shards", metavar="DIGEST")]
-Index = Annotated[
-    str, Option("index of shards, as in index/3.json; default: the newest", metavar="NAME")
-]
+Index = Annotated[str, Option("index, as in index/3.json; default: the newest", metavar="NAME")]
 Price = Annotated[
-    str,
-    Option("price of one GPU for one hour", metavar="AMOUNT", more="As in 2.49 or '2.49 EUR'."),
+    str, Option("price of one GPU for one hour", metavar="AMOUNT", more="As in 2.49 or '2.49 EUR'.")
 ]
 Json = Annotated[bool, Option("print JSON", "--json")]
 

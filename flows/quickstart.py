@@ -37,12 +37,7 @@ NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     SELECTED: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
 }
 # Methods and their mixed datasets; the MaC-Cal head stage of csm.yaml counts as a method, too.
-METHODS = {
-    "ce": None,
-    "csm": RANDOM,
-    "csm-fedlas": RANDOM,
-    "csm-chosen-noise": SELECTED,
-}
+METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": SELECTED}
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
@@ -136,10 +131,7 @@ def real_digits() -> RealDataset:
 
 def mixed_settings(models: StandIns) -> dict[str, list[str]]:
     """The overrides of `build.yaml` for each mixed dataset."""
-    trained = [
-        f"generator.model={models.diffusion}",
-        f"annotation.model=local-dir:{models.clip}",
-    ]
+    trained = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
     return {name: [*trained, *changes] for name, (_, changes) in NOISE.items()}
 
 

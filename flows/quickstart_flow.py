@@ -19,7 +19,7 @@ from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, making, plan
 from semix.flows.build_steps import ALL_SHARDS, refuse_gaps
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
 from semix.flows.progress import Steps
@@ -51,19 +51,13 @@ MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
 # Seconds on two cores, with three seeds; cross-entropy needs no mixed images, so it is trained at
 # the same time as the models.
-EXPECTED = {
-    MODELS: 75.0,
-    IMAGES[RANDOM]: 35.0,
-    IMAGES[SELECTED]: 25.0,
-    TRAININGS: 65.0,
-    PAGE: 5.0,
-}
+EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[SELECTED]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MOST_TRAINERS)
 
 
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`quickstart into digits, 5 seeds`."""
-    return f"quickstart into {last_part(parameters['out'])}, {parameters['seeds']} seeds"
+    return f"quickstart into {base_name(parameters['out'])}, {parameters['seeds']} seeds"
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)

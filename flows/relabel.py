@@ -233,10 +233,7 @@ def label_features(
     labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
 ) -> None:
     """Label these shards in this process, and show the progress."""
-    with (
-        progress_display("label") as show,
-        throttled(labels.progress, (show, *listeners)) as look,
-    ):
+    with progress_display("label") as show, throttled(labels.progress, (show, *listeners)) as look:
         label_stored(labels, missing, made=lambda shard: look())
 
 
@@ -294,10 +291,7 @@ def bake(
         return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
 
     failed = {}
-    with (
-        progress_display("bake") as show,
-        throttled(target.progress, (show, *listeners)) as look,
-    ):
+    with progress_display("bake") as show, throttled(target.progress, (show, *listeners)) as look:
         for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
             if reason:
                 failed[shard] = reason

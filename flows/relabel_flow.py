@@ -13,7 +13,7 @@ from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, facts_table, progress_artifact
 from semix.flows.calling import from_caller
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.progress import progress_display
 from semix.flows.relabel import (
     PreparedLabels,
@@ -36,10 +36,10 @@ log = logging.getLogger("semix.relabel")
 
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`label mixed: annotation.scale=4, baked into sharp`."""
-    name = f"label {last_part(parameters['url'])}"
+    name = f"label {base_name(parameters['url'])}"
     changes = f": {' '.join(parameters['overrides'])}" if parameters["overrides"] else ""
     return f"{name}{changes[:80]}" + (
-        f", baked into {last_part(parameters['out'])}" * bool(parameters["out"])
+        f", baked into {base_name(parameters['out'])}" * bool(parameters["out"])
     )
 
 

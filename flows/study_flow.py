@@ -31,8 +31,8 @@ from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from semix.flows.build_flow import build_flow
 from semix.flows.calling import from_caller
-from semix.flows.child import ProcessOutcome, supervise
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.child import ChildExit, supervise
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import VISIBLE_DEVICES, gpu_fault, visible_gpus
 from semix.flows.launcher import (
     DIVERGENCE,
@@ -62,7 +62,7 @@ log = logging.getLogger("semix.study")
 def run_name(given: Mapping[str, Any]) -> str:
     """`study study-digits into digits, only */ce`."""
     cells = f", only {' '.join(given['only'])}" if given["only"] else ""
-    return f"study {Path(given['config']).stem} into {last_part(given['out'])}{cells[:80]}"
+    return f"study {Path(given['config']).stem} into {base_name(given['out'])}{cells[:80]}"
 
 
 @flow(**flow_options("study", run_name), task_runner=RUNNER)
@@ -281,7 +281,7 @@ def train_run(
 
 def _launch(
     run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
-) -> tuple[ProcessOutcome, str]:
+) -> tuple[ChildExit, str]:
     """Launch the trainer; returns how it ended, and the reason in one line."""
     name, words = f"{run.parent.name}/{run.name}", list[str]()
 

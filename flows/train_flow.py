@@ -17,9 +17,9 @@ from semix.calib.run_folder import EVALUATION
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table, training_artifact
 from semix.flows.calling import from_caller
-from semix.flows.child import ProcessOutcome, supervise
+from semix.flows.child import ChildExit, supervise
 from semix.flows.failures import RunFailed
-from semix.flows.flow_runs import flow_options, last_part, run_context
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import settled_device
 from semix.flows.launcher import (
     DIVERGENCE,
@@ -51,7 +51,7 @@ class TrainerLost(TrainFailed):
 
 def run_name(parameters: Mapping[str, Any]) -> str:
     """`train csm into run`, `train csm into run, machine 1 of 2`."""
-    name = f"train {PurePosixPath(parameters['config']).stem} into {last_part(parameters['out'])}"
+    name = f"train {PurePosixPath(parameters['config']).stem} into {base_name(parameters['out'])}"
     if parameters["machines"] > 1:
         name += f", machine {parameters['machine_rank']} of {parameters['machines']}"
     return name
@@ -169,7 +169,7 @@ def launch(
         raise failure(outcome, words)
 
 
-def failure(outcome: ProcessOutcome, words: Sequence[str]) -> TrainFailed:
+def failure(outcome: ChildExit, words: Sequence[str]) -> TrainFailed:
     """The error to raise for a trainer that ended with one.
 
     Args:

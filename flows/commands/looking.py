@@ -70,9 +70,7 @@ def _explained(attempts: list[Failure]) -> dict[str, Any]:
 
 def verify(
     url: p.Root,
-    full: Annotated[
-        bool, typer.Option("--full", help="also check every hash, image and label")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="also check hashes, images, labels")] = False,
     json: p.Json = False,
 ) -> None:
     """Check that all files of a mixed dataset are as recorded.
@@ -130,9 +128,7 @@ def show(
     url: p.Root,
     group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
     out: Annotated[Path | None, PICTURE] = None,
-    regenerate: Annotated[
-        bool, typer.Option("--regenerate", help="generate it again and compare the pixels")
-    ] = False,
+    regenerate: Annotated[bool, typer.Option("--regenerate", help="make again, compare")] = False,
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:

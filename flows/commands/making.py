@@ -141,12 +141,10 @@ def resume(
 
 def extend(
     root: Annotated[
-        str,
-        typer.Argument(metavar="WHERE", help="mixed dataset; with --out, a YAML file"),
+        str, typer.Argument(metavar="WHERE", help="mixed dataset; with --out, a YAML file")
     ],
     groups_per_pair: Annotated[
-        int,
-        typer.Option(metavar="N", help="new number of series per pair", show_default=False),
+        int, typer.Option(metavar="N", help="new number of series per pair", show_default=False)
     ] = 0,
     out: Annotated[
         str, typer.Option(metavar="ROOT", help="mixed dataset, where WHERE is a YAML file")
@@ -267,8 +265,7 @@ def export(
 
 def standins(
     where: Annotated[
-        str,
-        typer.Argument(metavar="WHERE", help="image folder with CLASS/ folders, or YAML file"),
+        str, typer.Argument(metavar="WHERE", help="image folder with CLASS/ folders, or YAML file")
     ],
     out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
     overrides: p.RealOverrides = [],  # noqa: B006

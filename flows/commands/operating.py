@@ -19,9 +19,7 @@ def doctor(
     config: Annotated[
         str, typer.Argument(metavar="CONFIG", help="config of a build or a training run")
     ] = "",
-    out: Annotated[
-        str, typer.Option(metavar="PLACE", help="path or URL that the run would write to")
-    ] = "",
+    out: Annotated[str, typer.Option(metavar="PLACE", help="where the run would write")] = "",
     overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
     json: p.Json = False,
 ) -> None:

@@ -44,9 +44,7 @@ def evaluate(
     fresh: p.Fresh = False,
     export: Annotated[
         str,
-        typer.Option(
-            metavar="FORMAT", help="calarena: also write probabilities for its run_benchmark.py"
-        ),
+        typer.Option(metavar="FORMAT", help="calarena: also files for its run_benchmark.py"),
     ] = "",
     json: p.Json = False,
 ) -> None:
@@ -119,8 +117,7 @@ def report(
         Path("report.html")
     ),
     mixed: Annotated[
-        str,
-        typer.Option(metavar="ROOT", help="mixed dataset to show; default: that of the runs"),
+        str, typer.Option(metavar="ROOT", help="mixed dataset to show; default: that of the runs")
     ] = "",
     title: Annotated[str, typer.Option(metavar="TEXT", help="title of the page")] = "semix",
     json: p.Json = False,

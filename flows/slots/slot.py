@@ -32,14 +32,7 @@ from semix.data.printable import printable
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.flows.child import (
-    POLL_S,
-    Heartbeat,
-    ProcessOutcome,
-    StopSignal,
-    python_module,
-    supervise,
-)
+from semix.flows.child import POLL_S, ChildExit, Heartbeat, StopSignal, python_module, supervise
 from semix.flows.flow_runs import is_logged
 from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
@@ -153,9 +146,7 @@ def generate(
     with closing(SlotLog(_line_sender(get_run_logger().info))) as lines:
         while True:
             before = lines.made
-            outcome = _run_worker(
-                command, lines, environment, stop, shards=shards, silence_s=silence_s
-            )
+            outcome = _run(command, lines, environment, stop, shards=shards, silence_s=silence_s)
             if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
                 return {"slot": slot, "status": outcome.returncode, "made": lines.made}
             if stop.is_set():
@@ -183,7 +174,7 @@ def _stopped(slot: int) -> State[Any]:
     return Cancelled(message=f"slot {slot} was stopped; its committed shards stay")
 
 
-def _run_worker(
+def _run(
     command: list[str],
     lines: Callable[[str], None],
     environment: Mapping[str, str],
@@ -191,7 +182,7 @@ def _run_worker(
     *,
     shards: str,
     silence_s: float,
-) -> ProcessOutcome:
+) -> ChildExit:
     """One worker process, from its start to its end."""
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
@@ -204,7 +195,7 @@ def _run_worker(
         )
 
 
-def _is_lost(outcome: ProcessOutcome) -> bool:
+def _is_lost(outcome: ChildExit) -> bool:
     """Whether a new process may succeed."""
     status = outcome.returncode
     # A process that handles signal n exits with 128 + n.
@@ -283,7 +274,7 @@ def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def record_lost(
-    url: str, outcome: ProcessOutcome, *, labels: str = "", recorded: bool = False
+    url: str, outcome: ChildExit, *, labels: str = "", recorded: bool = False
 ) -> list[int]:
     """Record the unfinished shards of a worker of this machine as failed; release its leases.
 
@@ -313,7 +304,7 @@ def record_lost(
     return shards
 
 
-def _record_lost(url: str, outcome: ProcessOutcome, labels: str) -> None:
+def _record_lost(url: str, outcome: ChildExit, labels: str) -> None:
     """As `record_lost`, but only warn on errors: a slot goes on while its store does not answer."""
     try:
         shards = record_lost(url, outcome, labels=labels, recorded=outcome.returncode == RESTART)

@@ -313,7 +313,7 @@ def test_a_tar_that_is_cut_is_named_with_what_mends_it(root, tmp_path, command, 
     status, out, err = semix(*given)
     assert (status, out) == (1, "")
     assert err.startswith("error: ") and name in err
-    ways = f"`semix verify {root} --full` shows the damage, `semix resume {root} --full` repairs it"
+    ways = f"`semix verify {root} --full` shows all damage, `semix resume {root} --full` mends it"
     assert err.splitlines()[-1] == ways
     assert not (tmp_path / "to").exists()
 

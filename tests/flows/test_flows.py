@@ -105,9 +105,7 @@ def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
 
 def test_a_flow_takes_what_its_caller_made_ready_and_no_later_one_does(prefect_api, monkeypatch):
     looking = flow(
-        lambda: (from_caller(Path), from_caller(str)),
-        name="looking",
-        persist_result=False,
+        lambda: (from_caller(Path), from_caller(str)), name="looking", persist_result=False
     )
     monkeypatch.setitem(sys.modules, "looking", SimpleNamespace(look=looking))
     assert run_flow("looking.look", prepared=CHECKOUT) == (CHECKOUT, None)

@@ -23,7 +23,7 @@ from semix.data.tar import read_shard
 from semix.flows import child
 from semix.flows.build import resume
 from semix.flows.build_steps import ShardSelection
-from semix.flows.child import ProcessOutcome, supervise
+from semix.flows.child import ChildExit, supervise
 from semix.flows.slots import SlotSettings, slot
 from semix.flows.slots.slot import (
     RETRIES,
@@ -353,7 +353,7 @@ def small(tmp_path) -> Root:
     return make_root(tmp_path / "mixed", shards=3)
 
 
-def killed(root: Root, *held: int | str) -> ProcessOutcome:
+def killed(root: Root, *held: int | str) -> ChildExit:
     """How a process ended that held this."""
     command = [sys.executable, "-c", HOLD, root.url, *map(str, held)]
     return supervise(command, on_line=print, environment={"PYTHONPATH": str(CHECKOUT)})

@@ -59,7 +59,7 @@ def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_
     status, out, err = semix("standins", str(pictures), "--out", str(models))
     assert status == 0, err
     assert "the models were trained already" in out
-    assert "build.yaml is there and stays" in err
+    assert "build.yaml exists and stays" in err
     assert (models / "build.yaml").read_text() == "mine: true\n"
     assert standins.standins(str(pictures), models)["clip"] == first["clip"]
 

@@ -22,7 +22,7 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.flows import study_flow
 from semix.flows.artifacts import artifact_key
-from semix.flows.child import ProcessOutcome
+from semix.flows.child import ChildExit
 from semix.flows.study import StudyFailed, failure_message, study
 from semix.flows.study_flow import TrainingFailure, work
 
@@ -237,7 +237,7 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
 
     monkeypatch.setattr(study_flow, "take_over", take_over)
     monkeypatch.setattr(
-        study_flow, "_launch", lambda *_, **__: (ProcessOutcome(1, 0, False, False, ()), "")
+        study_flow, "_launch", lambda *_, **__: (ChildExit(1, 0, False, False, ()), "")
     )
     (tmp_path / "a" / "damaged").mkdir(parents=True)
     ended = SimpleQueue()

@@ -15,7 +15,7 @@ from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.flows import train_flow as module
 from semix.flows.artifacts import artifact_key
-from semix.flows.child import ProcessOutcome
+from semix.flows.child import ChildExit
 from semix.flows.launcher import SILENCE, Machines, launch_command, launcher_settings
 from semix.flows.train import train
 from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
@@ -149,7 +149,7 @@ def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
 
 
 def test_no_other_is_trained_beside_one_that_cannot_be_ended():
-    found = failure(ProcessOutcome(7, -9, hung=False, stuck=True, last_lines=()), [])
+    found = failure(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
     assert str(found).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
     assert not isinstance(found, TrainerLost)
 
