@@ -1,4 +1,4 @@
-"""C15: calibrators on known truth at the size of ImageNet: what each wins, takes and holds."""
+"""C15: calibrators on known truth at the size of ImageNet: NLL, time and memory of each."""
 
 import resource
 import subprocess
@@ -20,26 +20,25 @@ FITS = {"ets": fit_ensemble, "svs": fit_svs, "sms": fit_sms}
 
 
 def run() -> Result:
-    """Each in a process of its own, whose peak is then its own."""
+    """Fit each calibrator in a separate process, to measure its peak memory."""
     result = Result("C15", f"fitting calibrators to {SAMPLES:,} x {CLASSES:,} logits")
-    found: dict[str, dict[str, float]] = {}
+    runs: dict[str, dict[str, float]] = {}
     for name in ("temperature", *FITS):
         command = [sys.executable, "-m", "benchmarks.calibrators", name]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         nll, truth, seconds, peak = map(float, out.split())
-        found[name] = {"nll": nll, "truth_nll": truth, "seconds": seconds, "peak_GB": peak}
-    result.figures |= found
-    result.at_most("sms: NLL over that of svs", found["sms"]["nll"] / found["svs"]["nll"], 1.0)
+        runs[name] = {"nll": nll, "truth_nll": truth, "seconds": seconds, "peak_GB": peak}
+    result.figures |= runs
+    result.at_most("sms: NLL over that of svs", runs["sms"]["nll"] / runs["svs"]["nll"], 1.0)
     result.at_most(
-        "svs: NLL over temperature's", found["svs"]["nll"] / found["temperature"]["nll"], 1.0
+        "svs: NLL over temperature's", runs["svs"]["nll"] / runs["temperature"]["nll"], 1.0
     )
-    result.at_most("sms: GB of memory", found["sms"]["peak_GB"], 8.0)
+    result.at_most("sms: GB of memory", runs["sms"]["peak_GB"], 8.0)
     return result
 
 
-def made(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, targets, and the logits that the targets were drawn from: scaled by class, shifted,
-    and each class taken for a few others."""
+def random_logits(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets, and the true logits of the targets: scaled per class, shifted, confused."""
     rng = torch.Generator().manual_seed(seed)
     fixed = torch.Generator().manual_seed(0)
     scale = 0.4 + 0.2 * torch.rand(classes, generator=fixed)
@@ -53,18 +52,18 @@ def made(samples: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor, Tens
 
 
 def fitted(name: str) -> str:
-    logits, targets, truth = made(2 * SAMPLES, CLASSES, seed=1)
+    logits, targets, truth = random_logits(2 * SAMPLES, CLASSES, seed=1)
     held_out, test = slice(0, SAMPLES), slice(SAMPLES, None)
     start = time.perf_counter()
-    told: Any
+    calibrated: Any
     if name == "temperature":
-        told = logits[test] / fit_temperature(logits[held_out], targets[held_out])
+        calibrated = logits[test] / fit_temperature(logits[held_out], targets[held_out])
     else:
-        told = FITS[name](logits[held_out], targets[held_out])
+        calibrated = FITS[name](logits[held_out], targets[held_out])
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
-    told = told if isinstance(told, Tensor) else told.apply(logits[test])
-    nll = functional.cross_entropy(told, targets[test]).item()
+    calibrated = calibrated if isinstance(calibrated, Tensor) else calibrated.apply(logits[test])
+    nll = functional.cross_entropy(calibrated, targets[test]).item()
     best = functional.cross_entropy(truth[test], targets[test]).item()
     return f"{nll} {best} {seconds} {peak}"
 

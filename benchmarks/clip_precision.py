@@ -1,4 +1,4 @@
-"""clip: what the weights of mixed images lose where CLIP runs in bfloat16, on the stand-ins."""
+"""clip: error of mixed images' weights if CLIP runs in bfloat16, on the quickstart's models."""
 
 import tempfile
 from typing import Any
@@ -43,27 +43,27 @@ def run() -> Result:
 def mixed(groups: list[MixGroup], plan: BuildPlan, models: Models) -> Tensor:
     """Images of all series, uint8 [G, A, H, W, 3], as a build makes them."""
     size = plan.config.shards.groups_per_batch
-    made = []
+    batches = []
     for start in range(0, len(groups), size):
         part = groups[start : start + size]
-        told: dict[str, Any] = {"embeddings": models.embeddings, "generator": models.generator}
-        made.append(mix_groups(part, models.noise(part)[0], batch_groups=size, **told)[0])
-    return torch.cat(made)
+        parts: dict[str, Any] = {"embeddings": models.embeddings, "generator": models.generator}
+        batches.append(mix_groups(part, models.noise(part)[0], batch_groups=size, **parts)[0])
+    return torch.cat(batches)
 
 
 def labelled(
     config: BuildConfig, dtype: str, groups: list[MixGroup], images: Tensor
 ) -> dict[str, Tensor]:
-    """Weights, and probabilities of the first class, [G, A], by prototypes of that precision."""
+    """Weights, and probabilities of the first class, [G, A], with prototypes of that precision."""
     annotation = config.annotation.model_copy(update={"dtype": dtype})
     with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
         identity = annotation_identity(annotation)
         store = Store(folder)
-        found = measure(annotation, config.real, device="cpu", identity=identity, store=store)
-    annotator = build_annotator(annotation, found, device="cpu")
+        prototypes = measure(annotation, config.real, device="cpu", identity=identity, store=store)
+    annotator = build_annotator(annotation, prototypes, device="cpu")
     features = annotator.encode(images.flatten(0, 1))
-    told = {name: rows.unflatten(0, images.shape[:2]) for name, rows in features.items()}
-    series = annotator.annotate(told, groups)
+    by_series = {name: rows.unflatten(0, images.shape[:2]) for name, rows in features.items()}
+    series = annotator.annotate(by_series, groups)
     first = [[row[0][1] for row in labels.labels] for labels in series]
     weights = [labels.weights for labels in series]
     return {"weights": torch.tensor(weights), "labels": torch.tensor(first)}

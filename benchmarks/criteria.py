@@ -19,27 +19,27 @@ Summary = Callable[[Tensor], Tensor]  # of the mean row of all series, [..., M] 
 
 
 def weight_criteria(exact: Tensor, fast: Tensor, other: Tensor, *, seed: int) -> list[Criterion]:
-    """Whether weights along the series are spread as exact ones are.
+    """Whether weights along the series are distributed as exact ones are.
 
-    Each is a number of the whole set, and may differ from the exact recipe's by no more than the
-    exact recipe with other seeds does, sampling error of that difference included: the 97.5 %
-    quantile of its size when the series are drawn anew with replacement (bootstrap). Shares of
-    series have three series as their least limit: a share that both seeds give as 0 may be
-    that large (rule of three).
+    Each criterion is a figure of the whole set. It may differ from that of the exact recipe by no
+    more than the exact recipe with other seeds does, with the sampling error of that difference:
+    the 97.5 % quantile of its size over bootstrap resamples of the series. The limit of a share of
+    series is at least three series: a share that is 0 for both seeds may be that large (rule of
+    three).
 
     Args:
         exact, fast, other: CLIP weights [G, A, k], the k classes' own where k > 2, else k = 1;
             alpha grows along A where k = 1.
     """
     least = 3 / len(exact)
-    found = [
+    criteria = [
         _criterion("entropy of weights", _histogram, _entropy, (exact, fast, other), seed=seed),
         _criterion("weights in 0.2 to 0.8", _middle, _share, (exact, fast, other), seed, least),
     ]
     if exact.shape[-1] == 1:
         name = "series that only rise"
-        found.insert(0, _criterion(name, _rises, _share, (exact, fast, other), seed, least))
-    return found
+        criteria.insert(0, _criterion(name, _rises, _share, (exact, fast, other), seed, least))
+    return criteria
 
 
 def feature_criterion(exact: Tensor, fast: Tensor, other: Tensor) -> Criterion:
@@ -68,10 +68,9 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     |mu1 - mu2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)). The trace of the root is the sum of the
     singular values of R1 R2^T, where S = R^T R: no matrix root, no complex numbers.
 
-    The estimate is biased upwards, by as much as the sets are small: two samples of one
-    distribution are at a distance above 0. The criterion compares two such distances of sets of one
-    size, and for that the bias is the measure; an unbiased one (KID) is 0 on average there, and
-    a multiple of 0 is no limit.
+    The estimate is biased upwards, more for smaller sets: two samples of one distribution have a
+    distance above 0. The criterion compares two distances of sets of equal size and needs that
+    bias: an unbiased distance (KID) is 0 on average, and a multiple of 0 is no limit.
 
     Args:
         first, second: [N, D], [M, D].
@@ -89,10 +88,10 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
 
 
 def leading_directions(sets: list[Tensor]) -> list[Tensor]:
-    """The sets in the principal directions of all of them together.
+    """The sets in the principal directions of all sets together.
 
-    Where images are few, they are one direction for ten images of a set: the rest of the
-    covariance would be noise. Directions that only one of the sets varies in are among them.
+    There is one direction per ten images of the smallest set: more of the covariance would be
+    noise. Directions in which only one set varies are included.
 
     Args:
         sets: [N, D] each.

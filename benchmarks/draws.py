@@ -11,7 +11,7 @@ from benchmarks.measure import Result, interleaved, ratio, slope
 
 CLASSES = {10: 5.0, 100: 40.0, 200: 80.0}  # and the ratio to reach
 BATCH = 128
-BATCHES = {"ours": 200, "rejection": 4}  # a turn; each long enough to be timed
+BATCHES = {"ours": 200, "rejection": 4}  # per turn, which is then long enough to be timed
 CHECKED = 20_000  # draws that are counted by group
 
 
@@ -26,10 +26,10 @@ def run() -> Result:
         check(result, pairs, index, count)
         targets = torch.randint(count, (BATCH,), generator=torch.Generator().manual_seed(0))
         seconds = per_batch(pairs, index, targets)
-        found = ratio(seconds["rejection"], seconds["ours"])
-        result.at_least(f"{count} classes, ratio to rejection", found["ratio"], bar)
+        speedup = ratio(seconds["rejection"], seconds["ours"])
+        result.at_least(f"{count} classes, ratio to rejection", speedup["ratio"], bar)
         microseconds = {name: min(s) / BATCH * 1e6 for name, s in seconds.items()}
-        result.figures[f"{count} classes"] = found | {"microseconds_a_draw": microseconds}
+        result.figures[f"{count} classes"] = speedup | {"microseconds_a_draw": microseconds}
         ours_by_class.append(seconds["ours"])
     along = slope(list(CLASSES), ours_by_class)
     result.at_most("slope of seconds in classes", along["slope"], 0.1)
@@ -41,14 +41,16 @@ def per_batch(
     pairs: list[tuple[int, int]], index: ClassIndex, targets: Tensor
 ) -> dict[str, list[float]]:
     """CPU seconds of drawing for one batch."""
-    rng, own = torch.Generator().manual_seed(0), random.Random(0)
-    wanted = targets.tolist()
+    rng, plain = torch.Generator().manual_seed(0), random.Random(0)
+    classes = targets.tolist()
     sides = {
         "ours": lambda: [index.draw(targets, rng) for _ in range(BATCHES["ours"])],
-        "rejection": lambda: [rejection(pairs, wanted, own) for _ in range(BATCHES["rejection"])],
+        "rejection": lambda: [
+            rejection(pairs, classes, plain) for _ in range(BATCHES["rejection"])
+        ],
     }
     seconds = interleaved(sides, repeats=9)
-    return {name: [s / BATCHES[name] for s in found] for name, found in seconds.items()}
+    return {name: [s / BATCHES[name] for s in times] for name, times in seconds.items()}
 
 
 def rejection(pairs: list[tuple[int, int]], targets: list[int], rng: random.Random) -> list[int]:
@@ -64,15 +66,15 @@ def rejection(pairs: list[tuple[int, int]], targets: list[int], rng: random.Rand
 
 
 def check(result: Result, pairs: list[tuple[int, int]], index: ClassIndex, count: int) -> None:
-    """Both draw, for each class, all groups that contain it, equally often."""
+    """Check that both sides draw all groups that contain a class equally often."""
     target = count // 3
     ours = index.draw(torch.full((CHECKED,), target), torch.Generator().manual_seed(1)).tolist()
     theirs = rejection(pairs, [target] * CHECKED, random.Random(1))
-    wanted = {group for group, pair in enumerate(pairs) if target in pair}
-    for side, found in (("ours", ours), ("rejection", theirs)):
-        shares = torch.bincount(torch.tensor(found), minlength=len(pairs)) / CHECKED
-        expected = 1 / len(wanted)
-        off = max(abs(float(shares[group]) - expected) for group in wanted)
+    matching = {group for group, pair in enumerate(pairs) if target in pair}
+    for side, drawn in (("ours", ours), ("rejection", theirs)):
+        shares = torch.bincount(torch.tensor(drawn), minlength=len(pairs)) / CHECKED
+        expected = 1 / len(matching)
+        off = max(abs(float(shares[group]) - expected) for group in matching)
         within = off < 6 * (expected / CHECKED) ** 0.5  # six standard deviations
         name = f"{count} classes: {side} draws its groups alike"
-        result.equal(name, set(found) == wanted and within, True)
+        result.equal(name, set(drawn) == matching and within, True)

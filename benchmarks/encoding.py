@@ -56,7 +56,7 @@ def crops(count: int) -> np.ndarray:
     """Squares of scikit-learn's two photographs at many places and scales, [N, SIZE, SIZE, 3]."""
     rng = np.random.default_rng(0)
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
-    made = []
+    squares = []
     for index in range(count):
         photograph = photographs[index % 2]
         side = int(rng.integers(300, min(photograph.size)))
@@ -64,10 +64,10 @@ def crops(count: int) -> np.ndarray:
         top = int(rng.integers(0, photograph.height - side))
         square = photograph.crop((left, top, left + side, top + side))
         pixels = np.asarray(square.resize((SIZE, SIZE), Image.Resampling.BICUBIC), dtype=np.int16)
-        # What a camera adds: without it an enlarged picture would compress too well.
+        # Noise as from a camera: without it an enlarged image would compress too well.
         grain = rng.integers(-3, 4, pixels.shape, dtype=np.int16)
-        made.append(np.clip(pixels + grain, 0, 255).astype(np.uint8))
-    return np.stack(made)
+        squares.append(np.clip(pixels + grain, 0, 255).astype(np.uint8))
+    return np.stack(squares)
 
 
 def ours(photographs: np.ndarray, folder: str) -> None:
@@ -81,7 +81,7 @@ def ours(photographs: np.ndarray, folder: str) -> None:
 
 
 def peer(photographs: np.ndarray, folder: str, encode, extension: str) -> None:  # type: ignore[no-untyped-def]
-    """As img2dataset writes: encode in the loop, hand the bytes to ShardWriter."""
+    """As in img2dataset: encode in the loop, pass the bytes to ShardWriter."""
     pattern = str(Path(folder, "peer-%04d.tar"))
     with wds.ShardWriter(pattern, maxsize=1e12, verbose=0) as writer:
         for group, series in enumerate(photographs):

@@ -1,11 +1,12 @@
-"""What faster recipes do to images, labels, and a classifier trained on them, at equal count.
+"""Effect of faster recipes on images, labels, and a classifier trained on as many images.
 
     python -m benchmarks.fidelity [NAME ...] [--set generator.tiny_decoder=DIR] [--seeds 5]
 
-Runs on the stand-ins, or with real weights on `--config CONFIG`; `--set` adds one recipe of your
-own. Each makes some series fast, exactly, and exactly from other noises, which says how far fast
-images may be from exact ones (`benchmarks.criteria`). Then it builds the mixed dataset, trains the
-quickstart's CSM on it, and compares accuracy and ECE with the exact recipe's over the same seeds.
+It runs on the quickstart's small models, or on the models of `--config CONFIG`; `--set` adds one
+recipe. Some series are made by the fast recipe, by the exact one, and by the exact one from other
+noise, which tells how far fast images may be from exact ones (`benchmarks.criteria`). Then each
+recipe builds a mixed dataset, on which the quickstart's CSM is trained; accuracy and ECE are
+compared with those of the exact recipe over the same seeds.
 """
 
 import argparse
@@ -56,24 +57,24 @@ TRAINING = Path(__file__).parents[1] / "configs" / "quickstart" / "csm-chosen-no
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAST)}; all by default")
-    parser.add_argument("--set", action="append", default=[], help="a setting of your own recipe")
-    parser.add_argument("--config", type=Path, help="a BuildConfig; the stand-ins by default")
+    parser.add_argument("--set", action="append", default=[], help="a setting of one more recipe")
+    parser.add_argument("--config", type=Path, help="a BuildConfig; default: the quickstart's")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--series", type=int, default=200, help="that are compared, at most")
-    parser.add_argument("--seeds", type=int, default=5, help="trainings of each; 0: none")
+    parser.add_argument("--series", type=int, default=200, help="number of series to compare")
+    parser.add_argument("--seeds", type=int, default=5, help="training runs per recipe; 0: none")
     parser.add_argument("--groups-per-pair", type=int, default=3)
     options = parser.parse_args()
     if unknown := set(options.names) - set(FAST):
         parser.error(f"no such recipe: {', '.join(sorted(unknown))}")
-    wanted = {name: FAST[name] for name in options.names or ([] if options.set else FAST)}
-    wanted |= {OWN: tuple(options.set)} if options.set else {}
+    recipes = {name: FAST[name] for name in options.names or ([] if options.set else FAST)}
+    recipes |= {OWN: tuple(options.set)} if options.set else {}
 
     result = Result("fidelity", "faster recipes: images, weights, and a classifier trained on each")
     with tempfile.TemporaryDirectory(prefix="semix-bench-") as folder:
-        result.figures |= compared(wanted, options, Path(folder))
+        result.figures |= compared(recipes, options, Path(folder))
         if options.seeds:
             with prefect_server():
-                trained(result, wanted, options, Path(folder))
+                trained(result, recipes, options, Path(folder))
     config = {"seeds": options.seeds, "groups_per_pair": options.groups_per_pair}
     print(write([result], kind="fidelity", device=options.device, config=config))
 
@@ -91,7 +92,7 @@ class Sampled:
 
     Attributes:
         features: [G A, D]; weights: [G, A, k] along alpha, k = 1 for pairs.
-        seconds: of generating, the median batch: the first of a recipe may compile.
+        seconds: of generating a batch, the median: the first of a recipe may compile.
     """
 
     features: Tensor
@@ -100,12 +101,12 @@ class Sampled:
 
 
 def compared(
-    wanted: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
+    recipes: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
     """The criteria of each recipe.
 
-    Noise is each group's own, whatever a build would choose: the sampler is judged. Labels are
-    measured on the images as they are, so what counts is the distribution of images and weights.
+    Noise is that of each group's seed, without selection, as the sampler is compared. Labels are
+    measured on the images, so the distributions of images and weights are compared.
     """
     root = create_root(configured(options), str(folder / "compared"))
     ensure_prototypes(root, device=options.device)
@@ -118,14 +119,14 @@ def compared(
     groups = [plan.group(index) for index in chosen]
     others = [replace(g, seed=hashed_seed(seed, "fidelity", g.index)) for g in groups]
     exact, other = sampled(groups, plan, models), sampled(others, plan, models)
-    found = {}
-    for name, changes in wanted.items():
+    criteria = {}
+    for name, changes in recipes.items():
         generator = configured(options, *changes).generator
         denoiser, device = models.generator.denoiser, str(models.generator.device)
         fast = replace(models, generator=LatentDiffusion(denoiser, generator, device=device))
-        found[name] = judged(exact, sampled(groups, plan, fast), other, seed=seed)
-        print(f"{name}: {json.dumps(found[name])}", flush=True)
-    return found
+        criteria[name] = judged(exact, sampled(groups, plan, fast), other, seed=seed)
+        print(f"{name}: {json.dumps(criteria[name])}", flush=True)
+    return criteria
 
 
 def sampled(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Sampled:
@@ -137,9 +138,9 @@ def sampled(groups: Sequence[MixGroup], plan: BuildPlan, models: Models) -> Samp
         features.append(batch.features[FEATURES].flatten(0, 1))
         seconds.append(clock.seconds["generate"])
         for group, labels in zip(batch.groups, batch.labels(models.annotator), strict=True):
-            # Of two coordinates the second says nothing new.
-            kept = labels.coordinates or [[weight] for weight in labels.weights]
-            weights.append(torch.tensor(kept)[torch.tensor(group.alphas).argsort(stable=True)])
+            # The second of two coordinates follows from the first.
+            projected = labels.coordinates or [[weight] for weight in labels.weights]
+            weights.append(torch.tensor(projected)[torch.tensor(group.alphas).argsort(stable=True)])
     return Sampled(torch.cat(features), torch.stack(weights), statistics.median(seconds))
 
 
@@ -159,34 +160,34 @@ def judged(exact: Sampled, fast: Sampled, other: Sampled, *, seed: int) -> dict[
 
 
 def trained(
-    result: Result, wanted: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
+    result: Result, fast: dict[str, tuple[str, ...]], options: argparse.Namespace, folder: Path
 ) -> None:
     """Build, train, evaluate each recipe, and the gaps to the exact one."""
-    recipes = {EXACT: (), OTHER: ("mixing.seed=1",), **wanted}
-    for place, (name, changes) in enumerate(recipes.items()):
+    recipes = {EXACT: (), OTHER: ("mixing.seed=1",), **fast}
+    for number, (name, changes) in enumerate(recipes.items()):
         config = configured(options, *changes)
-        found = classifier(config, folder / str(place), seeds=options.seeds)
-        result.figures[name] = result.figures.get(name, {}) | found
-        print(f"{name}: {json.dumps(found)}", flush=True)
+        scores = classifier(config, folder / str(number), seeds=options.seeds)
+        result.figures[name] = result.figures.get(name, {}) | scores
+        print(f"{name}: {json.dumps(scores)}", flush=True)
     exact = result.figures[EXACT]
-    for name in wanted:
+    for name in fast:
         for measure in ("accuracy", "ece"):
             gap = abs(result.figures[name][measure]["mean"] - exact[measure]["mean"])
             spread = exact[measure]["sd"]
             result.at_most(f"{name}: {measure} gap over the seeds' sd", gap / spread, 1.0)
 
 
-def classifier(config: BuildConfig, place: Path, *, seeds: int) -> dict[str, Any]:
-    root = build(config, str(place / "mixed"))
+def classifier(config: BuildConfig, out: Path, *, seeds: int) -> dict[str, Any]:
+    root = build(config, str(out / "mixed"))
     overrides = [f"mixed.url={root.url}", f"seeds={list(range(seeds))}", "name=CSM"]
-    run = train(TRAINING, place / "run", overrides=overrides)
+    run = train(TRAINING, out / "run", overrides=overrides)
     rows = read_json(run / "evaluation.json")["rows"]
     progress = root.progress()
-    found: dict[str, Any] = {"images_per_second": progress.images_done / progress.seconds}
+    figures: dict[str, Any] = {"images_per_second": progress.images_done / progress.seconds}
     for key in ("accuracy", "ece", "nll"):
         values = [row["plain"][key] for row in rows]
-        found[key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
-    return found
+        figures[key] = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+    return figures
 
 
 if __name__ == "__main__":

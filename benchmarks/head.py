@@ -48,13 +48,13 @@ def run() -> Result:
                 network.features(part)
 
     seconds = interleaved({"loop": in_the_loop, "cached": cached, "one pass": one_pass}, repeats=3)
-    found = ratio(seconds["loop"], seconds["cached"])
-    result.at_least("ratio to the network inside the loop", found["ratio"], 0.8 * EPOCHS)
+    speedup = ratio(seconds["loop"], seconds["cached"])
+    result.at_least("ratio to the network inside the loop", speedup["ratio"], 0.8 * EPOCHS)
     result.at_most("largest difference of a weight", difference(heads), 1e-5)
     limit = ratio(seconds["cached"], seconds["one pass"])["ratio"]
     result.figures |= {
         "images": len(data.images("train")),
-        "ratio": found,
+        "ratio": speedup,
         "cpu_seconds": seconds,
         "cached over one pass through the network": limit,
     }

@@ -1,4 +1,4 @@
-"""Roots of many small shards, and flows whose workers cost nothing but their own loop."""
+"""Roots of many small shards, and flows whose workers do nothing but their loop."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def idle_root(shards: int) -> Root:
 
 
 def planned_root(*overrides: str) -> Root:
-    """A root of the stand-ins' config, without shards; its prototypes are measured."""
+    """A root of the quickstart's config, without shards; its prototypes are measured."""
     from semix.pipeline.prototypes import ensure_prototypes
     from semix.pipeline.root import create_root
 
@@ -54,33 +54,33 @@ def idle_workers(seconds: float = 0.0) -> Iterator[None]:
     """Flows of this process start workers whose models cost nothing.
 
     Args:
-        seconds: that each shard takes, asleep.
+        seconds: that each shard sleeps.
     """
     from semix.flows.slots import slot
 
-    kept, slot.WORKER = slot.WORKER, MODULE
+    module, slot.WORKER = slot.WORKER, MODULE
     os.environ[SECONDS] = str(seconds)
     try:
         yield
     finally:
-        slot.WORKER = kept
+        slot.WORKER = module
         del os.environ[SECONDS]
 
 
 @contextmanager
 def own_prefect() -> Iterator[Path]:
-    """Processes started in the block have a Prefect home of their own, which it yields."""
-    kept = {name: os.environ.pop(name, None) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
+    """Yields a separate Prefect home, which processes started in the block use."""
+    saved = {name: os.environ.pop(name, None) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     with tempfile.TemporaryDirectory(prefix="semix-prefect-", ignore_cleanup_errors=True) as home:
         os.environ["PREFECT_HOME"] = home
         try:
             yield Path(home)
         finally:
             del os.environ["PREFECT_HOME"]
-            os.environ.update({name: value for name, value in kept.items() if value is not None})
+            os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 
 def apart(function: Callable[[], T]) -> T:
-    """What it returns in a new process with a Prefect home of its own."""
+    """Call a function in a new process with a separate Prefect home; returns its result."""
     with own_prefect(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function).result()

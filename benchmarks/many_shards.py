@@ -1,4 +1,4 @@
-"""Ten thousand shards that cost nothing through the build flow: memory, requests, what is left."""
+"""Ten thousand shards that cost nothing through the build flow: memory, requests, leftovers."""
 
 import multiprocessing
 import sqlite3
@@ -36,26 +36,26 @@ class Watch:
         done = sum(1 for _ in Path(self.root.url).glob("shards/*/*.json"))
         for process in [self.flow, *self.flow.children(recursive=True)]:
             try:
-                found = process.memory_full_info()
-                row = (done, found.rss / 2**20, found.uss / 2**20)
+                used = process.memory_full_info()
+                row = (done, used.rss / 2**20, used.uss / 2**20)
                 self.memory.setdefault(role(process.cmdline()), []).append(row)
             except psutil.Error:
                 continue  # it ended meanwhile
 
     def growth(self) -> dict[str, dict[str, float]]:
         """Of each process, once warm and until the last shard: its own MB, a line through them."""
-        found, last = {}, self.root.plan.num_shards
+        fits, last = {}, self.root.plan.num_shards
         for name, rows in self.memory.items():
             warm = np.array([row for row in rows if WARM * last <= row[0] < last])
             if len(warm) > 2:
-                done, _, own = warm.T
-                found[name] = {
-                    "first_mb": float(np.median(own[: len(own) // 10 + 1])),
-                    "last_mb": float(np.median(own[-(len(own) // 10 + 1) :])),
+                done, _, megabytes = warm.T
+                fits[name] = {
+                    "first_mb": float(np.median(megabytes[: len(megabytes) // 10 + 1])),
+                    "last_mb": float(np.median(megabytes[-(len(megabytes) // 10 + 1) :])),
                     "peak_resident_mb": max(row[1] for row in rows),  # with start and end
-                    "mb_a_thousand_shards": float(np.polyfit(done / 1000, own, 1)[0]),
+                    "mb_a_thousand_shards": float(np.polyfit(done / 1000, megabytes, 1)[0]),
                 }
-        return found
+        return fits
 
 
 def run() -> Result:
@@ -86,7 +86,7 @@ def run() -> Result:
 
 
 def flow(url: str) -> None:
-    """In a process of its own, as `semix resume` runs it."""
+    """Run the flow in a separate process, as `semix resume` does."""
     from semix.flows.build import resume
 
     with idle_workers():
@@ -103,7 +103,7 @@ def role(command: list[str]) -> str:
 
 
 def accounted(result: Result, root: Root) -> None:
-    """Every shard is in the store once, and nothing else was left there."""
+    """Check that every shard is in the store once, and nothing else."""
     result.equal("shards missing", len(root.missing()), 0)
     result.equal("shards committed", root.progress().done, SHARDS)
     names = root.store.list("shards")
@@ -119,6 +119,6 @@ def prefect_kept(result: Result, home: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in home.glob("prefect.db*")}
     with sqlite3.connect(f"file:{home / 'prefect.db'}?mode=ro", uri=True) as database:
         counts = {table: database.execute(f"select count(*) from {table}") for table in TABLES}
-        rows = {table: found.fetchone()[0] for table, found in counts.items()}
+        rows = {table: cursor.fetchone()[0] for table, cursor in counts.items()}
     result.at_most("task runs", rows["task_run"], MOST_TASK_RUNS)
     result.figures |= {"rows": rows, "database_bytes": sum(sizes.values())}

@@ -21,7 +21,7 @@ Sides = dict[str, Callable[[], object]]
 
 @dataclass
 class Result:
-    """What one benchmark found.
+    """The result of one benchmark.
 
     Attributes:
         bars: name -> {"value", "bar", "holds"}; a bar is what performance must reach.
@@ -106,9 +106,9 @@ def write(results: Sequence[Result], *, kind: str, device: str, config: dict[str
     """Keep the results as `results/DATE-KIND.json`; results of other benchmarks in it stay."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     path = RESULTS / f"{today}-{kind}.json"
-    found = json.loads(path.read_text())["results"] if path.is_file() else {}
+    earlier = json.loads(path.read_text())["results"] if path.is_file() else {}
     content = contents(results, device=device, config=config)
-    content["results"] = dict(sorted((found | content["results"]).items()))
+    content["results"] = dict(sorted((earlier | content["results"]).items()))
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

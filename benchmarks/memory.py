@@ -28,12 +28,12 @@ def make_shards() -> tuple[float, float, float]:
 
     config = build_config("generator.steps=1", "mixing.groups_per_pair=18", "mixing.alphas=4")
     root, plan, models = opened(config)
-    found = []
+    resident = []
     for index in range(SHARDS):
         finish(generate_shard(plan.shard(index), plan, models=models, root=root))
-        found.append(resident_mb())
+        resident.append(resident_mb())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return found[0], found[-1], peak
+    return resident[0], resident[-1], peak
 
 
 def resident_mb() -> float:

@@ -78,10 +78,10 @@ def classwise_ece(logits: Tensor, targets: Tensor) -> float:
 
 
 def torchmetrics_ece(logits: Tensor, targets: Tensor) -> float:
-    found = multiclass_calibration_error(
+    error = multiclass_calibration_error(
         logits, targets, num_classes=logits.shape[1], n_bins=BINS, norm="l1"
     )
-    return found.item()
+    return error.item()
 
 
 def official_ece(logits: Tensor, targets: Tensor) -> float:

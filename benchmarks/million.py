@@ -13,7 +13,7 @@ from benchmarks.measure import Result
 
 SIZES = (1_000, 1_000_000)
 LACKING = 300  # the last folder is not full
-GROWN = 50  # shards that are made between two looks
+GROWN = 50  # shards that are made between two status calls
 MOST_MB, MOST_SECONDS = 1000, 120  # to read all records, or the index that has them
 READING = {"no index": "without an index", "status": "from an index"}
 Figures = dict[str, dict[str, Any]]
@@ -31,10 +31,10 @@ def run() -> Result:
                     result.figures.setdefault(name, {})[str(shards)] = figures
     million = str(SIZES[-1])
     for name, how in READING.items():
-        found = result.figures[name][million]
-        result.at_most(f"MB of a status {how}", found["peak_mb"], MOST_MB)
-        result.at_most(f"seconds of a status {how}", found["seconds"], MOST_SECONDS)
-    requests = {name: found["requests"] for name, found in result.figures["second look"].items()}
+        cost = result.figures[name][million]
+        result.at_most(f"MB of a status {how}", cost["peak_mb"], MOST_MB)
+        result.at_most(f"seconds of a status {how}", cost["seconds"], MOST_SECONDS)
+    requests = {name: cost["requests"] for name, cost in result.figures["second look"].items()}
     result.equal("requests of a second look", requests[million], requests[str(SIZES[0])])
     result.figures["seconds of 1000 lookups in a plan"] = lookups()
     return result
@@ -47,7 +47,7 @@ def write_index(shards: int, index: str) -> None:
 
 
 def without_index(shards: int, index: str) -> Figures:
-    """Opening and status where every record must be read."""
+    """Opening and status if every record must be read."""
     with _opened(shards, None) as (root, store):
         return {"no index": _timed(root.status, store)}
 
@@ -55,23 +55,23 @@ def without_index(shards: int, index: str) -> Figures:
 def from_index(shards: int, index: str) -> Figures:
     """Opening and status from an index; again: nothing changed, a folder grew; what is missing."""
     with _opened(shards, index) as (root, store):
-        found = {"status": _timed(root.status, store)}
-        found["second look"] = _timed(root.status, store)
+        costs = {"status": _timed(root.status, store)}
+        costs["second look"] = _timed(root.status, store)
         store.done += GROWN
-        found["one folder grew"] = _timed(root.status, store)
-        found["missing"] = _timed(root.missing, store)
+        costs["one folder grew"] = _timed(root.status, store)
+        costs["missing"] = _timed(root.missing, store)
         assert root.missing() == list(range(store.done, shards))
-        return found
+        return costs
 
 
 def resuming(shards: int, index: str) -> Figures:
     """What `semix resume` looks at before it starts a flow: sizes of all files, what lacks."""
     from semix.data.verify import damage
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
     def look(root: Any) -> None:
         assert [problem.kind for problem in damage(root)] == ["prototypes"]  # there are none
-        assert len(Selection(skip_failed="1%").wanted(root)) == LACKING
+        assert len(ShardSelection(skip_failed="1%").shards_to_make(root)) == LACKING
 
     with _opened(shards, index) as (root, store):
         return {"resume": _timed(lambda: look(root), store)}
@@ -83,7 +83,7 @@ def lookups() -> dict[str, float]:
     from semix.pipeline.config import BuildConfig
     from semix.pipeline.plan import BuildPlan
 
-    found = {}
+    seconds = {}
     for shards in SIZES:
         values: dict[str, Any] = {
             "real": {"name": "digits"},
@@ -97,8 +97,8 @@ def lookups() -> dict[str, float]:
         start = time.process_time()
         for shard in range(shards - 1000, shards):
             plan.shard(shard)
-        found[str(shards)] = time.process_time() - start
-    return found
+        seconds[str(shards)] = time.process_time() - start
+    return seconds
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def _highest_mb() -> float:
 
 
 def _alone(context: Any, work: Callable[..., Any], *arguments: Any) -> Any:
-    """In a process of its own, so that no other measurement's memory is in it."""
+    """Run in a separate process, so that memory of other measurements is not counted."""
     with context.Pool(1) as pool:
         return pool.apply(work, arguments)
 

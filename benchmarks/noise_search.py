@@ -1,4 +1,4 @@
-"""C11: successive halving against scoring all candidates in full, on the trained stand-in."""
+"""C11: successive halving against scoring all candidates in full, on the quickstart's model."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ from benchmarks.models import build_config
 
 POOL, TOGETHER = 32, 8  # candidates of a pair; choices scored together
 COUNTS = (4, 8, 16, 32)
-SEED = 7_000_000  # none of the noises that the schedule was found on
+SEED = 7_000_000  # other noises than those on which the schedule was chosen
 Job = tuple[tuple[int, ...], list[int]]  # classes and seeds of one choice
 
 
@@ -101,14 +101,14 @@ class Search:
     ) -> tuple[list[NoiseSelection], int, float]:
         """The choices, the rows and the CPU seconds."""
         self.rows, start = 0, time.process_time()
-        found: list[NoiseSelection] = []
+        choices: list[NoiseSelection] = []
         for at in range(0, len(jobs), TOGETHER):
             part = jobs[at : at + TOGETHER]
-            found += select_noise(
+            choices += select_noise(
                 [seeds for _, seeds in part],
                 scoring_conditions([pair for pair, _ in part], self.config, self.embeddings),
                 scorer=self.scorer,
                 shape=self.generator.latent_shape,
                 rungs=schedule,
             )
-        return found, self.rows, time.process_time() - start
+        return choices, self.rows, time.process_time() - start

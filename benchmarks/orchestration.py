@@ -13,7 +13,7 @@ from benchmarks.idle import apart, copied, idle_root, idle_workers
 from benchmarks.measure import Result
 
 SLOTS = 2
-# Turns of each side by how long a shard takes (seconds, asleep) and by how many there are.
+# Turns of each side by seconds that a shard sleeps and by number of shards.
 TURNS = {0.0: {1: 3, 10: 3, 100: 2, 1000: 1}, 1.0: {1: 1, 10: 1, 100: 1}}
 SETTLE_S = 2.0  # the server has events left to write when a flow ends
 SHARD_S, MANY = 30.0, 100  # the run that the bar is about
@@ -29,7 +29,7 @@ def run() -> Result:
 
 
 def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
-    """Seconds of a server's start, and of the sides by seconds a shard and number of shards."""
+    """Seconds of a server's start, and of both sides by seconds per shard and number of shards."""
     start = time.perf_counter()
     from semix.flows.run_server import prefect_server
 
@@ -42,12 +42,12 @@ def measured() -> tuple[float, dict[float, dict[int, Sides]]]:
         }
 
 
-def report(result: Result, server_s: float, found: dict[float, dict[int, Sides]]) -> None:
+def report(result: Result, server_s: float, turns: dict[float, dict[int, Sides]]) -> None:
     over = {
         seconds: {
             count: median(side["flow"]) - median(side["plain"]) for count, side in row.items()
         }
-        for seconds, row in found.items()
+        for seconds, row in turns.items()
     }
     counts = sorted(over[0.0])
     line = np.polyfit(counts, [over[0.0][count] for count in counts], 1)
@@ -67,18 +67,18 @@ def report(result: Result, server_s: float, found: dict[float, dict[int, Sides]]
         },
         "prefect_cpu_seconds_a_run": {
             f"{seconds:g} s": {count: median(side["prefect_cpu"]) for count, side in row.items()}
-            for seconds, row in found.items()
+            for seconds, row in turns.items()
         },
-        "plain_seconds_a_shard": marginal(found[0.0], "plain"),
-        "with_flow_seconds_a_shard": marginal(found[0.0], "flow"),
-        "wall_seconds": {f"{seconds:g} s": row for seconds, row in found.items()},
+        "plain_seconds_a_shard": marginal(turns[0.0], "plain"),
+        "with_flow_seconds_a_shard": marginal(turns[0.0], "flow"),
+        "wall_seconds": {f"{seconds:g} s": row for seconds, row in turns.items()},
     }
 
 
-def marginal(found: dict[int, Sides], side: str) -> float:
+def marginal(turns: dict[int, Sides], side: str) -> float:
     """Wall seconds of one more shard, between the two longest runs."""
-    few, many = sorted(found)[-2:]
-    return (median(found[many][side]) - median(found[few][side])) / (many - few)
+    few, many = sorted(turns)[-2:]
+    return (median(turns[many][side]) - median(turns[few][side])) / (many - few)
 
 
 def median(values: Sequence[float]) -> float:
@@ -87,15 +87,15 @@ def median(values: Sequence[float]) -> float:
 
 def sides(plan: Root, seconds: float, turns: int) -> Sides:
     """Wall seconds of a flow and of its workers alone, in turns; and CPU seconds of Prefect."""
-    found: Sides = {"flow": [], "plain": [], "prefect_cpu": []}
+    times: Sides = {"flow": [], "plain": [], "prefect_cpu": []}
     with idle_workers(seconds):
         for _ in range(turns):
             before = prefect_cpu()
-            found["flow"].append(timed(by_flow, copied(plan)))
+            times["flow"].append(timed(by_flow, copied(plan)))
             time.sleep(SETTLE_S)
-            found["prefect_cpu"].append(prefect_cpu() - before)
-            found["plain"].append(timed(by_workers, copied(plan)))
-    return found
+            times["prefect_cpu"].append(prefect_cpu() - before)
+            times["plain"].append(timed(by_workers, copied(plan)))
+    return times
 
 
 def timed(side: Any, root: Root) -> float:
@@ -113,7 +113,7 @@ def by_flow(root: Root) -> None:
 
 
 def by_workers(root: Root) -> None:
-    """The same commands that a flow's slots run, and nobody who watches them."""
+    """The commands that a flow's slots run, without supervision."""
     from semix.flows import child
     from semix.flows.slots import SlotSettings, slot
 

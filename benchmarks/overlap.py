@@ -61,19 +61,19 @@ def encoded(result: Result, folder: Path, models: StandIns) -> None:
     root, plan, loaded = opened(config)
     spec = plan.shard(0)
     batches = [[plan.group(b * 4 + i) for i in range(4)] for b in range(BATCHES)]
-    kept: list[np.ndarray] = []
+    pixels: list[np.ndarray] = []
 
     def generate() -> None:
-        kept.clear()
+        pixels.clear()
         for groups in batches:
-            kept.append(make_batch(groups, plan, models=loaded, clock=Stopwatch()).images)
+            pixels.append(make_batch(groups, plan, models=loaded, clock=Stopwatch()).images)
 
     def encode() -> None:
         with (
             (folder / "alone.tar").open("wb") as file,
             ShardWriter(file, extension="png", clock=Stopwatch(), threads=1) as writer,
         ):
-            for index, series in enumerate(image for batch in kept for image in batch):
+            for index, series in enumerate(image for batch in pixels for image in batch):
                 record = handmade.series_of(handmade.record(index, 8))
                 writer.add(record, lambda series=series: encode_series(series, "png"))
 
@@ -87,16 +87,16 @@ def encoded(result: Result, folder: Path, models: StandIns) -> None:
         clock=time.perf_counter,
     )
     slowest = max(("generate", "encode"), key=lambda name: float(np.median(seconds[name])))
-    found = ratio(seconds["overlapped"], seconds[slowest])
+    overlap = ratio(seconds["overlapped"], seconds[slowest])
     serial = [a + b for a, b in zip(seconds["generate"], seconds["encode"], strict=True)]
-    result.at_most("wall over the slowest stage", found["ratio"], 1.1)
+    result.at_most("wall over the slowest stage", overlap["ratio"], 1.1)
     result.figures |= {
         "slowest": slowest,
-        "overlap": found,
+        "overlap": overlap,
         "serial": ratio(serial, seconds["overlapped"]),
         "wall_seconds": seconds,
     }
-    first = encode_image(kept[0][0, 0], "png")
+    first = encode_image(pixels[0][0, 0], "png")
     result.figures["image_kB"] = len(first) / 1000
 
 
@@ -128,10 +128,10 @@ def published(result: Result, models: StandIns) -> None:
         repeats=3,
         clock=time.perf_counter,
     )
-    found = ratio(seconds["worker"], seconds["making"])
-    result.at_most(f"{SHARDS} shards, {LATENCY_S:g} s a write, over making", found["ratio"], 1.15)
+    overlap = ratio(seconds["worker"], seconds["making"])
+    result.at_most(f"{SHARDS} shards, {LATENCY_S:g} s a write, over making", overlap["ratio"], 1.15)
     serial = ratio(seconds["one after another"], seconds["making"])
-    result.figures["publishing"] = {"worker": found, "one after another": serial, "wall": seconds}
+    result.figures["publishing"] = {"worker": overlap, "one after another": serial, "wall": seconds}
 
 
 @contextmanager

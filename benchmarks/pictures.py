@@ -21,11 +21,11 @@ from torch import Tensor
 
 
 class Blends:
-    """In the place of a diffusion model: two handwritten digits, blended in proportion.
+    """A fake diffusion model: two handwritten digits, blended in proportion.
 
     Args:
         size: side of the images, a multiple of 8.
-        seconds: that every batch takes, asleep.
+        seconds: that every batch sleeps.
     """
 
     def __init__(self, size: int, *, seconds: float = 0.0) -> None:
@@ -52,7 +52,7 @@ class Blends:
 
 
 class Guesses:
-    """In the place of CLIP: random features. Labels follow from them as always."""
+    """A fake CLIP: random features, from which labels follow as usual."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -63,7 +63,7 @@ class Guesses:
 
 
 def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 0.0) -> Models:
-    """In the place of a root's models: blends of digits, and features that are guesses.
+    """Fake models of a root: blends of digits, and random features.
 
     Args:
         size, seconds: as of `Blends`.
@@ -78,7 +78,7 @@ def blending_models(root: Root, plan: BuildPlan, *, size: int, seconds: float = 
 
 
 def fill(root: Root, *, size: int) -> None:
-    """Make all shards of a root of blends of digits; its features are guesses."""
+    """Make all shards of a root of blends of digits, with random features."""
     plan = plan_of(root)
     models = blending_models(root, plan, size=size)
     for shard in root.missing():

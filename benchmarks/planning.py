@@ -68,7 +68,7 @@ def look_up(series_a_pair: int) -> BuildPlan:
 
 
 def peak_bytes(side: Any) -> int:
-    """The most memory that Python held for it at one time."""
+    """The peak of Python's memory during the call."""
     tracemalloc.start()
     side()
     peak = tracemalloc.get_traced_memory()[1]
@@ -77,7 +77,7 @@ def peak_bytes(side: Any) -> int:
 
 
 def scanning(result: Result, root: Root) -> None:
-    """What a resume asks first, against the tars alone."""
+    """Find missing shards by records, against reading the tars."""
     expected = (lost(), (SHARDS - MISSING) * SERIES)
     sides = {"records": by_records, "tarfile": by_headers, "webdataset": by_reading}
     peers: dict[str, list[float]] = {}
@@ -90,10 +90,10 @@ def scanning(result: Result, root: Root) -> None:
     indexed = interleaved({"ours": lambda: by_records(root)}, repeats=9)["ours"]
     headers = interleaved({"theirs": lambda: by_headers(root)}, repeats=2)["theirs"]
     headers += peers["tarfile"]
-    found = ratio(headers, cold)
-    result.at_least("scan, ratio to the headers of every tar", found["ratio"], 50.0)
+    speedup = ratio(headers, cold)
+    result.at_least("scan, ratio to the headers of every tar", speedup["ratio"], 50.0)
     result.figures["scan"] = {
-        "without an index": found,
+        "without an index": speedup,
         "with an index": ratio(headers, indexed),
         "over reading with webdataset": ratio(peers["webdataset"], cold),
         "cpu_seconds": {
@@ -106,14 +106,14 @@ def scanning(result: Result, root: Root) -> None:
 
 
 def by_records(root: Root) -> tuple[list[int], int]:
-    """Missing shards and series in the others, as a process that just started finds them."""
+    """Missing shards, and series in the others, in a process that just started."""
     root = Root(root.url)
     missing = root.missing()
     return list(missing), root.progress().groups_done
 
 
 def by_headers(root: Root) -> tuple[list[int], int]:
-    """The same from the members' headers of every tar; their contents are jumped over."""
+    """The same from the members' headers of every tar, without their contents."""
     series = 0
     for path in tars(root):
         with tarfile.open(path, "r:") as tar:
@@ -132,8 +132,8 @@ def tars(root: Root) -> list[Path]:
 
 
 def without_tar(root: Root) -> list[int]:
-    there = {int(path.name[:7]) for path in tars(root)}
-    return [shard for shard in range(SHARDS) if shard not in there]
+    present = {int(path.name[:7]) for path in tars(root)}
+    return [shard for shard in range(SHARDS) if shard not in present]
 
 
 def lost() -> list[int]:

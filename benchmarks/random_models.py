@@ -1,6 +1,6 @@
 """Pipelines of the true architectures with random weights, saved as a user's would be.
 
-Random weights time a method and say nothing about pictures.
+Random weights serve to measure time; their images mean nothing.
 """
 
 import json

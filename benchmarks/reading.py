@@ -63,8 +63,8 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
     theirs = torch.stack([image for image, _ in files]).permute(0, 2, 3, 1)
     result.equal("pixels are ImageFolder's", torch.equal(mixed.images.flatten(0, 1), theirs), True)
     for name, one in (("samples", loader), ("batches", whole)):
-        seen = torch.cat([number_of(batch) for batch in one]).sort().values
-        equal = torch.equal(seen, torch.arange(len(theirs)))
+        numbers = torch.cat([number_of(batch) for batch in one]).sort().values
+        equal = torch.equal(numbers, torch.arange(len(theirs)))
         result.equal(f"every image once, by {name}", equal, True)
     target = torch.empty_like(theirs)
 
@@ -89,13 +89,13 @@ def from_memory(result: Result, root: Root, folder: Path) -> None:
     seconds = interleaved(sides, repeats=5)
     on_two_cores = {"ours": ours, "ImageFolder": lambda: image_folder(2)}
     wall = interleaved(on_two_cores, repeats=1, clock=time.perf_counter)
-    found = ratio(seconds["ImageFolder"], seconds["ours"])
+    speedup = ratio(seconds["ImageFolder"], seconds["ours"])
     in_batches = ratio(seconds["ImageFolder"], seconds["in batches"])
     with_opening = [s + opened for s in seconds["ours"]]
-    result.at_least("decoded epochs, ratio to ImageFolder", found["ratio"], 10.0)
+    result.at_least("decoded epochs, ratio to ImageFolder", speedup["ratio"], 10.0)
     result.at_least("the same in whole batches", in_batches["ratio"], 20.0)
     result.figures |= {
-        "from_memory": found,
+        "from_memory": speedup,
         "from_memory_in_batches": in_batches,
         "from_memory_with_decoding": ratio(seconds["ImageFolder"], with_opening),
         "against_two_workers_wall": ratio(wall["ImageFolder"], wall["ours"]),
@@ -117,9 +117,9 @@ def streaming(result: Result, root: Root, *, size: int, batch: int, bar: float) 
     one_by_one = {"stream": stream, "dataset": map(images.__getitem__, theirs)}
     for name, samples in one_by_one.items():
         ours = {}
-        for found in samples:
-            pixels = int(np.asarray(found["image"]).astype(int).sum())
-            ours[int(number_of(found))] = (pixels, int(found["label"].argmax()))
+        for speedup in samples:
+            pixels = int(np.asarray(speedup["image"]).astype(int).sum())
+            ours[int(number_of(speedup))] = (pixels, int(speedup["label"].argmax()))
         equal = f"{size} px: images and labels of the {name} are webdataset's"
         result.equal(equal, ours == theirs, True)
 
@@ -135,15 +135,15 @@ def streaming(result: Result, root: Root, *, size: int, batch: int, bar: float) 
     }
     seconds = interleaved(sides, repeats=5)
     for name in one_by_one:
-        found = ratio(seconds["webdataset"], seconds[name])
-        result.at_least(f"{size} px, {name}, ratio to plain webdataset", found["ratio"], bar)
-        result.figures[f"{name}_{size}"] = found
+        speedup = ratio(seconds["webdataset"], seconds[name])
+        result.at_least(f"{size} px, {name}, ratio to plain webdataset", speedup["ratio"], bar)
+        result.figures[f"{name}_{size}"] = speedup
     result.figures[f"streaming_{size}_cpu_seconds"] = seconds
 
 
-def number_of(found: dict[str, Any]) -> Any:
-    """Of an image, or of those of a batch, counted through the dataset."""
-    return found["group"] * ALPHAS + found["position"]
+def number_of(sample: dict[str, Any]) -> Any:
+    """Number of an image in the dataset, or of each image of a batch."""
+    return sample["group"] * ALPHAS + sample["position"]
 
 
 def plain_webdataset(tars: list[str]) -> Iterator[tuple[Tensor, list[list[float]]]]:
@@ -163,7 +163,7 @@ def drain(batches: Iterable[object]) -> None:
 def small_crops(count: int) -> np.ndarray:
     """Squares of scikit-learn's two photographs, made smaller, uint8 [N, 32, 32, 3]."""
     rng = np.random.default_rng(0)
-    made = []
+    squares = []
     photographs = [
         np.asarray(Image.fromarray(image).resize((160, 107), Image.Resampling.BICUBIC))
         for image in load_sample_images().images
@@ -172,8 +172,8 @@ def small_crops(count: int) -> np.ndarray:
         photograph = photographs[index % 2]
         top, left = (int(rng.integers(0, side - SMALL)) for side in photograph.shape[:2])
         square = photograph[top : top + SMALL, left : left + SMALL].astype(np.int16)
-        made.append(np.clip(square + rng.integers(-3, 4, square.shape), 0, 255).astype(np.uint8))
-    return np.stack(made)
+        squares.append(np.clip(square + rng.integers(-3, 4, square.shape), 0, 255).astype(np.uint8))
+    return np.stack(squares)
 
 
 def write_root(folder: Path, series: np.ndarray) -> Root:

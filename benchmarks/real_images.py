@@ -67,12 +67,12 @@ def beside_image_folder(result: Result, folder: Path, side: int) -> None:
 
     sides = {"ours": ours, "ImageFolder": theirs}
     wall = interleaved(sides, repeats=REPEATS, clock=time.perf_counter)
-    found = ratio(wall["ImageFolder"], wall["ours"])
-    result.at_least(f"{side} px, ratio to ImageFolder", found["ratio"], 1.0)
+    speedup = ratio(wall["ImageFolder"], wall["ours"])
+    result.at_least(f"{side} px, ratio to ImageFolder", speedup["ratio"], 1.0)
     growth = max(memory[1:]) / memory[0]
     result.at_most(f"{side} px, memory of later epochs over the first's", growth, 1.05)
     result.figures[f"{side} px"] = {
-        "ratio": found,
+        "ratio": speedup,
         "wall_seconds": wall,
         "images_a_second": len(images) / min(wall["ours"]),
         "mib_with_workers_by_epoch": memory,
@@ -82,9 +82,9 @@ def beside_image_folder(result: Result, folder: Path, side: int) -> None:
 
 def drain(batches: Iterator[Tensor], memory: list[float]) -> None:
     """Take every batch; note the most memory of this process and its workers, MiB."""
-    most, own = 0.0, psutil.Process()
+    most, parent = 0.0, psutil.Process()
     for number, _ in enumerate(batches):
         if number % 8 == 0:
-            family = [own, *own.children(recursive=True)]
+            family = [parent, *parent.children(recursive=True)]
             most = max(most, sum(process.memory_full_info().pss for process in family) / 2**20)
     memory.append(most)

@@ -53,10 +53,10 @@ def run() -> Result:
     seconds = interleaved(sides, repeats=3)
     with tempfile.TemporaryDirectory() as folder:
         names = export(largest, Path(folder, "pictures"))
-        peer_seconds, found = peer(Path(folder, "pictures"), names, works[IMAGES[-1]])
+        peer_seconds, peer_weights = peer(Path(folder, "pictures"), names, works[IMAGES[-1]])
     for name, more in interleaved(sides, repeats=2).items():
         seconds[name] += more
-    apart = difference(found, works[IMAGES[-1]].labels)
+    apart = difference(peer_weights, works[IMAGES[-1]].labels)
     result.at_most("difference of a weight", apart, 1e-4)
     report(result, seconds, peer_seconds)
     result.figures["from stored features"] = from_stored_features()
@@ -75,7 +75,7 @@ def report(result: Result, seconds: dict[str, list[float]], peer_seconds: float)
 
 
 def small_clip() -> Path:
-    """A wide CLIP of two layers, hardly trained: all it must do is tell classes apart."""
+    """A wide CLIP of two layers, hardly trained: it only has to separate the classes."""
     recipe = Recipe(
         TrainingStage(2, 16, 1e-3),
         TrainingStage(2, 16, 1e-3),
@@ -111,7 +111,7 @@ PAIRS = [["zero", "one"], ["two", "three"], ["four", "five"], ["six", "seven"], 
 
 
 def started(root: Root, clip: Path) -> RelabelJob:
-    """A new label set whose encoder is loaded; that is no part of the work."""
+    """A new label set with its encoder loaded, which is not timed."""
     labels = plan_set(root, relabelled_config(root, [f"annotation.model=local-dir:{clip}"]))
     ensure_set_prototypes(labels, device="cpu")
     work = RelabelJob(labels)
@@ -157,10 +157,10 @@ def export(root: Root, folder: Path) -> list[str]:
 def peer(
     folder: Path, names: list[str], work: RelabelJob
 ) -> tuple[float, dict[tuple[int, int], float]]:
-    """As the official code goes about it, with its errors repaired.
+    """The method of the official code, with its errors repaired.
 
-    For each file its group is looked up among all names by their beginning, and each image of
-    the group is opened, encoded and projected by itself: eight times over, and in N^2 comparisons.
+    For each file, its group is looked up among all names by their prefix, and each image of the
+    group is opened, encoded and projected by itself: eight times over, with N^2 comparisons.
 
     Returns:
         CPU seconds, and the weight of each image by group and position.
@@ -187,7 +187,7 @@ def peer(
     return seconds, {(places[name][0], places[name][3]): weights[name] for name in names}
 
 
-def difference(found: dict[tuple[int, int], float], labels: LabelSet) -> float:
+def difference(theirs: dict[tuple[int, int], float], labels: LabelSet) -> float:
     """The largest one between the peer's weights and ours."""
     ours = {
         (group, position): weight
@@ -195,8 +195,8 @@ def difference(found: dict[tuple[int, int], float], labels: LabelSet) -> float:
         for group, series in labels.labels(shard).items()
         for position, weight in enumerate(series.weights)
     }
-    assert ours.keys() == found.keys()
-    return max(abs(ours[place] - weight) for place, weight in found.items())
+    assert ours.keys() == theirs.keys()
+    return max(abs(ours[key] - weight) for key, weight in theirs.items())
 
 
 def from_stored_features() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""C1: batches of whole series against one call of diffusers' pipeline an image, of each kind."""
+"""C1: batches of whole series against one call of diffusers' pipeline per image, per family."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from benchmarks.models import build_config, opened, standins
 
 GROUPS = 8
 FLOW = {"SD3": "sd3", "FLUX": "flux"}
-BAR = 3.0  # times less CPU time than one image a call
+BAR = 3.0  # times less CPU time than one image per call
 
 
 def run() -> Result:
@@ -35,7 +35,7 @@ def run() -> Result:
 
 
 def compare(result: Result, name: str, config: BuildConfig) -> float:
-    """Adds one model's figures; gives how far ahead of one image a call."""
+    """Add one model's figures; returns the speed-up over one image per call."""
     _, plan, models = opened(config)
     generator = models.generator
     groups = [plan.group(index) for index in range(GROUPS)]
@@ -71,15 +71,15 @@ def compare(result: Result, name: str, config: BuildConfig) -> float:
 
 
 def flow_config(family: str) -> BuildConfig:
-    """As `build_config`, of a small flow model with the stand-ins' VAE and random weights."""
+    """As `build_config`, for a small flow model with the quickstart's VAE and random weights."""
     vae = AutoencoderKL.from_pretrained(
         standins().diffusion / "vae", use_safetensors=True, shift_factor=0.0
     )
     folder = Path(tempfile.mkdtemp(prefix="semix-bench-"))
     names = class_names(RealDataConfig(name="digits"))
     save_flow(folder, f"small-{family}", device="cpu", names=names, vae=vae)
-    told = {"family": family, "model": folder, "prompt_length": 16, "image_size": 32}
-    return build_config(*(f"generator.{name}={value}" for name, value in told.items()))
+    settings = {"family": family, "model": folder, "prompt_length": 16, "image_size": 32}
+    return build_config(*(f"generator.{name}={value}" for name, value in settings.items()))
 
 
 def peer(
@@ -95,25 +95,25 @@ def peer(
         images = []
         for start in range(0, len(noise), rows):
             part, latents = condition[start : start + rows], noise[start : start + rows]
-            told = {"prompt_embeds": part.tokens, "pooled_prompt_embeds": part.pooled}
+            prompts = {"prompt_embeds": part.tokens, "pooled_prompt_embeds": part.pooled}
             if config.family == "flux":
                 latents = packed(latents)
             else:
-                told["negative_prompt_embeds"] = empty.tokens.expand_as(part.tokens)
+                prompts["negative_prompt_embeds"] = empty.tokens.expand_as(part.tokens)
             if part.pooled is None:
-                del told["pooled_prompt_embeds"]
+                del prompts["pooled_prompt_embeds"]
             elif config.family != "flux":
                 assert empty.pooled is not None
-                told["negative_pooled_prompt_embeds"] = empty.pooled.expand_as(part.pooled)
-            made = pipeline(
-                **told,
+                prompts["negative_pooled_prompt_embeds"] = empty.pooled.expand_as(part.pooled)
+            decoded = pipeline(
+                **prompts,
                 **size,
                 latents=latents,
                 num_inference_steps=config.steps,
                 guidance_scale=config.guidance_scale,
                 output_type="pt",
             ).images
-            images.append((made * 255).round().to(torch.uint8).permute(0, 2, 3, 1))
+            images.append((decoded * 255).round().to(torch.uint8).permute(0, 2, 3, 1))
         return torch.cat(images)
 
     return make
@@ -125,14 +125,14 @@ def bare_forwards(
     """Nothing but the network calls of that batch: what no sampler can go below."""
     rows = len(condition) * (2 if config.two_rows else 1)
     latents = torch.randn(rows, *generator.latent_shape)
-    told = condition[torch.arange(rows) % len(condition)]
-    # Without a second row where guidance would make one; FLUX is told it.
+    condition_rows = condition[torch.arange(rows) % len(condition)]
+    # Without a second row for guidance; FLUX gets the scale as an input.
     scale = 1.0 if config.two_rows else config.guidance_scale
 
     @torch.inference_mode()
     def forwards() -> None:
         for _ in range(config.steps):
-            generator.denoiser.guided(latents, torch.tensor(500), told, scale)
+            generator.denoiser.guided(latents, torch.tensor(500), condition_rows, scale)
         for part in latents[: len(condition)].split(generator.decode_batch):
             generator.vae.decode(part, return_dict=False)
 

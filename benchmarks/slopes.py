@@ -15,14 +15,14 @@ from benchmarks.models import build_config, opened
 
 def run() -> Result:
     result = Result("slopes", "seconds of CPU over images, steps, rows, alphas, classes")
-    for name, found in {
+    for name, slopes in {
         "images": images(),
         "steps": steps(),
         "rows": rows(),
         "alphas": alphas(),
         "classes": classes(),
     }.items():
-        result.figures[name] = found
+        result.figures[name] = slopes
     off = abs(result.figures["images"]["slope"] - 1)
     result.at_most("slope over images, distance to 1", off, 0.03)
     result.at_least("share explained by a line over steps", result.figures["steps"]["r2"], 0.995)

@@ -1,4 +1,4 @@
-"""A Stable Diffusion pipeline with random weights: the stand-in's text side, other image sizes."""
+"""A Stable Diffusion pipeline with random weights and the quickstart's text side, of any size."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionMod
 def save_tiny_pipeline(folder: Path, standin: Path, *, image_size: int) -> None:
     """Save a pipeline of `image_size` pixels whose latents are 8 times smaller.
 
-    Random weights time the method; they say nothing about pictures.
+    Random weights serve to measure time; their images mean nothing.
     """
     pipeline = StableDiffusionPipeline.from_pretrained(
         standin, use_safetensors=True, safety_checker=None, requires_safety_checker=False

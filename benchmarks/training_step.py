@@ -44,10 +44,10 @@ def run() -> Result:
         "bare": lambda: [bare(batch) for _ in range(STEPS)],
     }
     seconds = interleaved(sides, repeats=REPEATS)
-    found = ratio(seconds["ours"], seconds["bare"])
-    result.at_most("step over the bare loop", found["ratio"], 1.03)
+    speedup = ratio(seconds["ours"], seconds["bare"])
+    result.at_most("step over the bare loop", speedup["ratio"], 1.03)
     result.figures |= {
-        "step": found,
+        "step": speedup,
         "milliseconds_a_step": {k: min(v) / STEPS * 1e3 for k, v in seconds.items()},
         "cpu_seconds": seconds,
     }
@@ -89,15 +89,15 @@ def settings(url: str) -> TrainConfig:
 
 
 def blends(folder: Path) -> str:
-    """URL of a root of plain blends, one series a pair of digits."""
+    """URL of a root of plain blends, one series per pair of digits."""
     real = load_real(RealDataConfig(**REAL))
     pictures = [real.train.images(real.train.targets == k)[0].astype(float) for k in range(10)]
     samples = []
     for group, (first, second) in enumerate(itertools.combinations(range(10), 2)):
         series = [a * pictures[first] + (1 - a) * pictures[second] for a in ALPHAS]
-        told = {"classes": [first, second], "alphas": ALPHAS, "weights": ALPHAS}
-        told["labels"] = [[[first, a], [second, 1 - a]] for a in ALPHAS]
-        record = handmade.series_of(handmade.record(group, **told))
+        labels = {"classes": [first, second], "alphas": ALPHAS, "weights": ALPHAS}
+        labels["labels"] = [[[first, a], [second, 1 - a]] for a in ALPHAS]
+        record = handmade.series_of(handmade.record(group, **labels))
         images = [encode_image(image.round().astype(np.uint8), "webp") for image in series]
         samples.append(GroupSample(record, images, "webp"))
     url: str = handmade.root_of(folder, samples, real.class_names).url

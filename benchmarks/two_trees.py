@@ -1,4 +1,4 @@
-"""Do two trees make the same? `python -m benchmarks.two_trees OTHER --models STANDINS`.
+"""Compare the outputs of two checkouts: `python -m benchmarks.two_trees OTHER --models STANDINS`.
 
 Runs the same commands from both checkouts, one tree after the other, and compares what they leave:
 every image and KEY.json, features, prototypes, labels of sets, exports, audit figures, trained
@@ -105,92 +105,92 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="write what this tree says to a file, and end")
     options = parser.parse_args()
     trees = [HERE] if options.keep else [options.other, HERE]
-    found = [_said(tree.resolve(), options.models.resolve()) for tree in trees]
+    files = [_contents_of(tree.resolve(), options.models.resolve()) for tree in trees]
     if options.keep:
-        options.keep.write_text(json.dumps(found[0], indent=1))
+        options.keep.write_text(json.dumps(files[0], indent=1))
         return 0
     differing = sorted(
-        n for n in found[0].keys() | found[1].keys() if found[0].get(n) != found[1].get(n)
+        n for n in files[0].keys() | files[1].keys() if files[0].get(n) != files[1].get(n)
     )
     for name in differing:
-        where = ["other"] * (name in found[0]) + ["here"] * (name in found[1])
+        where = ["other"] * (name in files[0]) + ["here"] * (name in files[1])
         print(f"{name}: {'differs' if len(where) == 2 else 'only ' + where[0]}")
-    print(f"{len(found[0])} and {len(found[1])} facts, {len(differing)} differ")
+    print(f"{len(files[0])} and {len(files[1])} facts, {len(differing)} differ")
     return bool(differing)
 
 
-def _said(tree: Path, models: Path) -> dict[str, str]:
+def _contents_of(tree: Path, models: Path) -> dict[str, str]:
     if tree.is_file():
         return dict(json.loads(tree.read_text()))
     with tempfile.TemporaryDirectory(prefix="semix-trees-") as folder:
-        place = Path(folder)
-        run_all(tree, place, models)
-        return dict(contents(place)) | refusals(tree, place)
+        location = Path(folder)
+        run_all(tree, location, models)
+        return dict(contents(location)) | refusals(tree, location)
 
 
-def run_all(tree: Path, place: Path, models: Path) -> None:
-    """All commands, in `place`, from the code of `tree`."""
-    shutil.copytree(models / "clip", place / "clip-2")
-    given = {
+def run_all(tree: Path, folder: Path, models: Path) -> None:
+    """Run all commands in `folder`, from the code of `tree`."""
+    shutil.copytree(models / "clip", folder / "clip-2")
+    settings = {
         "generator": {"model": str(models / "diffusion"), "steps": 6, "guidance_scale": 2.0},
         "annotation": {"model": f"local-dir:{models / 'clip'}"},
     }
-    (place / "build.yaml").write_text(yaml.safe_dump(BASE | given))
-    (place / "train.yaml").write_text(yaml.safe_dump(TRAINING))
+    (folder / "build.yaml").write_text(yaml.safe_dump(BASE | settings))
+    (folder / "train.yaml").write_text(yaml.safe_dump(TRAINING))
     for name, changes in BUILDS.items():
-        semix(tree, place, "build", "build.yaml", "--out", f"builds/{name}", *_set(changes))
+        semix(tree, folder, "build", "build.yaml", "--out", f"builds/{name}", *_set(changes))
     plain = "builds/plain"
-    semix(tree, place, "extend", plain, "--groups-per-pair", "4")
-    semix(tree, place, "relabel", plain, "--set", "annotation.scale=3")
-    semix(tree, place, "relabel", plain, "--set", "annotation.model=local-dir:clip-2")
-    semix(tree, place, "relabel", plain, "--set", "annotation.rule=similarity", "--out", "baked")
-    semix(tree, place, "export", plain, "--to", "exported")
-    semix(tree, place, "export", plain, "--to", "exported.parquet", "--format", "parquet")
+    semix(tree, folder, "extend", plain, "--groups-per-pair", "4")
+    semix(tree, folder, "relabel", plain, "--set", "annotation.scale=3")
+    semix(tree, folder, "relabel", plain, "--set", "annotation.model=local-dir:clip-2")
+    semix(tree, folder, "relabel", plain, "--set", "annotation.rule=similarity", "--out", "baked")
+    semix(tree, folder, "export", plain, "--to", "exported")
+    semix(tree, folder, "export", plain, "--to", "exported.parquet", "--format", "parquet")
     for name in ("plain", "simplex", "second", "selected"):
-        audit = semix(tree, place, "audit", f"builds/{name}", "--json")
-        (place / f"audit-{name}.json").write_text(audit)
+        audit = semix(tree, folder, "audit", f"builds/{name}", "--json")
+        (folder / f"audit-{name}.json").write_text(audit)
     for name, changes in TRAININGS.items():
-        semix(tree, place, "train", "train.yaml", "--out", f"runs/{name}", *_set(changes))
+        semix(tree, folder, "train", "train.yaml", "--out", f"runs/{name}", *_set(changes))
 
 
-def refusals(tree: Path, place: Path) -> dict[str, str]:
+def refusals(tree: Path, folder: Path) -> dict[str, str]:
     """Exit status and field of each refusal."""
-    found = {}
+    outputs = {}
     for name, arguments in REFUSALS.items():
-        ended = _run(tree, place, arguments)
+        ended = _run(tree, folder, arguments)
         error = re.search(r"error: (.*?) = ", " ".join(ended.stderr.split()))
-        field = error[1].replace(str(place), "PLACE") if error else ended.stderr[-300:]
-        found[f"refusal: {name}"] = f"{ended.returncode} {field}"
-    return found
+        field = error[1].replace(str(folder), "PLACE") if error else ended.stderr[-300:]
+        outputs[f"refusal: {name}"] = f"{ended.returncode} {field}"
+    return outputs
 
 
-def semix(tree: Path, place: Path, *arguments: str) -> str:
+def semix(tree: Path, folder: Path, *arguments: str) -> str:
     """What a command prints; raises if it fails."""
-    ended = _run(tree, place, arguments)
+    ended = _run(tree, folder, arguments)
     if ended.returncode:
         sys.exit(f"{tree}: semix {' '.join(arguments)}\n{ended.stdout[-2000:]}{ended.stderr}")
     print(f"{tree.name}: semix {' '.join(arguments)[:70]}", flush=True)
     return ended.stdout
 
 
-def _run(tree: Path, place: Path, arguments: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
+def _run(tree: Path, home: Path, arguments: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "1000",
-        "SEMIX_CACHE": str(place / "cache"),
+        "SEMIX_CACHE": str(home / "cache"),
     }
     command = [tree / ".venv" / "bin" / "semix", *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
 
 
-def contents(place: Path) -> Iterator[tuple[str, str]]:
-    """What each file says, by a name that holds no hash."""
-    for path in sorted(place.rglob("*")):
-        name = str(path.relative_to(place))
+def contents(folder: Path) -> Iterator[tuple[str, str]]:
+    """The content of each file, by a name without hashes."""
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
         if not path.is_file() or SKIPPED.search(name):
             continue
-        if found := re.search(r"labels/([0-9a-f]{64})", name):
-            name = name.replace(found[1], _set_name(found[1], path))
+        if digest := re.search(r"labels/([0-9a-f]{64})", name):
+            name = name.replace(digest[1], _set_name(digest[1], path))
         name = re.sub(r"-[0-9a-f]{8}(\.tar|\.features)", r"\1", name)
         if path.suffix == ".tar":
             yield from _members(name, path)

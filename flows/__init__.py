@@ -11,7 +11,7 @@ if __name__ != "semix.flows":
 # Read once, when Prefect and torch are imported, here and in the processes started from here.
 # A user's own settings win.
 os.environ.setdefault("DO_NOT_TRACK", "1")
-# What Prefect's console would say, semix says in its own words; run logs still reach the server.
+# semix prints its own messages instead of Prefect's console log; run logs still reach the server.
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 # Server, workers and trainers share cores. Threads that spin while they wait make two busy
 # processes on two cores ten times slower than threads that sleep (measured, torch on libgomp).

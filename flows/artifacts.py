@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's pages: progress, tables, pictures, links; none costs the run."""
+"""Artifacts in Prefect's pages: progress, tables, images, links; their errors never fail a run."""
 
 import base64
 import io
@@ -37,48 +37,48 @@ from semix.data.fingerprint import fingerprint
 from semix.data.lineage import in_words, made_now, source
 from semix.data.printable import markdown_text
 from semix.data.root import Root, RootProgress
-from semix.flows.progress import Rate, counted, describe, duration, standing, to_come
+from semix.flows.progress import Rate, derived_figures, describe, duration, image_count, images_left
 
 ARTIFACT_EVERY_S = 5.0
 STAGES = {
-    "noise": "noise chosen",
+    "noise": "noise selected",
     "generate": "images generated",
     "encode": "images encoded",
     "annotate": "labels by CLIP",
     "write": "shards written",
     "stall": "waited for the store",
 }
-MOST_FAILURES = 20  # of rows; `semix failures` has them all
+MOST_FAILURES = 20  # rows; `semix failures` shows all
 ROWS = 4  # series on a contact sheet
-MOST_READ = 64_000_000  # bytes of shards that are read for it
+MOST_READ = 64_000_000  # bytes of shards that are read for a contact sheet
 MOST_SIDE = 1600  # pixels
-MOST_TEXT = 140_000  # characters of the picture, in Prefect's database
+MOST_TEXT = 140_000  # characters of an image as text, in Prefect's database
 
 log = logging.getLogger("semix.prefect")
 build_log = logging.getLogger("semix.build")
 
-_warned: set[str] = set()  # runs that were told that something is not shown
+_warned: set[str] = set()  # runs that have warned that something is not shown
 
 
 def artifact_key(kind: str, url: str, *identity: str) -> str:
-    """Under which an artifact is found: `semix-build-mixed-1a2b3c4d`.
+    """The key of an artifact: `semix-build-mixed-1a2b3c4d`.
 
-    Prefect shows the newest artifact of a key, and takes lower-case letters, digits and dashes.
+    Prefect shows the newest artifact of a key; it accepts lower-case letters, digits and dashes.
 
     Args:
-        url: of what is shown; its last part is the name.
-        identity: what else tells it from others, as a plan's digest.
+        url: the shown root or folder; its last part is the name.
+        identity: further identity, as a plan's digest.
     """
     name = re.sub("[^a-z0-9]+", "-", PurePosixPath(url).name.lower()).strip("-")[:40].strip("-")
     return "-".join(filter(None, ("semix", kind, name, fingerprint([url, *identity])[:8])))
 
 
 @contextmanager
-def only_shown() -> Iterator[None]:
-    """What fails in the block is not shown in Prefect, which a run says once and goes on.
+def best_effort_display() -> Iterator[None]:
+    """An error in the block, which shows something in Prefect, is only a warning, once per run.
 
-    A server that is being restarted is not waited for: it would hold up the loop that watches the
-    slots.
+    Requests are not retried: waiting for a server that restarts would delay the loop that watches
+    the slots.
     """
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
@@ -93,15 +93,15 @@ def only_shown() -> Iterator[None]:
 
 @contextmanager
 def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
-    """Yields a function of a share, 0 to 1, and a few words; Prefect gets them now and then."""
+    """Yields a function of a share, 0 to 1, and a description; sends them every few seconds."""
     artifact: Any = None
-    with only_shown():
+    with best_effort_display():
         artifact = create_progress_artifact(0.0, key=key, description="begins")
     latest, due = None, 0.0
 
     def send(share: float, words: str) -> None:
         if artifact is not None:
-            with only_shown():
+            with best_effort_display():
                 update_progress_artifact(artifact, 100 * share, words)
 
     def publish(share: float, words: str) -> None:
@@ -111,7 +111,7 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
             send(*latest)
             due = time.monotonic() + ARTIFACT_EVERY_S  # after a send that may have waited
 
-    yield publish  # where that is interrupted, nothing may hold up the end
+    yield publish  # no `finally`: after an interrupt, nothing may delay the end
     if latest is not None:
         send(*latest)
 
@@ -124,8 +124,8 @@ def progress_artifact(key: str) -> Iterator[Callable[[RootProgress], None]]:
 
         def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            words = filter(None, (counted(progress), describe(progress, rate.value)))
-            total = progress.images_done + to_come(progress)
+            words = filter(None, (image_count(progress), describe(progress, rate.value)))
+            total = progress.images_done + images_left(progress)
             publish(progress.images_done / max(1, total), ", ".join(words))
 
         yield show
@@ -135,20 +135,20 @@ def progress_artifact(key: str) -> Iterator[Callable[[RootProgress], None]]:
 def training_artifact(
     settings: TrainConfig, run: Path, *, key: str
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function that looks into the run folder and shows how many epochs are done."""
+    """Yields a function that reads the run folder and shows how many epochs are done."""
     with growing_artifact(key) as publish:
 
         def show() -> None:
-            with only_shown():
+            with best_effort_display():
                 publish(*training_progress(settings, run))
 
         yield show
 
 
 def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
-    """The share that is done, 0 to 1, and the same in words, from the histories of the seeds.
+    """The share of epochs that is done, 0 to 1, and a description, from the seeds' histories.
 
-    A seed that is measured counts in full, though it may have ended early.
+    A measured seed counts in full, even if it ended early.
     """
     epochs = settings.epochs + (settings.head.epochs if settings.head else 0)
     measured = [seed for seed in settings.seeds if seed_evaluation(run, seed).is_file()]
@@ -165,15 +165,15 @@ def _epochs(history: Path) -> int:
 
 
 def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None:
-    """Show facts by name, one a row; empty ones are left out.
+    """Show facts by name, one per row; empty ones are left out.
 
-    Prefect's pages take the cells of a table for Markdown, and so its description.
+    Prefect's pages render the cells and the description as Markdown.
 
     Args:
-        facts: names and values that are shown as they are.
-        description: in Markdown.
+        facts: names and plain values, which are escaped.
+        description: Markdown.
     """
-    with only_shown():
+    with best_effort_display():
         rows = [
             {
                 "what": markdown_text(name.replace("_", " ")),
@@ -188,17 +188,16 @@ def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None
 def build_summary(
     root: Root, *, key: str, began: RootProgress, before: Sequence[int], seconds: float
 ) -> None:
-    """Show in one table what there is after a run, how fast it came, where its shards come from,
-    and what failed.
+    """Show counts, speed, lineage and failures after a run, in one table.
 
     Args:
-        began: the progress when the run began; before: the shards that were there.
-        seconds: that it took.
+        began: the progress when the run began; before: the shards that existed then.
+        seconds: duration of the run.
     """
-    with only_shown():
+    with best_effort_display():
         facts = summary(root.progress(), began=began, seconds=seconds)
-        told = made_now(before, root.done())
-        facts |= {"made in this run": told["made"], "reused": told["reused"]}
+        shards_made = made_now(before, root.done())
+        facts |= {"made in this run": shards_made["made"], "reused": shards_made["reused"]}
         if groups := _some_groups(root):
             share = entropy_share(read_series(root, groups))
             facts["entropy of labels"] = f"{share:.2f} of equal labels'"
@@ -207,29 +206,29 @@ def build_summary(
                 text += "costs accuracy; soften them: semix relabel %s --set annotation.scale=2.3"
                 build_log.warning(text, root.url, share, root.url)
         facts |= {"lineage": in_words(source(root.plan)), **_failures(root)}
-        place = markdown_text(root.url)
-        text = f"What is at {place}; the rate of one worker leaves out loading models."
+        address = markdown_text(root.url)
+        text = f"What is at {address}; the rate of one worker leaves out loading models."
         facts_table(facts, key=key, description=text)
 
 
-def summary(found: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
-    """Counts, rates and seconds by stage."""
-    made = found.images_done - began.images_done
-    one = standing(found)["images_per_second"]
+def summary(now: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
+    """Counts, rates and seconds per stage."""
+    new_images = now.images_done - began.images_done
+    rate = derived_figures(now)["images_per_second"]
     facts = {
-        "shards": f"{found.done:,} of {found.shards:,}, {found.done - began.done:,} in this run",
-        "images": f"{found.images_done:,} of {found.images:,}, {made:,} in this run",
-        "this run": f"{duration(seconds)}, {made / seconds:.3g} images/s",
-        "one worker": f"{one:.3g} images/s" if one else "",
+        "shards": f"{now.done:,} of {now.shards:,}, {now.done - began.done:,} in this run",
+        "images": f"{now.images_done:,} of {now.images:,}, {new_images:,} in this run",
+        "this run": f"{duration(seconds)}, {new_images / seconds:.3g} images/s",
+        "one worker": f"{rate:.3g} images/s" if rate else "",
     }
-    if found.left_out:
-        facts["left out"] = f"{found.left_out} series"
-    stages = sorted(found.stages.items(), key=lambda stage: -stage[1])
-    return facts | {STAGES[name]: f"{taken:.1f} s of all workers" for name, taken in stages}
+    if now.left_out:
+        facts["left out"] = f"{now.left_out} series"
+    stages = sorted(now.stages.items(), key=lambda stage: -stage[1])
+    return facts | {STAGES[name]: f"{spent:.1f} s of all workers" for name, spent in stages}
 
 
 def _failures(root: Root) -> dict[str, str]:
-    """The last reason of each shard that is not made."""
+    """The last reason of each shard that failed."""
     failures = root.failures()
     facts = {
         f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
@@ -241,26 +240,26 @@ def _failures(root: Root) -> dict[str, str]:
 
 
 def series_sheet(root: Root, *, key: str) -> None:
-    """Show a series each of some shards, if there are any, as a contact sheet.
+    """Show one series from each of some shards, if there are any, as a contact sheet.
 
-    Prefect's pages show a picture in Markdown as it is; an image artifact prints the text of its
-    address as well, which here is the picture.
+    It is an image in Markdown: an image artifact would also print its URL, which here holds the
+    whole image as text.
     """
-    with only_shown():
+    with best_effort_display():
         groups = _some_groups(root)
         if not groups:
             return
         picture = as_text(contact_sheet(read_series(root, groups)))
         text = (
             f"![series {', '.join(map(str, groups))}]({picture})\n\n"
-            "Each row is a series; below an image its alpha and CLIP weight, and its soft label "
-            f"as a bar. More of them: semix browse {markdown_text(root.url)}"
+            "Each row is a series; below each image are its alpha, its CLIP weight and its soft "
+            f"label as a bar. More of them: semix browse {markdown_text(root.url)}"
         )
         create_markdown_artifact(text, key=f"{key}-series", description="a few of the series")
 
 
 def as_text(sheet: Image.Image) -> str:
-    """A picture as a data URL of at most MOST_TEXT characters, smaller if it must be."""
+    """An image as a data URL of at most MOST_TEXT characters, scaled down if necessary."""
     sheet = sheet.copy()
     sheet.thumbnail((MOST_SIDE, MOST_SIDE))
     while True:
@@ -273,7 +272,7 @@ def as_text(sheet: Image.Image) -> str:
 
 
 def _some_groups(root: Root) -> list[int]:
-    """Series of other classes each, as many as may be read."""
+    """Series of different class pairs, as many as MOST_READ allows."""
     groups: list[int] = []
     read = 0
     for group in some_of_all_pairs(root, ROWS) if root.done() else []:
@@ -288,8 +287,8 @@ def _some_groups(root: Root) -> list[int]:
 
 
 def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
-    """Show what some measured runs reached."""
-    with only_shown():
+    """Show the results of measured runs."""
+    with best_effort_display():
         from semix.calib.tables import (  # pandas, at the end alone
             as_markdown,
             overview,
@@ -302,16 +301,16 @@ def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
 
 
 def markdown_file(page: Path, *, key: str) -> None:
-    """Show a Markdown file but its figures, which are files beside it."""
-    with only_shown():
+    """Show a Markdown file without its figures, which are files beside it."""
+    with best_effort_display():
         lines = [line for line in page.read_text().splitlines() if not line.startswith("![](")]
         text = "\n".join([*lines, "", _on_this_machine(f"With figures: {page}")])
         create_markdown_artifact(text, key=f"{key}-results", description="tables")
 
 
 def link_to(page: Path, *, key: str) -> None:
-    """A link to a page on the machine of the flow."""
-    with only_shown():
+    """Link to a page on the machine of the flow."""
+    with best_effort_display():
         text = f"{_on_this_machine(page)}; browsers open it there only"
         link = page.absolute().as_uri()
         create_link_artifact(link, page.name, key=f"{key}-page", description=text)

@@ -1,4 +1,4 @@
-"""Audit a mixed dataset: a page, audit.json, flags in the root, a table."""
+"""Audit a mixed dataset: write a page, audit.json and flags in the root; print a table."""
 
 import logging
 import time
@@ -37,48 +37,48 @@ def audit(
     """Audit a root into the folder `out`; by default `audit-NAME`, after the root.
 
     Args:
-        device: of the judge.
+        device: device of the judge.
     Returns:
-        What audit.json holds, and under "page", "json" and "flags_file" where things are.
+        The content of audit.json, and the paths "page", "json" and "flags_file".
     Raises:
         InputError: no such root, index, label set or judge; a folder that cannot be written.
-        RunFailed: not one shard can be read, or what they are measured by is damaged.
+        RunFailed: no shard can be read, or the prototypes are damaged.
     """
     root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
     with damage_named(root.url):
-        found = _read(root, index=index, labels=labels, run=judge, device=device)
+        result = _read(root, index=index, labels=labels, run=judge, device=device)
     page, numbers = folder / "audit.html", folder / "audit.json"
-    write_page(page, found, title=f"Audit of {root.url.rpartition('/')[2]}")
-    write_atomically(numbers, as_json(found.values))
-    return {**found.values, "page": str(page), "json": str(numbers), "flags_file": _keep(found)}
+    write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
+    write_atomically(numbers, as_json(result.values))
+    return {**result.values, "page": str(page), "json": str(numbers), "flags_file": _keep(result)}
 
 
 def _read(
     root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
 ) -> Audit:
     source = Pinned(root, index=index, labels=labels)
-    heartbeat = _lines(sum(shard.groups for shard in source.shards))
+    report = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
-            return measure(source, heartbeat=heartbeat)
+            return measure(source, heartbeat=report)
         judge = Judge(run, device=device)
         judge.refuse_other_classes(source.class_names)
         return measure(
             source,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
             judge_name=judge.name,
-            heartbeat=heartbeat,
+            heartbeat=report,
         )
     except Unreadable as error:
-        raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
+        raise RunFailed(f"{error}; `semix verify {root.url}` shows details") from None
 
 
-def _keep(found: Audit) -> str | None:
-    """Store the flags where readers look for them; None where the root cannot be written."""
+def _keep(result: Audit) -> str | None:
+    """Store the flags in the root, for its readers; None if the root cannot be written."""
     try:
-        return store_flags(found.source.root, found.flags)
+        return store_flags(result.source.root, result.flags)
     except OSError as error:
         reason = error.strerror or error
         log.warning("flags are not stored, so readers cannot exclude by them: %s", reason)
@@ -86,21 +86,21 @@ def _keep(found: Audit) -> str | None:
 
 
 def _lines(total: int) -> Callable[[int], None]:
-    """A line now and then on how far the audit is."""
+    """A function of newly read series that logs the progress every LINE_EVERY_S seconds."""
     done, due = 0, time.monotonic() + LINE_EVERY_S
 
-    def heartbeat(groups: int) -> None:
+    def report(groups: int) -> None:
         nonlocal done, due
         done += groups
         if time.monotonic() >= due:
             due += LINE_EVERY_S
             log.info("audit: %s of %s series", f"{done:,}", f"{total:,}")
 
-    return heartbeat
+    return report
 
 
 def print_checks(checks: list[dict[str, Any]]) -> None:
-    """Each check with its figure, ok or look, and what to do."""
+    """Print each check with its figure, `ok` or `look`, and advice."""
     rows = [
         (check["name"], "ok", check["figure"], "")
         if check["ok"]

@@ -1,4 +1,4 @@
-"""Build or continue a mixed dataset: whatever its store lacks is made, then pinned by an index."""
+"""Build or continue a mixed dataset: make the missing shards, then write an index of all."""
 
 import logging
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from semix.data.root import Root
 from semix.data.settings import whole_path
 from semix.data.store import Store
 from semix.flows.build_steps import (
-    ALL,
+    ALL_SHARDS,
     BuildFailed,
-    Selection,
+    ShardSelection,
     check_work,
-    kept,
-    put_damage_aside,
+    log_ignored_files,
+    quarantine_damage,
     refuse_gaps,
-    restore,
+    restore_prototypes,
+    resume_hint,
     say_complete,
     say_notes,
-    say_what_is_ignored,
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
@@ -51,7 +51,7 @@ def build(
     *,
     overrides: Sequence[str] = (),
     slots: SlotSettings | int | None = None,
-    selection: Selection = ALL,
+    selection: ShardSelection = ALL_SHARDS,
     full: bool = False,
 ) -> Root:
     """Start or continue the mixed dataset of `config` at `out`.
@@ -59,21 +59,21 @@ def build(
     Args:
         config: settings, or the path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
-        slots: how many worker processes, or where and what they are; by default one a visible
-            GPU of this machine, or one.
+        slots: the number of worker processes, or their settings; by default one per visible GPU
+            of this machine, or one.
         selection: which shards to make; all by default.
-        full: read every committed file first, not only its size.
+        full: first read every committed file, not only its size.
     Returns:
-        The root, every wanted shard committed and an index written.
+        The root, with every selected shard committed and an index written.
     Raises:
         InputError: the config or the place cannot be used; nothing was started.
-        BuildFailed: names the shards that failed and the command to go on.
+        BuildFailed: names the failed shards and the command to go on.
     """
     source = config.model_dump(mode="json") if isinstance(config, BuildConfig) else config
     root = create_root(load_config(BuildConfig, source, overrides), out)
-    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # plan.json has it
-    given = overrides if file else root.overrides
-    return _made(root, file, given, slots=slots, selection=selection, full=full)
+    file = "" if isinstance(config, BuildConfig) else whole_path(config)  # else plan.json has it
+    overrides_used = overrides if file else root.overrides
+    return _run_build(root, file, overrides_used, slots=slots, selection=selection, full=full)
 
 
 def resume(
@@ -81,49 +81,49 @@ def resume(
     *,
     overrides: Sequence[str] = (),
     slots: SlotSettings | int | None = None,
-    selection: Selection = ALL,
+    selection: ShardSelection = ALL_SHARDS,
     full: bool = False,
 ) -> Root:
-    """Continue a root, or that at a place, from its store alone; else as `build`.
+    """Continue a root from its store alone; otherwise as `build`.
 
-    What is damaged is put aside and made again: committed shards whose files are missing or cut,
-    prototypes that cannot be read.
+    Damaged parts are quarantined and made again: committed shards whose files are missing or cut,
+    and prototypes that cannot be read.
 
     Args:
-        overrides: where things lie here that the root at a place was begun with, as
-            `generator.model=PLACE`.
+        root: an open root, or its path or URL.
+        overrides: with a path or URL: new paths of models and images, as `generator.model=PLACE`.
     """
     root = open_root(root, overrides) if isinstance(root, str) else root
-    return _made(root, "", root.overrides, slots=slots, selection=selection, full=full)
+    return _run_build(root, "", root.overrides, slots=slots, selection=selection, full=full)
 
 
-def _made(
+def _run_build(
     root: Root,
     config: str,
     overrides: Sequence[str],
     *,
     slots: SlotSettings | int | None,
-    selection: Selection,
+    selection: ShardSelection,
     full: bool,
 ) -> Root:
-    """Run the flow on a root, if it has anything to do; what it would refuse is refused before."""
+    """Run the build flow on a root if shards are missing, after all checks."""
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    if not (full or selection.wanted(root)):
+    if not (full or selection.shards_to_make(root)):
         check_gpu(settings)
-        put_damage_aside(root)
-        if not selection.wanted(root):
-            restore(root, settings.flow_device)
+        quarantine_damage(root)
+        if not selection.shards_to_make(root):
+            restore_prototypes(root, settings.flow_device)
             say_complete(root, selection)
             refuse_gaps(root, selection)
             root.write_index()
             return root
     check_work(root, settings, selection)
-    # Workers start beside Prefect's imports.
+    # Workers start while Prefect is imported.
     with running_on(root), workers_ahead(settings, url=root.url):
         run_flow(
             "semix.flows.build_flow.build_flow",
-            lambda: kept(root),
-            ready=root,
+            lambda: resume_hint(root),
+            prepared=root,
             out=root.url,
             config=config,
             overrides=list(overrides),
@@ -143,11 +143,11 @@ def _made(
 def extend(
     root: Root | str, groups_per_pair: int, *, slots: SlotSettings | int | None = None
 ) -> Root:
-    """Add series behind the last of a root, up to so many of each pair, and make them.
+    """Extend a root to `groups_per_pair` series per pair, and make the new ones.
 
     Raises:
         InputError: there is nothing to add, or it cannot be added.
-        BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
+        BuildFailed: as for `build`; the extension stays, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
     added = segment_of(root.extensions[-1])
@@ -157,18 +157,18 @@ def extend(
 
 
 def extend_to(config: BuildConfig, out: str, *, slots: SlotSettings | int | None = None) -> Root:
-    """Raise the series of each pair at `out` to what `config` says, which agrees otherwise.
+    """Extend the root at `out` to the series per pair of `config`, which otherwise equals its own.
 
     Raises:
-        InputError, BuildFailed: as of `extend`.
+        InputError, BuildFailed: as for `extend`.
     """
-    root, wanted = Root(out), config.mixing.groups_per_pair
+    root, groups_per_pair = Root(out), config.mixing.groups_per_pair
     planned = root.plan.config["mixing"]["groups_per_pair"]
     mixing = config.mixing.model_copy(update={"groups_per_pair": planned})
     if root_to_continue(config.model_copy(update={"mixing": mixing}), out) is None:
-        remedy = "nothing was made of it, and it holds another plan; `semix build` replaces that"
+        remedy = "holds another plan, of which no shard was made; `semix build` replaces that plan"
         raise InputError("out", out, remedy)
-    return extend(root, wanted, slots=slots)
+    return extend(root, groups_per_pair, slots=slots)
 
 
 def check(
@@ -180,13 +180,13 @@ def check(
     device: str = "auto",
     time: bool = False,
 ) -> dict[str, Any]:
-    """Everything cheap that `build` would refuse, and what it would make and cost.
+    """Check everything cheap that `build` would refuse; return what it would make and cost.
 
-    Writes nothing. Other arguments as of `semix.flows.costs.costs`.
+    It writes nothing. Other arguments are those of `semix.flows.costs.costs`.
 
     Raises:
-        InputError: as `build`; besides, real images that cannot be decoded, a share or rate out
-            of range, too little space.
+        InputError: as for `build`; also for real images that cannot be decoded, a share or rate
+            out of range, and too little space.
     """
     check_rates(share, rate)
     store = Store(out)
@@ -201,6 +201,6 @@ def check(
         for note in hard_labels(stored_scale(root)):
             log.warning("%s", note)
     if config.real.name == "imagefolder":
-        say_what_is_ignored(config.real)
-    found = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
-    return {"out": store.url, "classes": len(plan.class_names), **found}
+        log_ignored_files(config.real)
+    facts = costs(plan, store, missing=missing, share=share, rate=rate, device=device, time=time)
+    return {"out": store.url, "classes": len(plan.class_names), **facts}

@@ -1,6 +1,6 @@
-"""The Prefect build flow: plan, generate (one task run a slot), index.
+"""The Prefect build flow: plan, generate (one task run per slot), index.
 
-Prefect shows, starts again and gives up; which shard is done is read from the store alone.
+Prefect shows progress, retries and gives up; only the store says which shards are done.
 """
 
 import logging
@@ -17,19 +17,19 @@ from semix.data.verify import refuse_others
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from semix.flows.build_steps import (
-    ALL,
-    Selection,
+    ALL_SHARDS,
+    ShardSelection,
     check_work,
-    opened,
-    put_damage_aside,
+    open_or_create,
+    quarantine_damage,
     refuse_gaps,
-    restore,
+    restore_prototypes,
     say_complete,
     say_notes,
 )
-from semix.flows.calling import handed
-from semix.flows.flow_runs import flow_options, name_of, running
-from semix.flows.progress import shown
+from semix.flows.calling import from_caller
+from semix.flows.flow_runs import base_name, flow_options, run_context
+from semix.flows.progress import progress_display
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, slots_running
 from semix.flows.slots.slot import RECORD
@@ -40,10 +40,10 @@ log = logging.getLogger("semix.build")
 Listener = Callable[[RootProgress], None]
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`build mixed`, `build mixed, shards 3,7-9`."""
-    parts = [f"{what} {given[what][:80]}" for what in ("shards", "range") if given[what]]
-    return ", ".join([f"build {name_of(given['out'])}", *parts])
+    parts = [f"{what} {parameters[what][:80]}" for what in ("shards", "range") if parameters[what]]
+    return ", ".join([f"build {base_name(parameters['out'])}", *parts])
 
 
 @flow(**flow_options("build", run_name))
@@ -61,26 +61,26 @@ def build_flow(
     full: p.Full = False,
     device: p.Device = "auto",
 ) -> dict[str, Any]:
-    """Make a mixed dataset, or what is missing of it.
+    """Build a mixed dataset, or its missing shards.
 
-    Start it again at any time, with the same parameters or without a config: what is in the store
-    is kept, what is damaged is made again.
+    Start it again at any time, with the same parameters or without a config: committed shards
+    stay, damaged ones are made again.
     """
     chosen = parse_ranges(shards) if shards else frozenset()
-    selection = Selection(chosen, retry_failed, skip_failed)
-    with running("build"):
-        checked = handed(Root)
-        root = checked or opened(out, config, overrides)
+    selection = ShardSelection(chosen, retry_failed, skip_failed)
+    with run_context("build"):
+        checked = from_caller(Root)
+        root = checked or open_or_create(out, config, overrides)
         plan(root, selection, full=full)
-        before = root.done()  # without the damage that was put aside
-        lacking, errors = selection.wanted(root), []
+        before = root.done()  # without quarantined shards
+        missing, errors = selection.shards_to_make(root), []
         settings = SlotSettings(slots, runner, cluster, range, device)
-        if lacking:
+        if missing:
             if checked is None:
                 check_work(root, settings, selection)
-            errors = make(root, settings, "" if selection == ALL else format_ranges(lacking))
+            errors = make(root, settings, "" if selection == ALL_SHARDS else format_ranges(missing))
         else:
-            restore(root, settings.flow_device)
+            restore_prototypes(root, settings.flow_device)
             say_complete(root, selection)
         refuse_gaps(root, selection, errors)
         lineage = {**source(root.plan), **made_now(before, root.done())}
@@ -88,21 +88,21 @@ def build_flow(
 
 
 @task(task_run_name="plan", **RECORD)
-def plan(root: Root, selection: Selection, *, full: bool) -> dict[str, Any]:
-    """Put damage aside, and count what is missing."""
-    put_damage_aside(root, full=full)
-    return {"plan": root.plan.digest, "lacking": len(selection.wanted(root))}
+def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]:
+    """Quarantine damaged parts, and count the missing shards."""
+    quarantine_damage(root, full=full)
+    return {"plan": root.plan.digest, "lacking": len(selection.shards_to_make(root))}
 
 
 def check_before_shards(root: Root) -> None:
-    """What may be refused before any shard is made; prototypes the workers measure."""
+    """Raise InputError for other images or models than committed shards were made from."""
     say_notes(config_of(root))
     for kind, ours in root.made_from().items():
         refuse_others(root, kind, ours)
 
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
-    """Make shards in slots, and show what came of it; what slots said that ended badly."""
+    """Make shards in slots, and show the result; returns the errors of slots."""
     with making(root, settings, shards) as end:
         return end()
 
@@ -111,7 +111,7 @@ def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:
 def making(
     root: Root, settings: SlotSettings, shards: str = "", *, listener: Listener = lambda _: None
 ) -> Iterator[Callable[[], list[str]]]:
-    """Slots work while the block does; what it yields waits for their end, as `make` does."""
+    """Run slots during the block; yields a function that waits for their end, as `make` does."""
     key = artifact_key("build", root.url, root.plan.digest)
     began, before, start = root.progress(), root.done(), time.monotonic()
     check_before_shards(root)
@@ -121,7 +121,7 @@ def making(
     ):
 
         def end() -> list[str]:
-            with shown("generate") as show, progress_artifact(key) as publish:
+            with progress_display("generate") as show, progress_artifact(key) as publish:
                 errors = follow(futures, root, listeners=(listener, show, publish))
             took = time.monotonic() - start
             build_summary(root, key=key, began=began, before=before, seconds=took)

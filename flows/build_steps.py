@@ -1,4 +1,4 @@
-"""The steps of a build around its slots: which shards it makes, how it begins, how it ends."""
+"""The steps of a build before and after its slots: select shards, check, quarantine, report."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ from semix.data.verify import damage, quarantine
 from semix.flows.configs import load_config
 from semix.flows.costs import check_space
 from semix.flows.failures import RunFailed, few_ranges, reasons
-from semix.flows.progress import counting
+from semix.flows.progress import count_display
 from semix.flows.slots import SlotSettings, check_slots
 from semix.pipeline.checks import check_models, notes
 from semix.pipeline.config import BuildConfig
@@ -33,16 +33,16 @@ class BuildFailed(RunFailed):
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What is asked of a run.
+class ShardSelection:
+    """Which shards a run makes.
 
     Attributes:
         shards: only these; all if empty.
-        retry_failed: only what failed before and is still missing.
-        skip_failed: leave that out instead, and end well without it if it is at most this many
-            shards, as `5`, or this share of all, as `1%`; empty to leave nothing out.
+        retry_failed: only missing shards that failed before.
+        skip_failed: leave those out instead, and succeed if they are at most this many shards, as
+            `5`, or this share of all shards, as `1%`; empty to leave none out.
     Raises:
-        InputError: both at once, or a limit that is neither.
+        InputError: both options at once, or a limit that is no number or share.
     """
 
     shards: Collection[int] = frozenset()
@@ -54,25 +54,25 @@ class Selection:
             remedy = "failed shards are either tried again or left out; drop one of the two"
             raise InputError("--retry-failed", f"with --skip-failed {self.skip_failed}", remedy)
         if self.skip_failed:
-            most_failed(self.skip_failed, 1)
+            failure_limit(self.skip_failed, 1)
 
-    def allowed(self, root: Root) -> int | None:
-        """How many shards of this root may fail; None if it shall be complete."""
-        return most_failed(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
+    def allowed_failures(self, root: Root) -> int | None:
+        """How many shards of this root may fail; None if it must be complete."""
+        return failure_limit(self.skip_failed, root.plan.num_shards) if self.skip_failed else None
 
-    def wanted(self, root: Root) -> list[int]:
-        """The missing shards that this run shall try."""
-        lacking = lacking_shards(root, self.shards)
+    def shards_to_make(self, root: Root) -> list[int]:
+        """The missing shards that this run tries to make."""
+        missing = missing_shards(root, self.shards)
         if not (self.retry_failed or self.skip_failed):
-            return lacking
-        failed = root.failed_attempts(lacking)
-        return [shard for shard in lacking if (shard in failed) == self.retry_failed]
+            return missing
+        failed = root.failed_attempts(missing)
+        return [shard for shard in missing if (shard in failed) == self.retry_failed]
 
 
-ALL = Selection()
+ALL_SHARDS = ShardSelection()
 
 
-def most_failed(limit: str, total: int) -> int:
+def failure_limit(limit: str, total: int) -> int:
     """`5` or `1%` of `total` as a number of shards, rounded down. Raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", limit.strip())
     if not match or (not match[2] and "." in match[1]) or (match[2] and float(match[1]) > 100):
@@ -80,65 +80,63 @@ def most_failed(limit: str, total: int) -> int:
     return math.floor(float(match[1]) * total / 100) if match[2] else int(match[1])
 
 
-def lacking_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
-    """Missing shards, of `shards` if any are named. Raises InputError for one not in the plan."""
+def missing_shards(root: Root, shards: Collection[int] = ()) -> list[int]:
+    """Missing shards, among `shards` unless empty. Raises InputError for one not in the plan."""
     total = root.plan.num_shards
     if not shards:
         return root.missing()
     outside = [shard for shard in shards if shard >= total]
     if outside:
         raise InputError("shards", format_ranges(outside), f"this root has shards 0 to {total - 1}")
-    wanted = frozenset(shards)
-    return [shard for shard in root.missing() if shard in wanted]
+    selected = frozenset(shards)
+    return [shard for shard in root.missing() if shard in selected]
 
 
 def gaps(
-    root: Root, shards: Collection[int], *, allowed: int | None
+    root: Root, shards: Collection[int], *, allowed_failures: int | None
 ) -> tuple[list[int], list[int]]:
-    """What is wrongly missing after a run, and what may be.
+    """Missing shards after a run: those that make it fail, and those that may be left out.
 
     Args:
-        shards: those that were asked for; all if empty.
-        allowed: how many of all shards may have failed; None if none was to be left out.
-    Returns:
-        the shards that make the run a failure, and those that failed and were left out.
+        shards: the selected ones; all if empty.
+        allowed_failures: how many of all shards may have failed; None if none may be left out.
     """
-    lacking = lacking_shards(root, shards)
-    if allowed is None:
-        return lacking, []
+    missing = missing_shards(root, shards)
+    if allowed_failures is None:
+        return missing, []
     failed = root.failed_attempts()
-    if len(failed) <= allowed and failed.keys() >= set(lacking):
+    if len(failed) <= allowed_failures and failed.keys() >= set(missing):
         return [], sorted(failed)
-    return sorted({*lacking, *failed}), []
+    return sorted({*missing, *failed}), []
 
 
-def opened(out: str, config: str, overrides: Sequence[str]) -> Root:
-    """The root that a run works on: of a config file, begun where it is new; else as it is there.
+def open_or_create(out: str, config: str, overrides: Sequence[str]) -> Root:
+    """The root of a config, created if it is new; without a config, the root that exists.
 
     Raises:
-        InputError: no root and no config, or one that cannot be used, or of another root.
+        InputError: neither root nor config, a config that cannot be used, or another root's.
     """
     if config:
         return create_root(load_config(BuildConfig, config, overrides), out)
     return open_root(out, overrides)
 
 
-def put_damage_aside(root: Root, *, full: bool = False) -> None:
-    """Make damaged parts missing. `full` reads every file; else sizes are compared."""
-    found = damage(root, full=full)
-    for problem in found:
+def quarantine_damage(root: Root, *, full: bool = False) -> None:
+    """Move damaged parts away, so that they count as missing; `full` reads every file."""
+    problems = damage(root, full=full)
+    for problem in problems:
         log.warning("%s", problem)
-    if count := quarantine(root, found):
-        log.warning("put %d damaged parts aside; making them again", count)
+    if count := quarantine(root, problems):
+        log.warning("quarantined %d damaged parts; making them again", count)
 
 
-def restore(root: Root, device: str) -> None:
-    """Measure and draw again what committed shards were made with, where it is gone.
+def restore_prototypes(root: Root, device: str) -> None:
+    """Restore lost files of prototypes and pairs that committed shards were made with.
 
-    Workers do so before they make a shard; this is for a root that lacks none.
+    Workers do so before they make a shard; this is for a root without missing shards.
 
     Raises:
-        InputError: it cannot be measured here, or comes out otherwise than the shards say.
+        InputError: they cannot be measured here, or differ from those that the shards name.
     """
     files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
     named = [name for kind, name in files.items() if any(root.made_with(kind))]
@@ -146,8 +144,8 @@ def restore(root: Root, device: str) -> None:
         prepare(root, device=device)
 
 
-def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> None:
-    """Raises InputError for what would keep every slot from working."""
+def check_work(root: Root, slots: SlotSettings, selection: ShardSelection = ALL_SHARDS) -> None:
+    """Raise InputError for anything that would stop every slot."""
     check_slots(slots)
     if not root.store.shared:
         raise InputError("out", root.url, "worker processes cannot share memory; use a path")
@@ -156,28 +154,28 @@ def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> N
         check_models(config)
     except InputError as error:
         moved = f"semix resume {root.url} --set {error.field}=PLACE"
-        remedy = f"{error.remedy}; if it lies elsewhere now: {moved}"
+        remedy = f"{error.remedy}; if it was moved: {moved}"
         raise InputError(error.field, error.value, remedy) from None
-    # Without pairs, which change no size: damaged ones are drawn again.
-    written = root.plan
+    # Without pairs, which do not change the size; damaged pairs are drawn again.
+    planned = root.plan
     plan = BuildPlan(
         config,
-        tuple(written.class_names),
-        models=planned_models(written),
+        tuple(planned.class_names),
+        models=planned_models(planned),
         extensions=root.extensions,
     )
-    check_space(plan, root.store, missing=len(selection.wanted(root)))
+    check_space(plan, root.store, missing=len(selection.shards_to_make(root)))
 
 
-def survey_images(config: RealDataConfig) -> FolderReport:
-    """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
-    with counting("decoding real images") as show:
+def decode_all_images(config: RealDataConfig) -> FolderReport:
+    """Decode all images of a folder, with a progress bar. Raises InputError for bad ones."""
+    with count_display("decoding real images") as show:
         return inspect_folder(config, show)
 
 
-def say_what_is_ignored(config: RealDataConfig) -> None:
-    """As `survey_images`, with a line for the pictures and one for whatever else lies there."""
-    surveyed = survey_images(config)
+def log_ignored_files(config: RealDataConfig) -> None:
+    """As `decode_all_images`; logs their number and the files that are ignored."""
+    surveyed = decode_all_images(config)
     log.info("%d real images can be decoded", surveyed.images - len(surveyed.bad))
     for note in surveyed.notes():
         log.warning("%s", note)
@@ -188,25 +186,27 @@ def say_notes(config: BuildConfig) -> None:
         log.warning("%s", note)
 
 
-def refuse_gaps(root: Root, selection: Selection, last_words: Iterable[str] = ()) -> None:
-    """Raises BuildFailed if a wanted shard is missing, whatever the workers said.
+def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[str] = ()) -> None:
+    """Raise BuildFailed if a selected shard is missing, whatever the workers reported.
 
     Args:
-        last_words: of workers that ended with an error.
+        worker_errors: last lines of workers that ended with an error.
     """
-    lacking, left_out = gaps(root, selection.shards, allowed=selection.allowed(root))
-    if selection.retry_failed:  # what never failed was not asked for
-        lacking = sorted(root.failed_attempts(lacking))
-    if lacking:
-        raise BuildFailed(failure_message(root, lacking, last_words))
+    missing, left_out = gaps(
+        root, selection.shards, allowed_failures=selection.allowed_failures(root)
+    )
+    if selection.retry_failed:  # shards that never failed were not selected
+        missing = sorted(root.failed_attempts(missing))
+    if missing:
+        raise BuildFailed(failure_message(root, missing, worker_errors))
     if left_out:
         text = "%s: %d of %d shards failed and are left out: %s; the index is without them"
         total = root.plan.num_shards
         log.warning(text, root.url, len(left_out), total, few_ranges(left_out))
 
 
-def say_complete(root: Root, selection: Selection) -> None:
-    """There is nothing to make of what was asked for."""
+def say_complete(root: Root, selection: ShardSelection) -> None:
+    """Log that none of the selected shards has to be made."""
     what = "complete"
     if selection.retry_failed:
         what = "no missing shard has failed before"
@@ -215,18 +215,18 @@ def say_complete(root: Root, selection: Selection) -> None:
     log.info("%s: %s, nothing to do", root.url, what)
 
 
-def kept(root: Root) -> str:
-    """What is safe of a run that was lost, and the command that goes on."""
+def resume_hint(root: Root) -> str:
+    """How much of a lost run is committed, and the command that goes on."""
     done, total = len(root.done()), root.plan.num_shards
     return f"{done} of {total} shards are committed; go on with: semix resume {root.url}"
 
 
-def failure_message(root: Root, lacking: Collection[int], last_words: Iterable[str]) -> str:
-    """Which shards are not made, why, and how to go on."""
+def failure_message(root: Root, missing: Collection[int], worker_errors: Iterable[str]) -> str:
+    """The shards that were not made, the reasons, and how to go on."""
     total = root.plan.num_shards
-    text = [f"{len(lacking)} of {total} shards not made: {few_ranges(lacking)}"]
-    if why := reasons(root.failures(), lacking):
+    text = [f"{len(missing)} of {total} shards not made: {few_ranges(missing)}"]
+    if why := reasons(root.failures(), missing):
         text += [*why, f"all reasons: semix failures {root.url}"]
-    text += last_words
+    text += worker_errors
     text.append(f"the rest is safe; go on with: semix resume {root.url}")
     return "\n".join(text)

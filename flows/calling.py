@@ -1,4 +1,4 @@
-"""How a plain function runs its flow, and what becomes of it when Prefect's server is lost."""
+"""Run a flow from a plain function, and report what stays when Prefect's server is lost."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -7,82 +7,82 @@ from typing import Any, TypeVar
 
 from semix.data.errors import InputError
 from semix.flows.failures import RunCancelled, RunFailed, ServerLost
-from semix.flows.run_server import how_ours_ended, prefect_server, send_rest
-from semix.flows.server_probe import what_was_lost
+from semix.flows.run_server import flush_prefect, own_server_end, prefect_server
+from semix.flows.server_probe import describe_loss
 
 Kind = TypeVar("Kind")
 
-_handed: ContextVar[object] = ContextVar("handed", default=None)
+_prepared: ContextVar[object] = ContextVar("prepared", default=None)
 
 
-def all_that_was_made() -> str:
-    return "what was made stays, and the same command goes on"
+def default_resume_hint() -> str:
+    return "finished work stays, and the same command goes on"
 
 
 def run_flow(
     entrypoint: str,
-    kept: Callable[[], str] = all_that_was_made,
+    resume_hint: Callable[[], str] = default_resume_hint,
     *,
-    ready: object = None,
+    prepared: object = None,
     **parameters: Any,
 ) -> Any:
-    """What a flow's function returns or raises, run here with a server.
+    """Run a flow here, with a Prefect server; return or raise what the flow's function does.
 
-    Prefect is imported beside the server's start, and here alone: it costs seconds, which help,
-    refusals and runs with nothing to do need not spend.
+    Prefect is imported only here, while the server starts: the import costs seconds, which help
+    pages, refusals and runs with nothing to do need not spend.
 
     Args:
         entrypoint: as in prefect.yaml: `semix.flows.train_flow.train_flow`.
-        kept: says what is safe of a run that lost its server, and which command goes on.
-        ready: what was opened and checked for the flow, which takes it by `handed`.
+        resume_hint: says what is safe when the server is lost, and which command goes on.
+        prepared: a value that was opened and checked for the flow, which gets it by `from_caller`.
     Raises:
         InputError: the configured server cannot be used.
-        ServerLost: Prefect could not be told of the run, or of its end.
+        ServerLost: Prefect could not record the run or its end.
     """
     module, _, name = entrypoint.rpartition(".")
-    token = _handed.set(ready)
+    token = _prepared.set(prepared)
     try:
         with prefect_server(wait=False):
             flow = getattr(import_module(module), name)
             with prefect_server() as url:
-                return call_flow(flow, url, kept, **parameters)
+                return call_flow(flow, url, resume_hint, **parameters)
     finally:
-        _handed.reset(token)
+        _prepared.reset(token)
 
 
-def handed(kind: type[Kind]) -> Kind | None:
-    """What the caller of this flow made ready; None for a deployment's run."""
-    found = _handed.get()
-    return found if isinstance(found, kind) else None
+def from_caller(kind: type[Kind]) -> Kind | None:
+    """The value that the caller of this flow prepared; None for a deployment's run."""
+    value = _prepared.get()
+    return value if isinstance(value, kind) else None
 
 
 def call_flow(
-    flow: Callable[..., Any], url: str, kept: Callable[[], str], /, **parameters: Any
+    flow: Callable[..., Any], url: str, resume_hint: Callable[[], str], /, **parameters: Any
 ) -> Any:
-    """As `run_flow`, of a flow, with the server at `url`.
+    """As `run_flow`, for a flow that is imported, with the server at `url`.
 
-    Workers and tasks ask no server, and Prefect's client tries again for a while: a server that is
-    started again meanwhile costs nothing.
+    Workers and tasks need no server, and Prefect's client retries for a while: a server that
+    restarts meanwhile does no harm.
     """
     try:
         return flow(**parameters)
     except RunCancelled as error:
-        from semix.flows.flow_runs import note_cancelled  # Prefect is loaded, as there is a flow
+        from semix.flows.flow_runs import mark_cancelled  # Prefect is loaded, as there is a flow
 
-        note_cancelled(error)
+        mark_cancelled(error)
         raise
     except BaseException as error:  # Prefect's refusals are no exceptions
-        lost = what_was_lost(error, url, ours=how_ours_ended(url))
+        lost = describe_loss(error, url, ours=own_server_end(url))
         if not lost:
             raise
-        send_rest(0.0)  # else a later run's states and lines would be sent there, too
-        if (own := _own_end(error)) is not None:
-            raise own from None
-        raise ServerLost(f"{lost}; {kept()}") from error
+        flush_prefect(0.0)  # else states and log lines of a later run would be sent there, too
+        if (flow_error := _flow_error(error)) is not None:
+            raise flow_error from None
+        raise ServerLost(f"{lost}; {resume_hint()}") from error
 
 
-def _own_end(error: BaseException | None) -> BaseException | None:
-    """How the flow's function had ended when its server was found lost, if not well."""
+def _flow_error(error: BaseException | None) -> BaseException | None:
+    """The error that the flow's function ended with before the lost server was noticed, if any."""
     ends = (RunFailed, InputError, KeyboardInterrupt, SystemExit)
     while error is not None and not isinstance(error, ends):
         error = error.__cause__ or error.__context__

@@ -1,9 +1,9 @@
-"""A child process that cannot outlive us: started, seen through to its end, and ended.
+"""Child processes that cannot outlive their parent: started, supervised and ended.
 
-`python -m semix.flows.child --grace=SECONDS MODULE [ARGUMENT...]` is the child's end: `python -m
-MODULE`, plus a thread that ends the whole process group when standard input closes, which the
-kernel does for us even if we are killed. `--ahead IMPORT,IMPORT...` imports these, waits for a line
-of standard input that holds the rest of the command, and goes on with it; what follows is for `ps`.
+`python -m semix.flows.child --grace=SECONDS MODULE [ARGUMENT...]` is what the child runs: `python
+-m MODULE`, plus a thread that ends the whole process group when standard input closes, which the
+kernel does even if the parent is killed. `--ahead IMPORT,IMPORT...` imports these modules, then
+reads the rest of the command from standard input; further arguments are only for `ps`.
 """
 
 import importlib
@@ -26,31 +26,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-POLL_S = 0.2  # how often a child is looked at, while it lives
+POLL_S = 0.2  # between two checks of a living child
 LAST_LINES = 20
 GRACE_S = 10.0  # between asking a process group to end (SIGTERM) and ending it (SIGKILL)
 KILL_S = 30.0  # after SIGKILL, until a process counts as stuck in the kernel
 END_POLL_S = 0.05
-ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception)\b")  # ours, and the end of a traceback
+# A line of semix that names an error, or the end of a traceback.
+ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception)\b")
 
 log = logging.getLogger("semix.child")
 
 
-class Stop(Protocol):
-    """Says when a child must end early; a `threading.Event` is one. Asked five times a second."""
+class StopSignal(Protocol):
+    """Says whether a child must end early, as a `threading.Event`; asked five times a second."""
 
     def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a child ended.
+class ChildExit:
+    """How a child process ended.
 
     Attributes:
-        pid: its process, which is no more unless it is stuck.
+        pid: its process, which has ended unless it is stuck.
         returncode: exit status; -n after signal n, as in `subprocess`.
         hung: the watchdog ended it.
-        stuck: it lives in spite of SIGKILL, which its returncode names.
+        stuck: it survived SIGKILL, which its returncode names.
         last_lines: the end of its output, for failure messages.
     """
 
@@ -65,12 +66,12 @@ class Outcome:
 
     @property
     def exited(self) -> bool:
-        """Whether it ended by itself, so that its last words say why."""
+        """Whether it ended by itself, so that its last lines say why."""
         return self.returncode >= 0 and not (self.stuck or self.hung)
 
     @property
     def how(self) -> str:
-        """As its text, without its last words."""
+        """How it ended, without its last lines."""
         if self.stuck:
             return f"process {self.pid} is stuck in the kernel; SIGKILL did not end it"
         if self.hung:
@@ -81,17 +82,17 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The last line that names an error, else the last one; empty if it wrote nothing."""
+        """The last line that names an error, else the last line; empty if it wrote nothing."""
         lines = [line.strip() for line in reversed(self.last_lines) if line.strip()]
-        found = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
-        return found.removeprefix("error: ")
+        telling = next(filter(ERROR_LINE.match, lines), next(iter(lines), ""))
+        return telling.removeprefix("error: ")
 
 
 @dataclass
 class Heartbeat:
-    """A file the child touches while it makes progress; silent once untouched for too long.
+    """A file that the child touches while it makes progress; silent if untouched for too long.
 
-    The file's time is only compared with itself, so a clock that jumps does no harm.
+    The file's time is compared only with its earlier time, so a clock that jumps does no harm.
     """
 
     path: Path
@@ -118,22 +119,22 @@ def supervise(
     *,
     on_line: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
     heartbeat: Heartbeat | None = None,
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
-) -> Outcome:
+) -> ChildExit:
     """Run a command until it ends, `stop` is set, its heartbeat stops, or we are interrupted.
 
-    Except that a silent one is killed at once, its process group then gets SIGTERM and, if that
-    does not help within `grace_s` seconds, SIGKILL; also when `on_line` raises. An interrupt
-    (KeyboardInterrupt or any other exception raised here by a signal handler) is passed on after
-    that. What SIGKILL does not end is left.
+    Then its process group gets SIGTERM and, after `grace_s` seconds, SIGKILL; a silent one gets
+    SIGKILL at once. The same happens when `on_line` raises. An interrupt (KeyboardInterrupt or any
+    other exception raised by a signal handler) is passed on afterwards. A process that survives
+    SIGKILL is left.
 
     Args:
-        on_line: called here with every line the child writes, standard error included.
-        environment: changes to our own environment.
-        limit_s: after which it counts as silent.
+        on_line: called in this thread with every line of the child's output and errors.
+        environment: changes to the environment of this process.
+        limit_s: seconds after which the child counts as silent.
     """
     deadline = time.monotonic() + limit_s
     process = start(
@@ -145,7 +146,7 @@ def supervise(
     hung = False
 
     def report(timeout_s: float) -> None:
-        for line in _said(lines, timeout_s):
+        for line in _read_lines(lines, timeout_s):
             last.append(line)
             on_line(line)
 
@@ -155,13 +156,13 @@ def supervise(
             report(POLL_S)
             hung = (heartbeat is not None and heartbeat.silent()) or time.monotonic() > deadline
     finally:
-        # Asked, a hung one might let go of its work, and nobody would know at what it hung.
+        # On SIGTERM a hung child might release its work, and nobody would know where it hung.
         end(process, grace_s=0.0 if hung else grace_s)
         reader.join(grace_s)
-        report(0)  # its last words, also where we are interrupted
+        report(0)  # its last lines, also when we are interrupted
     stuck = process.returncode is None
     status = -signal.SIGKILL if stuck else process.returncode
-    return Outcome(process.pid, status, hung and status != 0, stuck, tuple(last))
+    return ChildExit(process.pid, status, hung and status != 0, stuck, tuple(last))
 
 
 def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> None:
@@ -170,41 +171,41 @@ def _read(process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str]") -> 
             lines.put(line.rstrip())
 
 
-def _said(lines: "queue.SimpleQueue[str]", timeout_s: float) -> list[str]:
-    """Lines that are there now, after waiting for the first one."""
-    taken = []
+def _read_lines(lines: "queue.SimpleQueue[str]", timeout_s: float) -> list[str]:
+    """All lines that have arrived, after waiting for the first one."""
+    received = []
     try:
-        taken.append(lines.get(timeout=timeout_s) if timeout_s else lines.get_nowait())
+        received.append(lines.get(timeout=timeout_s) if timeout_s else lines.get_nowait())
         while True:
-            taken.append(lines.get_nowait())
+            received.append(lines.get_nowait())
     except queue.Empty:
-        return taken
+        return received
 
 
 def python_module(module: str, *arguments: str, grace_s: float = GRACE_S) -> list[str]:
-    """The command that runs `module` as a child; the working folder stays off its path.
+    """The command that runs `module` as a child; the working folder is not on its import path.
 
     Args:
-        grace_s: between asking its group to end and ending it, should we be killed.
+        grace_s: seconds between SIGTERM and SIGKILL to its group if this process is killed.
     """
-    return [*_ourselves(), f"--grace={grace_s}", module, *arguments]
+    return [*_child_command(), f"--grace={grace_s}", module, *arguments]
 
 
-def _ourselves() -> list[str]:
+def _child_command() -> list[str]:
     return [sys.executable, "-P", "-m", "semix.flows.child"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Ahead:
-    """A child that was started ahead, for a command of this environment and these options."""
+class _StartedAhead:
+    """A child that was started ahead, for a command with this environment and these options."""
 
     process: "subprocess.Popen[str]"
     environment: Mapping[str, str]
     options: Mapping[str, Any]
 
 
-_ahead: list[_Ahead] = []
-_taking = threading.Lock()
+_ahead: list[_StartedAhead] = []
+_claim_lock = threading.Lock()
 
 
 @contextmanager
@@ -215,57 +216,57 @@ def started_ahead(
     shown: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[None]:
-    """Children that import now what `start` would import later; those not taken end with the block.
+    """Start children that import modules now, for `start` to use; unused ones end with the block.
 
     Args:
-        imports: modules that take seconds.
-        environments: a child each; `start` takes one where environment and options are the same.
-        shown: words that their command lines have, for whoever looks at processes.
+        imports: modules that take seconds to import.
+        environments: one child per entry; `start` uses one with equal environment and options.
+        shown: words in their command lines, for people who list processes.
     """
-    command = [*_ourselves(), "--ahead", ",".join(imports), *shown]
-    waiting = [_Ahead(_started(command, e, options), e, options) for e in environments]
+    command = [*_child_command(), "--ahead", ",".join(imports), *shown]
+    waiting = [_StartedAhead(_spawn(command, e, options), e, options) for e in environments]
     _ahead.extend(waiting)
     try:
         yield
     finally:
         for child in waiting:
-            if _take(child):
+            if _claim(child):
                 end(child.process, grace_s=0)
 
 
 def start(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> "subprocess.Popen[str]":
-    """Start a command as leader of its own process group, with the lifeline as standard input.
+    """Start a command as leader of its own process group; it ends when its standard input closes.
 
-    A child that `started_ahead` began for this environment and these options goes on with it.
+    A child that `started_ahead` began with this environment and these options runs the command.
 
     Args:
-        environment: changes to our own environment.
+        environment: changes to the environment of this process.
         options: further arguments of `subprocess.Popen`.
     """
-    ours = _ourselves()
+    ours = _child_command()
     if list(command[: len(ours)]) == ours:
-        fits = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
-        for child in fits:
-            if _take(child) and _goes_on(child.process, command[len(ours) :]):
+        matching = (c for c in list(_ahead) if (c.environment, c.options) == (environment, options))
+        for child in matching:
+            if _claim(child) and _send_command(child.process, command[len(ours) :]):
                 return child.process
-    return _started(command, environment, options)
+    return _spawn(command, environment, options)
 
 
-def _take(child: _Ahead) -> bool:
-    """Whether it was still there."""
-    with _taking:
-        there = child in _ahead
-        if there:
+def _claim(child: _StartedAhead) -> bool:
+    """Take a waiting child off the list; False if another thread did."""
+    with _claim_lock:
+        waiting = child in _ahead
+        if waiting:
             _ahead.remove(child)
-        return there
+        return waiting
 
 
-def _goes_on(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
-    """Tell a child that waits what it is for; False if it is no more."""
+def _send_command(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
+    """Send a waiting child its command; False if it has ended."""
     assert process.stdin is not None
-    try:  # past its buffer, which would be written once more when it is closed
+    try:  # not through its buffer, which would be written a second time at close
         os.write(process.stdin.fileno(), json.dumps(list(rest)).encode() + b"\n")
     except BrokenPipeError:
         end(process, grace_s=0)
@@ -273,14 +274,14 @@ def _goes_on(process: "subprocess.Popen[str]", rest: Sequence[str]) -> bool:
     return True
 
 
-def _started(
+def _spawn(
     command: Sequence[str], environment: Mapping[str, str] | None, options: Mapping[str, Any]
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command,
         env={**_environment(), **(environment or {})},
         stdin=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C at the terminal reaches us alone; we pass it on
+        start_new_session=True,  # Ctrl-C at the terminal reaches only us; we pass it on
         text=True,
         errors="replace",
         **options,
@@ -288,16 +289,16 @@ def _started(
 
 
 def end(child: "subprocess.Popen[str]", *, grace_s: float = GRACE_S) -> None:
-    """End a child and every process of its group; returns when none is left.
+    """End a child and every process of its group; return when none is left.
 
-    They are asked with SIGTERM, and ended with SIGKILL after `grace_s` seconds; at once if that
-    is 0. What a child that ended by itself left behind is ended at once, too. One that SIGKILL
-    does not end is left after KILL_S seconds, its `returncode` still None.
+    They get SIGTERM, and SIGKILL after `grace_s` seconds, or at once if that is 0. Processes that
+    an ended child left behind get SIGKILL at once. A child that survives SIGKILL is left after
+    KILL_S seconds, its `returncode` still None.
     """
     if grace_s and child.poll() is None:
         _signal_group(child.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        # A launcher may go at once while what it launched still writes a checkpoint.
+        # A launcher may end at once while the processes it launched still write a checkpoint.
         while _group_lives(child) and time.monotonic() < deadline:
             time.sleep(END_POLL_S)
     _signal_group(child.pid, signal.SIGKILL)
@@ -305,8 +306,8 @@ def end(child: "subprocess.Popen[str]", *, grace_s: float = GRACE_S) -> None:
         child.wait(KILL_S)
     except subprocess.TimeoutExpired:
         log.error(
-            "process %d lives in spite of SIGKILL: it is stuck in the kernel, as with a lost GPU "
-            "or a dead file server; if it stays, restart this machine",
+            "process %d survived SIGKILL: it is stuck in the kernel, as with a lost GPU or a dead "
+            "file server; if it stays, restart this machine",
             child.pid,
         )
     if child.stdin is not None:
@@ -326,10 +327,10 @@ def _environment() -> dict[str, str]:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Whether there was anyone to signal."""
+    """Signal a process group; False if it has no process."""
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS refuses for a group of the dead
+    except (ProcessLookupError, PermissionError):  # macOS refuses if all of the group have ended
         return False
     return True
 
@@ -338,11 +339,11 @@ def _end_with_parent(grace_s: str) -> None:
     while os.read(0, 4096):
         pass
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # nobody reads them any more, and a last word must not fail for that
+    for stream in (1, 2):  # nobody reads them any more, and writing a last line must not fail
         os.dup2(nowhere, stream)
-    # Outside the group, for SIGTERM may end this process before what it has launched.
+    # In another group: SIGTERM may end this process before the processes that it launched.
     subprocess.Popen(
-        [*_ourselves(), f"--insist={grace_s}", str(os.getpgrp())],
+        [*_child_command(), f"--insist={grace_s}", str(os.getpgrp())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -352,12 +353,12 @@ def _end_with_parent(grace_s: str) -> None:
 
 
 def _insist(group: int, grace_s: float) -> None:
-    """End what is left of a group after its grace."""
+    """Kill what is left of a process group after `grace_s` seconds."""
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         time.sleep(END_POLL_S)
         if not _signal_group(group, 0):
-            return  # its number may become another's
+            return  # another group may get its number
     _signal_group(group, signal.SIGKILL)
 
 

@@ -15,14 +15,14 @@ from semix.data.printable import print_traceback
 from semix.flows.commands import looking, making, operating, training
 from semix.flows.commands.help_pages import CommandPage, CommandsPage
 from semix.flows.failures import RunFailed
-from semix.flows.server_probe import in_words
+from semix.flows.server_probe import describe_request_error
 from semix.flows.terminal import emit, say, say_error, set_up_logging
 
 app = typer.Typer(
     cls=CommandsPage,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Make images between two classes, label them with CLIP, train calibrated classifiers.",
+    help="Make mixed images of two classes, label them with CLIP, train calibrated classifiers.",
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make": (
@@ -49,13 +49,13 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(cls=CommandPage, rich_help_panel=panel)(command)
 
-# Commands that make something bit by bit; the others leave all as it was, or write at their end.
+# Commands that save their work step by step; others change nothing, or write at their end.
 GOING_ON = ("quickstart", "build", "resume", "extend", "relabel", "train", "study")
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         emit(f"semix {metadata.version('semix')}")
         raise typer.Exit
 
@@ -63,7 +63,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="print it", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="tracebacks and every log line")] = False,
 ) -> None:
@@ -73,17 +73,17 @@ def options(
 
 
 def main() -> None:
-    # A flag for the whole program, but people add it where they are: at the end.
+    # --debug belongs before the command, but people add it at the end of the line.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
     signal.signal(signal.SIGTERM, _leave)
     goes_on = next((a for a in arguments if not a.startswith("-")), "") in GOING_ON
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars, between our own
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries would break into ours
     try:
         app(arguments, prog_name="semix")
     except SystemExit as end:
         if end.code in STOPPED:
-            kept = "; what was committed stays, and the same command goes on"
-            say(f"stopped{kept if goes_on else ''}")
+            hint = "; committed work stays, and the same command goes on"
+            say(f"stopped{hint if goes_on else ''}")
         raise
     except Exception as error:
         if "--debug" in arguments:
@@ -92,26 +92,26 @@ def main() -> None:
 
 
 def explain(error: Exception, *, goes_on: bool) -> int:
-    """Say what went wrong; returns the exit status.
+    """Print what went wrong; return the exit status.
 
     Args:
-        goes_on: whether the same command does later.
+        goes_on: whether the same command, given again, continues the work.
     """
     if isinstance(error, InputError | RunFailed):
         say_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
-    request = in_words(error)
+    request = describe_request_error(error)
     say_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
     if request or isinstance(error, OSError):  # a disk, a store or a network
         if goes_on:
-            say("what was committed stays; when the cause is gone, the same command goes on")
+            say("committed work stays; once the cause is removed, the same command goes on")
     else:
-        say("this is not your input; --debug shows where")
+        say("this is a fault of the program, not of your input; --debug shows where")
     return 1
 
 
 def _full_disk(error: Exception) -> str:
-    """In words, with its place; empty for another error."""
+    """The message for a full disk, with the path; empty for other errors."""
     if not isinstance(error, OSError) or error.errno not in FULL:
         return ""
     where = f" at {error.filename}" if error.filename else ""

@@ -1,4 +1,4 @@
-"""The configs of builds, training runs and studies: which one a file is, what it may hold."""
+"""Configs of builds, training runs and studies: recognise a file, list the settings."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,24 +42,24 @@ def models() -> dict[str, type[Settings]]:
 def load_config(
     model: type[S], source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> S:
-    """As `load_settings`; a file for another command is told which one.
+    """As `load_settings`; the error for another command's config names that command.
 
     Raises:
-        InputError: likewise.
+        InputError: as for `load_settings`.
     """
     try:
         return load_settings(model, source, overrides)
     except InputError:
-        found = None if isinstance(source, Mapping) else command_of(source)
-        if found is None or issubclass(model, models()[found]):
+        command = None if isinstance(source, Mapping) else command_of(source)
+        if command is None or issubclass(model, models()[command]):
             raise
         name = shown(str(source))
-        remedy = f"is {NAMES[found]}: semix {found} {name} --out PLACE"
+        remedy = f"is {NAMES[command]}: semix {command} {name} --out PLACE"
         raise InputError("config", name, remedy) from None
 
 
 def command_of(source: str | Path) -> str | None:
-    """For which command a config file is, by its sections; None if they do not tell.
+    """The command that a config file belongs to, by its sections; None if that is ambiguous.
 
     Raises:
         InputError: it cannot be read.
@@ -67,15 +67,15 @@ def command_of(source: str | Path) -> str | None:
     sections = set(read_config_file(source))
     shared = {name: len(sections & set(model.model_fields)) for name, model in models().items()}
     most = max(shared.values())
-    found = [name for name, count in shared.items() if count == most]
-    return found[0] if len(found) == 1 else None
+    matches = [name for name, count in shared.items() if count == most]
+    return matches[0] if len(matches) == 1 else None
 
 
 def reference(command: str, key: str = "") -> list[dict[str, Any]]:
     """Every setting of a command's config, in order: key, type, default, limits, description.
 
     Args:
-        key: a section or a setting, for that alone.
+        key: restrict the list to this section or setting.
     Raises:
         InputError: no setting has this key.
     """
@@ -94,7 +94,7 @@ def reference(command: str, key: str = "") -> list[dict[str, Any]]:
 def _rows(
     schema: Schema, sections: Mapping[str, Schema], prefix: str = "", only: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Of a model and the models in it, whose keys begin with `prefix`, and which need `only`."""
+    """Rows of a model and its nested models; keys begin with `prefix`, limits with `only`."""
     for name, field in schema["properties"].items():
         key, inner = f"{prefix}{name}", [sections[ref] for ref in _sections_in(field)]
         about = field.get("description") or next((s.get("description", "") for s in inner), "")
@@ -118,7 +118,7 @@ def _rows(
 
 
 def _part_rows(key: str, field: Schema, only: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A part by name, and the parameters that some have."""
+    """Rows of a part that is chosen by name, and of the parameters of each choice."""
     parts, default = field["parts"], field.get("default", {}).get("name")
     row = {"required": False, "default": None, "limits": [*only], "description": ""}
     named = {"required": default is None, "default": default}
@@ -129,7 +129,7 @@ def _part_rows(key: str, field: Schema, only: Sequence[str]) -> Iterator[dict[st
 
 
 def _sections_in(field: Schema) -> list[str]:
-    """Names of the models that a field, its alternatives or its items are."""
+    """Names of the models that a field, its alternatives or its items refer to."""
     if "$ref" in field:
         return [field["$ref"].rpartition("/")[2]]
     inside = [*field.get("anyOf", ()), *field.get("oneOf", ())]
@@ -157,7 +157,7 @@ def _type(field: Schema) -> str:
 
 
 def _limits(field: Schema) -> list[str]:
-    found = [text.format(field[name]) for name, text in LIMITS.items() if name in field]
+    limits = [text.format(field[name]) for name, text in LIMITS.items() if name in field]
     for part in field.get("anyOf", ()):
-        found += _limits(part)
-    return found
+        limits += _limits(part)
+    return limits

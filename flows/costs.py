@@ -1,4 +1,4 @@
-"""What a build will cost on the machine that it is checked on, in numbers and in words."""
+"""Estimate the cost of a build on this machine, in numbers and in words."""
 
 import shutil
 from dataclasses import asdict
@@ -12,19 +12,19 @@ if TYPE_CHECKING:  # the command line starts without these
     from semix.data.store import Store
     from semix.pipeline.plan import BuildPlan
 
-# Of its matrix-product rate, what a GPU reaches with Stable Diffusion at 512 pixels in large
-# batches; memory traffic between the products alone bounds it to about two thirds.
+# Share of its matrix-product rate that a GPU reaches with Stable Diffusion at 512 pixels in large
+# batches; memory traffic between the products alone limits it to about two thirds.
 SHARE = 0.45
-# A place with less than this share of the estimate is too small whatever the images look like:
-# they differ by 10 to 30 % from those it was measured on, and the rest is exact.
+# Less free space than this share of the estimate is too little for any images: sizes of images
+# differ by 10 to 30 % from those that were measured, and the rest of the estimate is exact.
 SURE = 0.5
-LARGEST_IMAGE = 3 * 2048**2  # bytes, of 2048 pixels a side without compression
+LARGEST_IMAGE = 3 * 2048**2  # bytes of 2048 x 2048 pixels without compression
 NOT_KNOWN = "not known"
 LONG_HOURS = 1.0
-# Of memory traffic between a network's operations, reckoned for an H100.
+# Through memory traffic between a network's operations, estimated for an H100.
 SLOWER = (
-    "none, which loses 15 to 35 % of a GPU's speed, as reckoned for an H100; generator.compile: "
-    "regional compiles the transformer blocks, full all of the network and the decoder"
+    "none, which loses 15 to 35 % of a GPU's speed, as estimated for an H100; generator.compile: "
+    "regional compiles the transformer blocks, full the whole network and the decoder"
 )
 
 
@@ -38,11 +38,11 @@ def costs(
     device: str = "auto",
     time: bool = False,
 ) -> dict[str, Any]:
-    """Facts for `semix build --check`; those of cost are of the whole build.
+    """Figures for `semix build --check`; the costs are those of the whole build.
 
     Args:
-        missing: shards that are still to be made; what is there needs no more space.
-        share: of the device's rate that is expected.
+        missing: shards that are still to be made; only they need space.
+        share: expected share of the device's rate.
         rate: TFLOP/s of the device; None measures it.
         time: load the models and time a batch.
     Raises:
@@ -55,25 +55,25 @@ def costs(
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     check_networks(plan.config.generator)
-    found = estimate(plan)
+    needs = estimate(plan)
     free = free_bytes(store)
-    if found.bytes is not None and free is not None:
-        refuse_small_place(store, found.bytes * missing / plan.num_shards, free)
-    reached = device_rate(device, dtype) if rate is None else rate
-    needed = None if found.tflop is None else hours(found.tflop, rate=reached, share=share)
+    if needs.bytes is not None and free is not None:
+        refuse_small_place(store, needs.bytes * missing / plan.num_shards, free)
+    tflops = device_rate(device, dtype) if rate is None else rate
+    device_hours = None if needs.tflop is None else hours(needs.tflop, rate=tflops, share=share)
     return {
-        **asdict(found),
+        **asdict(needs),
         "missing": missing,
         "free_bytes": free,
         "device": device,
         "dtype": dtype,
-        "device_tflops": reached,
+        "device_tflops": tflops,
         "device_tflops_measured": rate is None,
         "share": share,
-        "hours": needed,
-        "compile_loses": loses_by_no_compiling(plan, device, needed),
-        "memory": None if found.tflop is None else memory(plan, device),
-        "timed": timed(plan, device, noise_ratio=found.noise_ratio, rate=reached) if time else None,
+        "hours": device_hours,
+        "compile_loses": loses_by_no_compiling(plan, device, device_hours),
+        "memory": None if needs.tflop is None else memory(plan, device),
+        "timed": timed(plan, device, noise_ratio=needs.noise_ratio, rate=tflops) if time else None,
     }
 
 
@@ -84,10 +84,10 @@ def loses_by_no_compiling(plan: "BuildPlan", device: str, hours: float | None) -
 
 
 def memory(plan: "BuildPlan", device: str) -> dict[str, Any]:
-    """Bytes that a worker needs on its GPU, and how many this one has; None without a GPU.
+    """Bytes that a worker needs on its GPU, and the GPU's bytes (None without a GPU).
 
     Raises:
-        InputError: the weights alone are more than the GPU has.
+        InputError: the weights alone do not fit into the GPU.
     """
     import torch
     from semix.pipeline.memory import memory_needed
@@ -111,9 +111,9 @@ def check_rates(share: float, rate: float | None) -> None:
 
 
 def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
-    """What `costs` says of space, of so many missing shards, for a build that begins now.
+    """Check the space for the missing shards of a build that begins now.
 
-    Models are counted only where images of any model might not fit.
+    The models are read only if images of the largest size would not fit.
 
     Raises:
         InputError: too little space, a model that cannot be used.
@@ -129,23 +129,23 @@ def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
 
 
 def free_bytes(store: "Store") -> int | None:
-    """Space left where a local store is or will be; None for others."""
+    """Free space where a local store is or will be; None for other stores."""
     if not store.local:
         return None
     path = Path(store.url)
-    there = next(place for place in (path, *path.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def refuse_small_place(store: "Store", needed: float, free: int) -> None:
-    """Raises InputError where not even much smaller images would fit."""
+    """Raise InputError if even much smaller images would not fit."""
     if free < SURE * needed:
         remedy = f"has {amount(free)} free, and what is missing takes about {amount(needed)}"
         raise InputError("out", store.url, f"{remedy}; choose another place or a smaller plan")
 
 
 def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
-    """One warm batch: its speed, and hours of the whole build at that speed on one device."""
+    """Speed of one batch after warm-up, and hours of the whole build at it on one device."""
     from semix.pipeline.timing import time_batch
 
     batch = time_batch(plan, device=device, noise_ratio=noise_ratio)
@@ -162,24 +162,24 @@ def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) ->
 
 
 def readable(facts: dict[str, Any]) -> dict[str, str]:
-    """The facts of `semix build --check` in words, a line each."""
-    shown = {"out": facts["out"]}
-    shown |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
-    shown["missing"] = f"{facts['missing']:,} shards"
-    shown["bytes"] = _space(facts)
+    """The figures of `semix build --check` in words, one line per figure."""
+    lines = {"out": facts["out"]}
+    lines |= {key: f"{facts[key]:,}" for key in ("classes", "groups", "images", "shards")}
+    lines["missing"] = f"{facts['missing']:,} shards"
+    lines["bytes"] = _space(facts)
     rows = facts["network_rows"]
-    shown["network calls"] = NOT_KNOWN if rows is None else f"{rows:,} rows"
-    shown["noise selection"] = _noise(facts)
-    shown["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
-    shown["hours"] = _hours(facts)
+    lines["network calls"] = NOT_KNOWN if rows is None else f"{rows:,} rows"
+    lines["noise selection"] = _noise(facts)
+    lines["TFLOP"] = NOT_KNOWN if facts["tflop"] is None else f"{facts['tflop']:,.4g}"
+    lines["hours"] = _hours(facts)
     if facts["compile_loses"]:
-        shown["compile"] = SLOWER
-    shown["GPU memory"] = _memory(facts["memory"])
+        lines["compile"] = SLOWER
+    lines["GPU memory"] = _memory(facts["memory"])
     if facts["timed"] is not None:
-        shown |= _timed(facts["timed"])
+        lines |= _timed(facts["timed"])
     if facts["unknown"] is not None:
-        shown["not known"] = facts["unknown"]
-    return shown
+        lines["not known"] = facts["unknown"]
+    return lines
 
 
 def amount(count: float) -> str:
@@ -208,23 +208,23 @@ def _noise(facts: dict[str, Any]) -> str:
 def _hours(facts: dict[str, Any]) -> str:
     source = "measured" if facts["device_tflops_measured"] else "as given"
     rate = f"{facts['device_tflops']:.3g} TFLOP/s ({facts['device']}, {facts['dtype']}, {source})"
-    found = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
-    return f"{found}, at {facts['share']:.0%} of {rate}"
+    estimate = NOT_KNOWN if facts["hours"] is None else _on_one_device(facts["hours"])
+    return f"{estimate}, at {facts['share']:.0%} of {rate}"
 
 
-def _memory(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _memory(facts: dict[str, Any] | None) -> str:
+    if facts is None:
         return NOT_KNOWN
-    weights = f"{amount(found['network'])} network, {amount(found['texts'])} text encoders"
-    batch = max(found["sampling"], found["decoding"])
-    said = f"{amount(found['making'])} ({weights}, {amount(batch)} a batch)"
-    if found["apart"]:
-        said += f"; before, to encode prompts once on a machine, {amount(found['encoding'])}"
-    if found["device_bytes"] is None:
-        return said
-    worst = max(found["making"], found["encoding"])
-    fits = "it has" if worst <= found["device_bytes"] else "more than it has:"
-    return f"{said}; {fits} {amount(found['device_bytes'])}"
+    weights = f"{amount(facts['network'])} network, {amount(facts['texts'])} text encoders"
+    batch = max(facts["sampling"], facts["decoding"])
+    text = f"{amount(facts['making'])} ({weights}, {amount(batch)} per batch)"
+    if facts["apart"]:
+        text += f"; to encode prompts, once per machine, {amount(facts['encoding'])}"
+    if facts["device_bytes"] is None:
+        return text
+    worst = max(facts["making"], facts["encoding"])
+    fits = "it has" if worst <= facts["device_bytes"] else "more than it has:"
+    return f"{text}; {fits} {amount(facts['device_bytes'])}"
 
 
 def _timed(timed: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a build or a training needs, looked at before money is spent: rows with their remedies."""
+"""Check what a build or a training run needs, before money is spent; findings with remedies."""
 
 import math
 import os
@@ -29,11 +29,11 @@ from semix.data.real import load_real
 from semix.data.settings import load_settings
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
-from semix.flows.build_steps import survey_images
+from semix.flows.build_steps import decode_all_images
 from semix.flows.configs import NAMES, command_of, models
 from semix.flows.costs import amount, free_bytes
-from semix.flows.gpus import CHOSEN, ask_driver, visible_gpus
-from semix.flows.server_probe import ServerFacts, probe, settings_here
+from semix.flows.gpus import VISIBLE_DEVICES, ask_driver, visible_gpus
+from semix.flows.server_probe import ServerFacts, prefect_settings, probe
 from semix.pipeline.checks import HUB, HUB_WEIGHTS, LOCAL, check_models, tag_repository
 from semix.pipeline.config import BuildConfig, EncoderConfig
 from semix.pipeline.model_paths import copy_here, quantisation
@@ -42,12 +42,12 @@ from semix.pipeline.root import MIXED
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
 PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-AIR = 1.5  # times the weights: a batch of one image fits beside them
+AIR = 1.5  # times the size of the weights, so that a batch of one image fits beside them
 SHARED = Path("/dev/shm")
 LEAST_SHARED = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
-SLOW_S = 2.0  # for one small request to a store; a worker makes about ten a shard
-LOCK_S = 2.0  # a database that a healthy server uses is free again within a tenth of that
-SKEW_S = 5.0  # that a server's clock may be off
+SLOW_S = 2.0  # for one small request to a store; a worker makes about ten per shard
+LOCK_S = 2.0  # a healthy server releases its database within a tenth of this
+SKEW_S = 5.0  # tolerated difference of a server's clock
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Finding:
 
     Attributes:
         state: ok, warning (a run may work), failed (it will not), or not checked.
-        remedy: empty where nothing is to be done.
+        remedy: empty if there is nothing to do.
     """
 
     check: str
@@ -67,10 +67,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine for a build, a training run or neither.
+    """What this machine is checked for: a build, a training run or neither.
 
     Attributes:
-        out: a place to write to; empty for none.
+        out: where the run would write; empty for none.
     """
 
     build: BuildConfig | None = None
@@ -84,32 +84,32 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        """In which the networks run."""
+        """Precision of the networks."""
         if self.build:
             return self.build.generator.dtype
         return PRECISION[self.train.mixed_precision] if self.train else "float32"
 
 
 def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
-    """Recognise settings by their sections.
+    """Recognise the settings of a build or a training run by their sections.
 
     Raises:
-        InputError: they cannot be read, or are neither a build's nor a training run's.
+        InputError: they cannot be read, or belong to neither.
     """
     if not config:
         if overrides:
-            raise InputError("--set", overrides[0], "changes a config; give one")
+            raise InputError("--set", overrides[0], "overrides a config; give a config, too")
         return Subject(out=out)
     command = command_of(config)
     if command not in ("build", "train"):
-        what = f"is {NAMES[command]}" if command else "has not the sections of a config"
+        what = f"is {NAMES[command]}" if command else "has no sections of a config"
         raise InputError("config", config, f"{what}; give that of a build or of a training run")
     settings: Any = load_settings(models()[command], config, overrides)
     return Subject(out=out, **{command: settings})
 
 
 def examine(subject: Subject) -> Iterator[Finding]:
-    """What every check finds; none of them leaves anything behind."""
+    """The findings of every check; no check leaves anything behind."""
     checks = {
         "device": check_device,
         "models": check_model_files,
@@ -125,21 +125,21 @@ def examine(subject: Subject) -> Iterator[Finding]:
         try:
             yield from check(subject)
         except InputError as error:
-            if str(error) not in refused:  # several checks open the same folder
+            if str(error) not in refused:  # several checks read the same folder
                 yield Finding(name, FAILED, error.place, error.remedy)
             refused.add(str(error))
-        except Exception as error:  # the others still have something to say
-            found = f"{type(error).__name__}: {error}"
-            yield Finding(name, FAILED, found, "cure this first; a run would stop at it too")
+        except Exception as error:  # other checks still help
+            reason = f"{type(error).__name__}: {error}"
+            yield Finding(name, FAILED, reason, "correct this first; a run would stop here too")
 
 
 def check_device(subject: Subject) -> Iterator[Finding]:
-    """GPUs as the driver and as torch see them, and whether they multiply."""
+    """GPUs that the driver and torch see, and whether they compute."""
     driver, fault = ask_driver("name,memory.total,driver_version")
-    chosen = os.environ.get(CHOSEN)
+    chosen = os.environ.get(VISIBLE_DEVICES)
     hidden = chosen is not None and not visible_gpus()
     if fault:
-        remedy = "load or install NVIDIA's driver again; or set CUDA_VISIBLE_DEVICES= for the CPU"
+        remedy = "reload or reinstall NVIDIA's driver; or set CUDA_VISIBLE_DEVICES= for the CPU"
         yield Finding("driver", WARNING if hidden else FAILED, f"nvidia-smi: {fault}", remedy)
     else:
         yield Finding("driver", OK, "; ".join(driver) or "no NVIDIA GPU")
@@ -147,7 +147,7 @@ def check_device(subject: Subject) -> Iterator[Finding]:
         for index in range(torch.cuda.device_count()):
             yield _gpu(index, subject.dtype)
     elif (driver or chosen) and not hidden:
-        remedy = "install a torch for this driver's CUDA, and look at CUDA_VISIBLE_DEVICES"
+        remedy = "install a torch for this driver's CUDA, and check CUDA_VISIBLE_DEVICES"
         yield Finding("device", FAILED, f"torch {torch.__version__} sees no GPU", remedy)
     else:
         yield _cpu(subject, hidden=bool(driver))
@@ -155,15 +155,15 @@ def check_device(subject: Subject) -> Iterator[Finding]:
 
 def _cpu(subject: Subject, *, hidden: bool) -> Finding:
     multiply("cpu", subject.dtype)
-    found = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
+    result = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
-        found = f"{found}; CUDA_VISIBLE_DEVICES hides its GPUs"
-        return Finding("device", WARNING, found, "unset it to use them")
+        result = f"{result}; CUDA_VISIBLE_DEVICES hides its GPUs"
+        return Finding("device", WARNING, result, "unset it to use them")
     if subject.dtype == "float32":
-        return Finding("device", OK, found)
+        return Finding("device", OK, result)
     setting = "generator.dtype=float32" if subject.build else "mixed_precision=no"
-    remedy = f"{subject.dtype} is made for GPUs; run on one, or --set {setting}"
-    return Finding("device", WARNING, found, remedy)
+    remedy = f"{subject.dtype} is for GPUs; use one, or --set {setting}"
+    return Finding("device", WARNING, result, remedy)
 
 
 def _gpu(index: int, dtype: str) -> Finding:
@@ -181,7 +181,7 @@ def _gpu(index: int, dtype: str) -> Finding:
 
 
 def check_model_files(subject: Subject) -> Iterator[Finding]:
-    """Models of a build: there, of the right kind, headers that can be read, no weight missing."""
+    """Models of a build: present, of the right kind, with readable headers and all weights."""
     if subject.build is None:
         yield Finding("models", UNCHECKED, "no config of a build was given")
         return
@@ -198,59 +198,59 @@ def check_model_files(subject: Subject) -> Iterator[Finding]:
 
 
 def _models(build: BuildConfig) -> dict[str, tuple[str, Path | None]]:
-    """By setting: the model, and its file, folder or copy of the hub's; None if it is not here."""
+    """By setting: the model, and its file, folder or copy from the hub; None if not on disk."""
     generator = build.generator
-    found = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
+    models = {"generator.model": (generator.model, copy_here(generator.model, generator.revision))}
     if (unet := generator.unet) is not None:
-        found["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
+        models["generator.unet"] = (unet, copy_here(unet, generator.unet_revision))
     for field, encoder in build.annotation.encoders:
         if encoder.model.startswith((LOCAL, HUB)):
             model = encoder.model.removeprefix(LOCAL).removeprefix(HUB)
-            found[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
+            models[f"{field}.model"] = (encoder.model, copy_here(model, encoder.revision))
         else:
             name = f"{encoder.model} {encoder.pretrained}"
-            found[f"{field}.pretrained"] = (name, _clip_file(encoder))
-    return found
+            models[f"{field}.pretrained"] = (name, _clip_file(encoder))
+    return models
 
 
 def _clip_file(config: EncoderConfig) -> Path | None:
-    """The file that is named, or the weights of a tag in the hub's cache."""
-    assert config.pretrained is not None  # check_models has refused that
+    """The named file, or the weights of a tag in the hub's cache."""
+    assert config.pretrained is not None  # check_models refuses None
     repository = tag_repository(config)
     if repository is None:
         return Path(config.pretrained)
-    found = try_to_load_from_cache(repository, HUB_WEIGHTS)
-    return Path(found) if isinstance(found, str) else None
+    cached = try_to_load_from_cache(repository, HUB_WEIGHTS)
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _model(name: str, model: str, place: Path | None) -> Finding:
-    if place is None:
+def _model(name: str, model: str, weights_path: Path | None) -> Finding:
+    if weights_path is None:
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             remedy = "unset HF_HUB_OFFLINE, or fetch it before: hf download"
             return Finding(name, FAILED, f"{model} is not in the hub's cache", remedy)
         remedy = "the first run fetches it; `hf download` does so now"
         return Finding(name, WARNING, f"{model} is not in the hub's cache yet", remedy)
     try:
-        files = list(weights(place))
+        files = list(weights(weights_path))
     except (OSError, SafetensorError) as error:
-        remedy = "fetch or convert this model again; a file of it is damaged"
-        return Finding(name, FAILED, f"{place}: {error}", remedy)
+        remedy = "fetch or convert this model again; one of its files is damaged"
+        return Finding(name, FAILED, f"{weights_path}: {error}", remedy)
     size = sum(path.stat().st_size for path in files)
-    return Finding(name, OK, f"{place}: {len(files)} files, {amount(size)}")
+    return Finding(name, OK, f"{weights_path}: {len(files)} files, {amount(size)}")
 
 
-def weights(place: Path) -> dict[Path, int]:
-    """Numbers in each safetensors file that would be loaded.
+def weights(source: Path) -> dict[Path, int]:
+    """Number of weights in each safetensors file that would be loaded.
 
     Raises:
         OSError, SafetensorError: a file that cannot be read.
     """
     counts = {}
-    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
     for path in (file for file in files if file.suffix == ".safetensors"):
         plain = path.with_name(path.name.split(".")[0] + ".safetensors")
         if path != plain and plain.exists():
-            continue  # the same in another precision
+            continue  # the same weights in another precision
         with safe_open(path, framework="np") as file:
             shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
             counts[path] = sum(math.prod(shape) for shape in shapes)
@@ -258,7 +258,7 @@ def weights(place: Path) -> dict[Path, int]:
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
-    """Memory of the machine and of each GPU against the weights, and what processes share."""
+    """Compare memory of the machine and of each GPU with the weights; check shared memory."""
     needed = _needed(subject)
     free, where = memory_left(memory_limit())
     yield judged_memory("memory", free, needed, where=where)
@@ -273,7 +273,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
 
 
 def memory_left(limit: MemoryLimit | None) -> tuple[float, str]:
-    """Bytes that can be had, and where: what the machine has free, or our limit, if nearer."""
+    """Available bytes, and their kind: free on the machine, or left of our limit if smaller."""
     free = psutil.virtual_memory().available
     if limit is None or limit.left >= free:
         return free, "free"
@@ -281,42 +281,42 @@ def memory_left(limit: MemoryLimit | None) -> tuple[float, str]:
 
 
 def _needed(subject: Subject) -> float | None:
-    """Bytes of a build's weights in the precision that they run in; None if not known."""
+    """Bytes of a build's weights in their precision at run time; None if not known."""
     if subject.build is None:
         return None
     try:
-        found = [weights(path) if path else {} for _, path in _models(subject.build).values()]
-    except Exception:  # what is wrong with them is said with the models
+        counts = [weights(path) if path else {} for _, path in _models(subject.build).values()]
+    except Exception:  # the check of the models reports it
         return None
-    if not all(found):  # a model that is not here yet
+    if not all(counts):  # a model that is not here yet
         return None
     return sum(
-        # Quantised weights stay as they are in their files.
+        # Quantised weights keep the size of their files.
         path.stat().st_size if quantisation(path.parent) else BYTES[subject.dtype] * count
-        for files in found
+        for files in counts
         for path, count in files.items()
     )
 
 
 def judged_memory(name: str, free: float, needed: float | None, *, where: str = "free") -> Finding:
-    """Free bytes against those that weights take."""
-    found = f"{amount(free)} {where}"
+    """Compare free bytes with those of the weights."""
+    result = f"{amount(free)} {where}"
     if needed is None:
-        return Finding(name, OK, found)
-    found = f"{found}, the weights take {amount(needed)}"
+        return Finding(name, OK, result)
+    result = f"{result}, the weights take {amount(needed)}"
     if free < needed:
-        remedy = "end what else uses it, choose a smaller model or a device with more"
-        return Finding(name, FAILED, found, remedy)
+        remedy = "end other programs that use it, or choose a smaller model or a larger device"
+        return Finding(name, FAILED, result, remedy)
     if free < AIR * needed:
-        return Finding(name, WARNING, found, "little is left for batches; make them small")
-    return Finding(name, OK, found)
+        return Finding(name, WARNING, result, "little is left for batches; make them small")
+    return Finding(name, OK, result)
 
 
 def check_pictures(subject: Subject) -> Iterator[Finding]:
-    """Every picture of a folder decoded; all that cannot be are named at once."""
+    """Decode every image of a folder; name all that cannot be decoded."""
     if subject.real is None or subject.real.name != "imagefolder":
         return
-    surveyed = survey_images(subject.real)
+    surveyed = decode_all_images(subject.real)
     for note in surveyed.notes():
         yield Finding("picture folder", WARNING, note)
     decoded = f"{surveyed.images - len(surveyed.bad)} of {surveyed.images} can be decoded"
@@ -324,7 +324,7 @@ def check_pictures(subject: Subject) -> Iterator[Finding]:
 
 
 def check_real_images(subject: Subject) -> Iterator[Finding]:
-    """The labelled images: of each class, and split."""
+    """Count the labelled images, by class and split."""
     if subject.real is None:
         yield Finding("real images", UNCHECKED, "no config was given")
         return
@@ -334,12 +334,12 @@ def check_real_images(subject: Subject) -> Iterator[Finding]:
 
 
 def check_training(subject: Subject) -> Iterator[Finding]:
-    """What a training finds before its first step."""
+    """Check all that a training run checks before its first step."""
     if (config := subject.train) is None:
         return
     check_config(config)
     check_launch(config, processes=1)
-    if config.mixed is not None:  # their size is enough: whether each decodes `verify --full` says
+    if config.mixed is not None:  # their size is enough: `verify --full` decodes each
         mixed = config.mixed.model_copy(update={"memory_gib": 0.0})
         config = config.model_copy(update={"mixed": mixed})
     data = open_data(config)
@@ -350,61 +350,61 @@ def check_training(subject: Subject) -> Iterator[Finding]:
 
 
 def check_store(subject: Subject) -> Iterator[Finding]:
-    """A store: written, read back, refused a second time, deleted, listed; and its free space."""
+    """Write to a store, read back, try to write twice, delete, list; and measure free space."""
     if not subject.out:
         yield Finding("store", UNCHECKED, "no place was given; --out URL")
         return
     store = Store(subject.out)
     if subject.build is not None:
         store.require_empty_or_own(MIXED, own=PLAN)
-    store.check_writable(tidy=True)  # decided within seconds; what follows waits out faults
+    store.check_writable(tidy=True)  # fails within seconds; later requests wait for recovery
     start = time.monotonic()
     store.list("doctor")
     seconds = time.monotonic() - start
     free = free_bytes(store)
-    found = f"{store.url}: write, read and delete work, a listing takes {1000 * seconds:.0f} ms"
-    found += f"; {amount(free)} free" if free is not None else ""
-    remedy = "it is slow; make shards larger, or go nearer to it" if seconds > SLOW_S else ""
-    yield Finding("store", WARNING if remedy else OK, found, remedy)
+    result = f"{store.url}: write, read and delete work, a listing takes {1000 * seconds:.0f} ms"
+    result += f"; {amount(free)} free" if free is not None else ""
+    remedy = "it is slow; use larger shards or a nearer store" if seconds > SLOW_S else ""
+    yield Finding("store", WARNING if remedy else OK, result, remedy)
 
 
 def check_prefect(subject: Subject) -> Iterator[Finding]:
-    """Prefect's home, and the server that is configured, or the database of a run's own."""
-    settings = settings_here()
+    """Check Prefect's home, and the configured server or the database of a run's own server."""
+    settings = prefect_settings()
     home, url = settings.home, settings.api.url
-    there = next(place for place in (home, *home.parents) if place.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield Finding("Prefect home", OK, str(home))
     else:
-        remedy = "set PREFECT_HOME to a folder of yours"
+        remedy = "set PREFECT_HOME to a folder that you can write"
         yield Finding("Prefect home", FAILED, f"{home} cannot be written", remedy)
     yield judged_server(probe(url)) if url else _own_server(home / "prefect.db")
 
 
 def judged_server(facts: ServerFacts) -> Finding:
-    """Whether flows can run with the server that is configured."""
+    """Whether flows can run with the configured server."""
     if facts.reason:
         return Finding("Prefect server", FAILED, facts.url, facts.reason)
-    found = f"{facts.url} runs {facts.version or 'Prefect Cloud'} and takes our requests"
+    result = f"{facts.url} runs {facts.version or 'Prefect Cloud'} and accepts our requests"
     remedy = facts.warning
     if abs(skew := facts.clock_skew_s or 0.0) > SKEW_S:
-        found += f"; its clock is {skew:+,.0f} s off ours"
+        result += f"; its clock is {skew:+,.0f} s off ours"
         remedy = remedy or "set the clocks of both machines: timedatectl set-ntp true"
-    return Finding("Prefect server", WARNING if remedy else OK, found, remedy)
+    return Finding("Prefect server", WARNING if remedy else OK, result, remedy)
 
 
 def _own_server(database: Path) -> Finding:
-    """Without a configured server every run starts one, on this database."""
-    found = "PREFECT_API_URL is not set: a run starts its own"
+    """Check the database on which every run starts its own server, as none is configured."""
+    result = "PREFECT_API_URL is not set: a run starts its own"
     if not database.is_file():
-        return Finding("Prefect server", OK, found)
+        return Finding("Prefect server", OK, result)
     connection = sqlite3.connect(database, timeout=LOCK_S, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
-        remedy = "end the process that holds it, or set PREFECT_HOME to another folder"
+        remedy = "end the process that locks it, or set PREFECT_HOME to another folder"
         return Finding("Prefect server", FAILED, f"{database}: {error}", remedy)
     finally:
         connection.close()
-    return Finding("Prefect server", OK, f"{found}, on {database}")
+    return Finding("Prefect server", OK, f"{result}, on {database}")

@@ -1,4 +1,4 @@
-"""Measure a trained run anew, under other settings of `evaluation` if wanted."""
+"""Evaluate a trained run again, also under other settings of `evaluation`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from semix.data.files import read_json, require_own_files
 from semix.data.real import class_names
 from semix.flows.calling import run_flow
 from semix.flows.gpus import settled_device
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """A measuring that nothing speaks against.
+class PreparedEvaluation:
+    """An evaluation that passed all checks.
 
     Attributes:
-        settings: the run's, with those of `evaluation` to measure under.
-        path: what is written.
+        settings: those of the run, with the settings of `evaluation` to use.
+        path: the file to write.
     """
 
     settings: TrainConfig
@@ -50,42 +50,42 @@ def evaluate(
     Args:
         run: folder of a run whose seeds are trained.
         overrides: as `evaluation.bins=20`.
-        to: a file that is written instead.
+        to: another file to write.
         device: auto, cpu or cuda.
-        fresh: run the networks even where logits of the same weights are stored.
+        fresh: run the networks even if logits of the same weights are stored.
     Returns:
-        What was written.
+        The content of the written file.
     Raises:
-        InputError: no run, settings that cannot be measured or that training decided, or a file
+        InputError: no run, settings that cannot be used or that belong to training, or a file
             that cannot be written.
     """
-    path = evaluated(run, overrides=overrides, to=to, device=device, fresh=fresh)
-    found: Evaluation = read_json(path)
-    return found
+    path = run_evaluation(run, overrides=overrides, to=to, device=device, fresh=fresh)
+    evaluation: Evaluation = read_json(path)
+    return evaluation
 
 
-def evaluated(
+def run_evaluation(
     run: str | Path, *, overrides: Sequence[str], to: str | Path, device: str, fresh: bool
 ) -> Path:
-    """As `evaluate`; returns the file that was written."""
-    measuring = checked(Path(run), overrides, to=to, device=device)
+    """As `evaluate`, but returns the path of the written file."""
+    prepared = prepare_evaluation(Path(run), overrides, to=to, device=device)
     run_flow(
         "semix.flows.evaluate_flow.evaluate_flow",
-        ready=measuring,
+        prepared=prepared,
         run=str(Path(run).absolute()),
         overrides=list(overrides),
-        to=str(measuring.path),
+        to=str(prepared.path),
         device=device,
         fresh=fresh,
     )
-    return measuring.path
+    return prepared.path
 
 
-def exported(run: Path, format: str) -> list[Path]:
-    """Files below the run's folder in another benchmark's layout; none where no format is asked.
+def export_results(run: Path, format: str) -> list[Path]:
+    """Write results below the run's folder in another benchmark's layout; returns the files.
 
     Raises:
-        InputError: a library that it needs is not installed.
+        InputError: a required library is not installed.
     """
     if not format:
         return []
@@ -94,51 +94,53 @@ def exported(run: Path, format: str) -> list[Path]:
     return export_calarena(run, run / format)
 
 
-def measured(measuring: Measuring, run: Path, *, device: str, fresh: bool) -> Evaluation:
-    """As `evaluate`, in this process, under settings that are checked."""
+def measure_run(prepared: PreparedEvaluation, run: Path, *, device: str, fresh: bool) -> Evaluation:
+    """As `evaluate`, in this process, with checked settings."""
     from semix.calib.evaluate import evaluate_run
     from semix.data.device import resolve_device
 
     return evaluate_run(
         run,
-        config=measuring.settings,
-        beside=None if measuring.path == run.absolute() / EVALUATION else measuring.path,
+        config=prepared.settings,
+        beside=None if prepared.path == run.absolute() / EVALUATION else prepared.path,
         device=resolve_device(settled_device(device)),
         fresh=fresh,
     )
 
 
-def checked(run: Path, overrides: Sequence[str], *, to: str | Path = "", device: str) -> Measuring:
-    """What to measure a run under, and where that is written. Raises InputError."""
+def prepare_evaluation(
+    run: Path, overrides: Sequence[str], *, to: str | Path = "", device: str
+) -> PreparedEvaluation:
+    """Check settings and paths of an evaluation. Raises InputError."""
     require_own_files("run", run)
-    begun = trained_run(run)
+    trained = trained_run(run)
     config = stored_settings(run, overrides)
-    _refuse_training_settings(begun, config, overrides)
+    _refuse_training_settings(trained, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
-    if (settled := settled_device(device)).startswith("cuda"):
+    if (chosen_device := settled_device(device)).startswith("cuda"):
         from semix.data.device import resolve_device  # torch costs seconds: not before it is needed
 
-        resolve_device(settled)
-    return Measuring(config, _file(run.absolute(), to, begun, config))
+        resolve_device(chosen_device)
+    return PreparedEvaluation(config, _file(run.absolute(), to, trained, config))
 
 
-def _file(run: Path, to: str | Path, begun: TrainConfig, config: TrainConfig) -> Path:
-    """What is written. Raises InputError for a file that holds something else."""
-    own, alike = run / EVALUATION, config.evaluation == begun.evaluation
+def _file(run: Path, to: str | Path, trained: TrainConfig, config: TrainConfig) -> Path:
+    """The file to write. Raises InputError for an existing file of another kind."""
+    own_path, same_settings = run / EVALUATION, config.evaluation == trained.evaluation
     if not to:
-        return own if alike else evaluation_beside(run, config)
-    path = own_file("--to", to)
-    if path == own and not alike:
-        remedy = "is what the run measures under its own settings; name another file"
+        return own_path if same_settings else evaluation_beside(run, config)
+    path = output_file("--to", to)
+    if path == own_path and not same_settings:
+        remedy = "holds the evaluation under the run's own settings; name another file"
         raise InputError("--to", path, remedy)
     if path.exists() and not _is_evaluation(path):
-        raise InputError("--to", path, "is there and no evaluation; name another file")
+        raise InputError("--to", path, "exists and is no evaluation; name another file")
     return path
 
 
 def _is_evaluation(path: Path) -> bool:
-    """Whether a file is one of a run's evaluations, which may be written anew."""
+    """Whether a file is an evaluation of a run, which may be overwritten."""
     try:
         return {"schema", "evaluation", "versions", "rows"} <= set(read_json(path))
     except (OSError, ValueError, TypeError):
@@ -146,9 +148,9 @@ def _is_evaluation(path: Path) -> bool:
 
 
 def _refuse_training_settings(
-    begun: TrainConfig, config: TrainConfig, overrides: Sequence[str]
+    trained: TrainConfig, config: TrainConfig, overrides: Sequence[str]
 ) -> None:
-    if config.model_copy(update={"evaluation": begun.evaluation}) != begun:
+    if config.model_copy(update={"evaluation": trained.evaluation}) != trained:
         other = [text for text in overrides if not text.startswith("evaluation.")]
-        remedy = "was decided by training; only evaluation.* can be measured anew"
+        remedy = "is a setting of training; only evaluation.* can change"
         raise InputError("--set", ", ".join(other), remedy)

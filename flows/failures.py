@@ -1,4 +1,4 @@
-"""The errors that mean: the input was fine, the run was not finished; and which shards lack."""
+"""Errors of runs that did not finish although the input was fine, and reasons of failed shards."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class RunFailed(RuntimeError):
     """Part of a run failed. The text says what, why, and how to go on.
 
     Args:
-        exit_status: of `semix`; 2 if a child process found fault with the input after all.
+        exit_status: of `semix`; 2 if a child process refused the input after all.
     """
 
     def __init__(self, text: str, *, exit_status: int = 1) -> None:
@@ -38,15 +38,15 @@ class RunCancelled(RunFailed):
 
 
 class ServerLost(RunFailed):
-    """Prefect's server could not be told how a run went; the text says what is there of it."""
+    """Prefect's server could not record how a run ended; the text says what is safe."""
 
 
 @contextmanager
 def damage_named(url: str) -> Iterator[None]:
-    """Around what reads the images of a root: damage of theirs is no fault of the program.
+    """Turn errors of damaged files, in a block that reads a root, into a message with remedies.
 
     Raises:
-        RunFailed: a file is damaged or gone; what shows all damage, and what mends it.
+        RunFailed: a file is damaged or missing; names the commands that show and repair damage.
     """
     try:
         yield
@@ -58,17 +58,17 @@ def damage_named(url: str) -> Iterator[None]:
 
 
 def few_ranges(shards: Iterable[int]) -> str:
-    """`3,7-9`; of very many ranges the first ones."""
+    """`3,7-9`; only the first MOST_RANGES ranges."""
     ranges = format_ranges(shards).split(",")
     more = f" and {len(ranges) - MOST_RANGES} more ranges" if len(ranges) > MOST_RANGES else ""
     return ",".join(ranges[:MOST_RANGES]) + more
 
 
 def reasons(
-    failures: Mapping[int, Sequence[Failure]], lacking: Container[int], most: int = 3
+    failures: Mapping[int, Sequence[Failure]], missing: Container[int], most: int = 3
 ) -> list[str]:
-    """`shard 3: OSError: disk full` for the first of the lacking shards that failed."""
-    failed = ((shard, tries) for shard, tries in failures.items() if shard in lacking)
+    """`shard 3: OSError: disk full` for the first `most` missing shards that failed."""
+    failed = ((shard, tries) for shard, tries in failures.items() if shard in missing)
     return [
         f"shard {shard}: {printable_line(f'{tries[-1].error}: {tries[-1].message}')}"
         for shard, tries in islice(failed, most)

@@ -1,4 +1,4 @@
-"""What all flows share: version, names, tags, how they are logged and cancelled."""
+"""What all flows share: version, names, tags, logging, cancelling."""
 
 import logging
 import signal
@@ -27,13 +27,13 @@ from prefect.logging.handlers import APILogHandler
 from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
 from semix.data.installation import DISTRIBUTION
-from semix.flows.artifacts import only_shown
+from semix.flows.artifacts import best_effort_display
 from semix.flows.failures import RunCancelled
 from semix.flows.paths import check_places
-from semix.flows.run_server import is_ours
+from semix.flows.run_server import is_own_server
 
 TAG = "semix"
-LOOK_EVERY_S = 5.0  # whether a run was cancelled
+LOOK_EVERY_S = 5.0  # between two checks whether a run was cancelled
 
 log = logging.getLogger("semix.prefect")
 
@@ -44,7 +44,7 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     """Options of the flow `semix-KIND`.
 
     Args:
-        run_name: from a run's parameters to its name, which a person recognises.
+        run_name: makes a name that a person recognises from a run's parameters.
     """
     return {
         "name": f"semix-{kind}",
@@ -55,60 +55,60 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     }
 
 
-def note_cancelled(error: RunCancelled) -> None:
-    """Whatever the server noted before, as that the run failed."""
+def mark_cancelled(error: RunCancelled) -> None:
+    """Set a run's state to cancelled, whatever state the server recorded before."""
     with suppress(Exception), get_client(sync_client=True) as client:
         client.set_flow_run_state(error.run, Cancelled(message=str(error)), force=True)
 
 
-def name_of(place: str) -> str:
+def base_name(location: str) -> str:
     """The last part of a path or URL."""
-    return PurePosixPath(place).name or place
+    return PurePosixPath(location).name or location
 
 
 @contextmanager
-def running(kind: str) -> Iterator[None]:
-    """For the body of a flow: tags on the run, our lines in the run's log.
+def run_context(kind: str) -> Iterator[None]:
+    """The context of a flow's body: tags the run, sends our log lines to it, notes cancelling.
 
     Raises:
         InputError: a deployment's run was given a relative path.
-        RunCancelled: in Prefect, of a run that no deployment began; its worker ends others.
+        RunCancelled: the run, of no deployment, was cancelled; a deployment's worker ends its runs.
     """
-    found = FlowRunContext.get()
-    assert found is not None and found.flow_run is not None, "only in a flow"
-    run = found.flow_run
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None, "only in a flow"
+    run = context.flow_run
     with _logged(run.id):
         if run.deployment_id is not None:
-            check_places(found.parameters or {})
-        # The run alone: a task that has tags asks the server for their limits when it begins, so it
-        # could not begin without one.
-        with only_shown(), get_client(sync_client=True) as client:
+            check_places(context.parameters or {})
+        # Only the run is tagged: a task with tags asks the server for their limits when it begins,
+        # so it could not begin without a server.
+        with best_effort_display(), get_client(sync_client=True) as client:
             client.update_flow_run(run.id, tags=sorted({*run.tags, TAG, kind}))
             if run.run_count > 1:
                 _end_lost_tasks(client, run.id)
         outermost = run.deployment_id is None and run.parent_task_run_id is None
-        if outermost and not is_ours():
+        if outermost and not is_own_server():
             log.info("this run in Prefect: %s", url_for(run))
         with _cancellable(run.id) if outermost else nullcontext():
             yield
 
 
 def _end_lost_tasks(client: SyncPrefectClient, run: UUID) -> None:
-    """Those of an attempt that died would be shown as running for ever."""
-    begun = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+    """Mark task runs of a dead attempt as crashed; else they would run for ever in Prefect."""
+    unfinished = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
     for lost in client.read_task_runs(
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=begun)),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=unfinished)),
     ):
         state: State[Any] = Crashed(
-            message="its flow's process is gone; the run goes on in another one"
+            message="its flow's process has ended; the run goes on in another one"
         )
         client.set_task_run_state(lost.id, state, force=True)
 
 
 @contextmanager
 def _cancellable(run: UUID) -> Iterator[None]:
-    """End the block when the run is cancelled in Prefect, which itself ends deployments' runs only.
+    """End the block when the run is cancelled in Prefect, which itself ends only deployments' runs.
 
     SIGTERM interrupts whatever the main thread waits for; a flow on another thread goes on.
     """
@@ -131,14 +131,14 @@ def _cancellable(run: UUID) -> Iterator[None]:
     except TerminationSignal:  # raised by the handler that Prefect has for a flow
         if not cancelled.is_set():
             raise
-        text = "cancelled in Prefect; what was committed stays, and the same command goes on"
+        text = "cancelled in Prefect; committed work stays, and the same command goes on"
         raise RunCancelled(text, run) from None
     finally:
         over.set()
 
 
 def _is_cancelled(run: UUID) -> bool:
-    """What a server that does not answer says nothing of."""
+    """Whether the run is cancelled or about to be; False if the server does not answer."""
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(run).state
@@ -148,9 +148,9 @@ def _is_cancelled(run: UUID) -> bool:
 
 
 class RunLog(logging.Handler):
-    """Hands lines of `semix` to the log of the run that says them.
+    """Sends log lines of `semix` to the log of the current run.
 
-    Threads that know of no run, as those that read a store, speak for the innermost one.
+    Lines from threads without a run, as those that read a store, go to the innermost run.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class RunLog(logging.Handler):
         self._prefect = APILogHandler()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "told_prefect", False):  # at more length
+        if getattr(record, "sent_to_prefect", False):  # a longer version was sent already
             return
         if FlowRunContext.get() is None and TaskRunContext.get() is None:
             record.flow_run_id = _active[-1]
@@ -169,17 +169,17 @@ _run_log = RunLog()
 
 
 def is_logged() -> bool:
-    """Whether what `semix` logs in this process goes to the log of a run."""
+    """Whether log lines of `semix` in this process go to the log of a run."""
     return bool(_active)
 
 
 @contextmanager
 def _logged(run: UUID) -> Iterator[None]:
     logger = logging.getLogger("semix")
-    if logger.level == logging.NOTSET:  # a worker, without our command line
+    if logger.level == logging.NOTSET:  # a worker, which does not run our command line
         logger.setLevel(logging.INFO)
     _active.append(run)
-    logger.addHandler(_run_log)  # once, however many flows are within each other
+    logger.addHandler(_run_log)  # has no effect if an outer flow added it
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How a trainer is launched: on which machines, by which command; and its last word."""
+"""Launch a trainer: on which machines, by which command; and read why it ended."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
-from semix.flows.child import Outcome, python_module
-from semix.flows.gpus import CHOSEN, visible_gpus
+from semix.flows.child import ChildExit, python_module
+from semix.flows.gpus import VISIBLE_DEVICES, visible_gpus
 
 if TYPE_CHECKING:  # the command line starts without it
     from semix.calib.config import TrainConfig
@@ -21,23 +21,23 @@ Device = Literal["auto", "cpu", "cuda"]
 
 MOST_RESTARTS = 100  # of a trainer; one that is lost so often will be lost again
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
-ENDING_S = 10.0  # of that, for torchrun to end processes that did not follow
-# How the trainer begins its last word, the most telling first.
+ENDING_S = 10.0  # part of it, for torchrun to kill processes that did not end
+# Prefixes of the trainer's last line, the most informative first.
 REFUSAL, DIVERGENCE, CRASH, INTERRUPTION = "error: ", "diverged: ", "crashed: ", "interrupted: "
 WORDS = (REFUSAL, DIVERGENCE, CRASH, INTERRUPTION)
-# As torchrun puts it; others that it ended, or that missed this one, have words of their own.
+# torchrun's message; processes that it ended, or that waited for this one, have other messages.
 KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
-SILENCE = "it gave no reason: a process that was killed, most often for want of memory, has none"
+SILENCE = "it gave no reason: the process was probably killed, most often for lack of memory"
 
 
 @dataclass(frozen=True)
 class Machines:
-    """This machine's part in a training; the others have a launch of their own.
+    """The machines of a training run, as given to the launch on this one.
 
     Attributes:
-        processes: over all machines.
-        count, rank: how many machines, and which of them this is; 0 is the main one.
-        main_process: HOST:PORT where the main machine can be reached by the others.
+        processes: on all machines together.
+        count, rank: number of machines, and the number of this machine; 0 is the main machine.
+        main_process: HOST:PORT at which the others reach the main machine.
         device: auto, cpu or cuda.
     """
 
@@ -66,10 +66,10 @@ class Machines:
 
 
 def check_machines(machines: Machines) -> None:
-    """Find what the processes would refuse, or wait for in vain.
+    """Check what the processes would refuse, or wait for in vain.
 
     Raises:
-        InputError: numbers that do not go together, no address, a device that is not there, more
+        InputError: numbers that contradict each other, no address, a missing device, more
             processes than this machine has GPUs, or a driver that does not work.
     """
     count, processes = machines.count, machines.processes
@@ -77,12 +77,12 @@ def check_machines(machines: Machines) -> None:
         remedy = f"{count} machines share them equally; choose a multiple of {count}"
         raise InputError("processes", processes, remedy)
     if not 0 <= machines.rank < count:
-        remedy = f"choose 0 to {count - 1}, another one on each machine; there are {count}"
+        remedy = f"choose 0 to {count - 1}, a different one on each of the {count} machines"
         raise InputError("machine_rank", machines.rank, remedy)
     if count > 1:
         machines.address()
     elif machines.main_process:
-        remedy = "is for several machines; say how many with machines, or leave it out"
+        remedy = "is for several machines; set machines, too, or leave this out"
         raise InputError("main_process", machines.main_process, remedy)
     _check_device(machines)
 
@@ -93,28 +93,28 @@ def _check_device(machines: Machines) -> None:
         remedy = "no GPU is visible here; choose auto or cpu, or another machine"
         raise InputError("device", "cuda", remedy)
     if gpus and machines.here > len(gpus):
-        remedy = f"one a GPU, and {len(gpus)} are visible; choose fewer"
+        remedy = f"one per GPU, and {len(gpus)} are visible; choose fewer"
         raise InputError("processes", machines.here, remedy)
 
 
 def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int) -> list[str]:
-    """`accelerate launch -m semix.calib.train ...`, by the module behind that command.
+    """The command `accelerate launch -m semix.calib.train ...`, by the module behind it.
 
-    The `accelerate` program imports every subcommand first: 12 s on two cores against 4 s.
+    The `accelerate` program first imports every subcommand: 12 s on two cores against 4 s.
 
     Args:
         launcher: file of `launcher_settings`.
         trainer: arguments of semix.calib.train.
-        num_processes: on this machine, to share its cores.
+        num_processes: processes on this machine, which share its cores.
     """
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_processes))
     return python_module(
         "accelerate.commands.launch",
         f"--config_file={launcher}",
         f"--num_cpu_threads_per_process={threads}",
-        "--quiet",  # else its own traceback hides the trainer's
+        "--quiet",  # else its traceback hides the trainer's
         "--module",
-        # The launcher may be gone when the trainer, in a group of its own, must be ended.
+        # The launcher may have ended when the trainer, in another group, must be ended.
         "semix.flows.child",
         f"--grace={GRACE_S}",
         "semix.calib.train",
@@ -124,11 +124,11 @@ def launch_command(launcher: Path, trainer: Sequence[str], *, num_processes: int
 
 
 def launcher_settings(config: "TrainConfig", machines: Machines) -> dict[str, Any]:
-    """All that accelerate would otherwise ask, warn about, or take from a user's own default."""
+    """All that accelerate would otherwise ask, warn about, or take from a user's config file."""
     host, port = machines.address() if machines.count > 1 else (None, 0)  # 0 is any free one
     return {
         "compute_environment": "LOCAL_MACHINE",
-        # Also without GPUs: it then starts processes by torchrun all the same.
+        # Also without GPUs: only then does accelerate start several processes by torchrun.
         "distributed_type": "MULTI_GPU" if machines.processes > 1 else "NO",
         "use_cpu": machines.on_cpu,
         "num_processes": machines.processes,
@@ -136,7 +136,7 @@ def launcher_settings(config: "TrainConfig", machines: Machines) -> dict[str, An
         "machine_rank": machines.rank,
         "main_process_ip": host,
         "main_process_port": port,
-        "same_network": True,  # machine 0 is at that address itself
+        "same_network": True,  # the others reach machine 0 at that very address
         "main_training_function": "main",
         "mixed_precision": config.mixed_precision,
         "debug": False,
@@ -144,44 +144,44 @@ def launcher_settings(config: "TrainConfig", machines: Machines) -> dict[str, An
 
 
 def write_launcher(config: "TrainConfig", folder: Path, machines: Machines) -> Path:
-    """A file of `launcher_settings` for accelerate."""
+    """Write `launcher_settings` to a file for accelerate."""
     path = folder / "accelerate.json"
     path.write_text(json.dumps(launcher_settings(config, machines)))
     return path
 
 
 def trainer_environment(machines: Machines) -> dict[str, str]:
-    """Changes to our environment."""
-    # torchrun alone knows of its processes: it must have ended them before it is ended itself.
-    found = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
+    """Changes to our environment for the launcher."""
+    # Only torchrun knows its processes: it must end them before it is ended itself.
+    changes = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(GRACE_S - ENDING_S))}
     if machines.device == "cpu":
-        found[CHOSEN] = ""
-    return found
+        changes[VISIBLE_DEVICES] = ""
+    return changes
 
 
 def last_word(line: str) -> list[str]:
-    """What the line says, if it says why a training ends."""
-    if found := KILLED.search(line):
-        name = signal.strsignal(int(found[1]))
-        return [f"process {found[2]} of this machine died of signal {found[1]} ({name})"]
+    """The reason, if this line of a trainer says why it ends; else nothing."""
+    if match := KILLED.search(line):
+        name = signal.strsignal(int(match[1]))
+        return [f"process {match[2]} of this machine died of signal {match[1]} ({name})"]
     return [line] if line.startswith(WORDS) else []
 
 
 def most_telling(words: Sequence[str]) -> str:
-    """Of all last words of one training, that which says why it ended; empty if none does.
+    """The most informative of the reasons that one training run gave; empty if there are none.
 
-    Of several processes the first that ends makes the others fail.
+    The first of several processes that ends makes the others fail.
     """
     for prefix in (REFUSAL, DIVERGENCE):
-        if found := [word for word in words if word.startswith(prefix)]:
-            return found[-1]
+        if matching := [word for word in words if word.startswith(prefix)]:
+            return matching[-1]
     killed = [word for word in words if not word.startswith(WORDS)]
     crashed = [word for word in words if word.startswith(CRASH)]
     return next(iter([*killed, *crashed, *words]), "")
 
 
-def how_it_ended(outcome: Outcome, words: Sequence[str]) -> str:
-    """One line on a training that gave no result: its exit status, and why."""
+def how_it_ended(outcome: ChildExit, words: Sequence[str]) -> str:
+    """One line on a failed training run: its exit status and the reason."""
     word = most_telling(words)
     if not word and any(line.startswith("Traceback") for line in outcome.last_lines):
         word = outcome.last_lines[-1]

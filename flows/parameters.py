@@ -1,4 +1,4 @@
-"""What commands and flows are given: each described once, for `--help` and for Prefect's form."""
+"""Parameters of commands and flows, each described once, for `--help` and for Prefect's form."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -17,14 +17,14 @@ NOT_EMPTY = {"min_length": 1}
 class _Field:
     """Typer's description of a parameter, as pydantic reads it in the signature of a flow.
 
-    Prefect puts the descriptions of docstrings over those of fields, and nothing where there are
-    none; what the schema itself says stays.
+    Prefect replaces the descriptions of fields by those of docstrings, or by nothing where a
+    docstring has none; a description in the schema itself stays.
 
     Args:
-        text: what it is, for both; a page of help has a line or two for it.
-        flags: of an option; by default made of the parameter's name.
-        more: what a form has room for.
-        rules: which values Prefect refuses, as keys of a schema of pydantic-core.
+        text: the description for both; a help page has a line or two for it.
+        flags: names of an option; by default made from the parameter's name.
+        more: further description for the form, which has more room.
+        rules: the values that Prefect accepts, as keys of a schema of pydantic-core.
         shown: how Typer shows it.
     """
 
@@ -60,36 +60,36 @@ class Argument(_Field, ArgumentInfo):
 
 
 def _overrides(example: str, more: str = "") -> Option:
-    text = f"a setting, as {example}; repeatable"
+    text = f"override a setting, as in {example}; repeatable"
     return Option(text, "--set", metavar="KEY=VALUE", more=more, rules=OVERRIDE)
 
 
 def _config(more: str, **rules: Any) -> Argument:
-    return Argument("YAML file: a path or URL", metavar="CONFIG", more=more, rules=rules)
+    return Argument("path or URL of a YAML file", metavar="CONFIG", more=more, rules=rules)
 
 
-OF_FILE = "A path is a whole one, on the worker's machine."
+OF_FILE = "A path must be absolute and on the worker's machine."
 Config = Annotated[str, _config(OF_FILE, **NOT_EMPTY)]
 OptionalConfig = Annotated[
-    str, _config(f"{OF_FILE} Empty: go on with what the root was begun with.")
+    str, _config(f"{OF_FILE} Empty: continue with the settings that the root was begun with.")
 ]
-OVER_FILE = "Put over those of the file."
+OVER_FILE = "It replaces the value in the file."
 BuildOverrides = Annotated[
     list[str],
     _overrides(
         "mixing.seed=7",
-        f"{OVER_FILE} Without a file only where things lie on the worker's machine: "
+        f"{OVER_FILE} Without a file, only paths on the worker's machine may change: "
         "generator.model=PLACE.",
     ),
 ]
 PlaceOverrides = Annotated[list[str], _overrides("generator.model=PLACE")]
 AnnotationOverrides = Annotated[
-    list[str], _overrides("annotation.scale=4", "What the labels differ in from the root's own.")
+    list[str], _overrides("annotation.scale=4", "Other settings are those of the root's labels.")
 ]
 TrainOverrides = Annotated[list[str], _overrides("epochs=300", OVER_FILE)]
 StudyOverrides = Annotated[list[str], _overrides("base.epochs=10", OVER_FILE)]
 EvaluationOverrides = Annotated[
-    list[str], _overrides("evaluation.bins=20", "What is measured otherwise than before.")
+    list[str], _overrides("evaluation.bins=20", "Other settings are those of the run.")
 ]
 RealOverrides = Annotated[list[str], _overrides("real.image_size=48")]
 
@@ -98,31 +98,35 @@ RealOverrides = Annotated[list[str], _overrides("real.image_size=48")]
 Root = Annotated[
     str,
     Argument(
-        "root of a mixed dataset: a path or URL",
+        "path or URL of a mixed dataset (its root)",
         metavar="ROOT",
-        more="Its images are kept.",
+        more="Its images stay.",
         rules=NOT_EMPTY,
     ),
 ]
 Out = Annotated[
     str,
     Option(
-        "root of the mixed dataset: a path or URL",
+        "path or URL where the mixed dataset is or will be",
         metavar="ROOT",
-        more="A path is a whole one, on the worker's machine; what is there already is kept.",
+        more="A path must be absolute and on the worker's machine; existing shards stay.",
         rules=NOT_EMPTY,
     ),
 ]
 BakedOut = Annotated[
     str,
-    Option("a new root to bake the labels into", metavar="ROOT", more="Empty: beside the images."),
+    Option(
+        "write a new mixed dataset there, with these labels in its shards",
+        metavar="ROOT",
+        more="Empty: store the labels beside the images.",
+    ),
 ]
 RunFolder = Annotated[
     str,
     Option(
-        "folder of the run; machines that train together share it",
+        "run folder; machines that train together share it",
         metavar="RUN",
-        more="On the worker's machine; made if new.",
+        more="On the worker's machine; created if it does not exist.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -135,8 +139,8 @@ TrainedRun = Annotated[
 EvaluationFile = Annotated[
     str,
     Option(
-        "file to write; default: the run's own evaluation.json, or evaluation-DIGEST.json beside "
-        "it under other settings",
+        "file to write; default: evaluation.json of the run, or evaluation-DIGEST.json if the "
+        "settings differ from the run's",
         "--to",
         metavar="FILE",
         more="On the worker's machine.",
@@ -147,16 +151,16 @@ StudyFolder = Annotated[
     Option(
         "folder of the study",
         metavar="FOLDER",
-        more="On the worker's machine; what is measured there is kept.",
+        more="On the worker's machine; cells that are measured there are not run again.",
         rules=NOT_EMPTY,
     ),
 ]
 StoryFolder = Annotated[
     str,
     Option(
-        "folder for everything",
+        "folder for models, images, runs and report",
         metavar="FOLDER",
-        more="On the worker's machine; what is there is kept.",
+        more="On the worker's machine; finished steps are not run again.",
         rules=NOT_EMPTY,
     ),
 ]
@@ -166,16 +170,16 @@ StoryFolder = Annotated[
 Slots = Annotated[
     int,
     Option(
-        "worker processes; 0: one a GPU, or one",
+        "worker processes; 0: one per GPU, or one without GPUs",
         metavar="N",
-        more="On a Dask or Ray cluster that is there, 0 is one a worker or GPU.",
+        more="On an existing cluster, 0 means one per Dask worker or Ray GPU.",
         rules={"ge": 0, "le": MOST_SLOTS},
     ),
 ]
 Runner = Annotated[
     Literal["local", "dask", "ray"],
     Option(
-        "where the worker processes are",
+        "where worker processes run",
         more="On the machine of the run, or on a Dask or Ray cluster.",
         rich_help_panel=MORE,
     ),
@@ -183,7 +187,7 @@ Runner = Annotated[
 Cluster = Annotated[
     str,
     Option(
-        "address of a Dask or Ray cluster; default: one of our own",
+        "address of a Dask or Ray cluster; default: start one here",
         metavar="ADDRESS",
         more="The Dask scheduler or Ray head, as tcp://HOST:8786 or ray://HOST:10001.",
     ),
@@ -191,15 +195,15 @@ Cluster = Annotated[
 Range = Annotated[
     str,
     Option(
-        "begin with this part of the shards, as 0/4",
+        "begin with this part of the shards, as in 0/4, then help with the others",
         metavar="i/n",
-        more="Counted from 0: several machines share a build so. Empty: all.",
+        more="Counted from 0; several machines share a build this way. Empty: all.",
         rules={"pattern": r"^(\d+/\d+)?$"},
     ),
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
-    Option("what networks run on", more="auto takes a GPU if there is one, cuda demands it."),
+    Option("device of the networks", more="auto uses a GPU if there is one; cuda requires one."),
 ]
 
 # Which shards
@@ -216,28 +220,26 @@ Shards = Annotated[
 RetryFailed = Annotated[
     bool,
     Option(
-        "only shards that failed before and are missing",
-        "--retry-failed",
-        more="Not with skip_failed.",
+        "only missing shards that failed before", "--retry-failed", more="Not with skip_failed."
     ),
 ]
 SkipFailed = Annotated[
     str,
     Option(
-        "leave out shards that fail; end well if they are at most so many, as 5 or 1%",
+        "succeed without failed shards, if they are at most LIMIT, as in 5 or 1%",
         metavar="LIMIT",
-        more="Empty: a shard that fails makes the run fail.",
+        more="Shards that failed before are not tried again. Empty: a failed shard fails the run.",
         rules={"pattern": r"^(\d+|\d+(\.\d+)?%)?$"},
     ),
 ]
 Full = Annotated[
-    bool, Option("first read every byte and image", "--full", more="Otherwise sizes alone.")
+    bool, Option("first read every file and image", "--full", more="Otherwise only file sizes.")
 ]
 
 # Training
 
 Processes = Annotated[
-    int, Option("processes over all machines, one a GPU", metavar="N", rules={"ge": 1})
+    int, Option("training processes on all machines, one per GPU", metavar="N", rules={"ge": 1})
 ]
 Machines = Annotated[
     int,
@@ -249,30 +251,30 @@ Machines = Annotated[
     ),
 ]
 MachineRank = Annotated[
-    int, Option("which of them this is; 0 is the main one", metavar="N", rules={"ge": 0})
+    int, Option("number of this machine; 0 is the main machine", metavar="N", rules={"ge": 0})
 ]
 MainProcess = Annotated[
     str,
     Option(
-        "address of the main machine, as 10.0.0.1:29500",
+        "address of the main machine, as in 10.0.0.1:29500",
         metavar="HOST:PORT",
-        more="Needed with several machines.",
+        more="Required with several machines.",
         rules={"pattern": r"^(\S+:\d+)?$"},
     ),
 ]
 Restarts = Annotated[
     int,
     Option(
-        "start a trainer that was killed or crashed so often again",
+        "how often to restart a trainer that was killed or crashed",
         metavar="N",
-        more="From its checkpoint, after a pause that grows from 10 seconds to 10 minutes.",
+        more="It continues from its checkpoint, after a pause of 10 seconds to 10 minutes.",
         rules={"ge": 0, "le": MOST_RESTARTS},
     ),
 ]
 Trainers = Annotated[
     int,
     Option(
-        "trainers at a time; 0: one a GPU, or one",
+        "trainers that run at a time; 0: one per GPU, or one without GPUs",
         metavar="N",
         rules={"ge": 0, "le": MOST_SLOTS},
     ),
@@ -280,23 +282,22 @@ Trainers = Annotated[
 Cells = Annotated[
     list[str],
     Option(
-        "only these cells: DATASET/METHOD, as digits/ce or '*/ce'; repeatable",
+        "run only this DATASET/METHOD, as in digits/ce or '*/ce'; repeatable",
         metavar="CELL",
         more="Empty: all.",
     ),
 ]
-Seeds = Annotated[int, Option("training runs a method", metavar="N", rules={"ge": 1})]
-Fresh = Annotated[bool, Option("run the networks even where logits are stored", "--fresh")]
+Seeds = Annotated[int, Option("training runs per method", metavar="N", rules={"ge": 1})]
+Fresh = Annotated[bool, Option("compute logits again even if they are stored", "--fresh")]
 
-# Of commands alone
+# Parameters of commands, not of flows
 
-Labels = Annotated[str, Option("of a label set; default: those in the shards", metavar="DIGEST")]
-Index = Annotated[str, Option("as index/3.json; default: the newest", metavar="NAME")]
+Labels = Annotated[str, Option("label set; default: labels in the shards", metavar="DIGEST")]
+Index = Annotated[str, Option("index, as in index/3.json; default: the newest", metavar="NAME")]
 Price = Annotated[
-    str,
-    Option("what an hour of one GPU costs", metavar="AMOUNT", more="As 2.49 or '2.49 EUR'."),
+    str, Option("price of one GPU for one hour", metavar="AMOUNT", more="As in 2.49 or '2.49 EUR'.")
 ]
-Json = Annotated[bool, Option("machine-readable output", "--json")]
+Json = Annotated[bool, Option("print JSON", "--json")]
 
 
 def chosen(shards: str) -> frozenset[int]:

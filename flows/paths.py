@@ -1,4 +1,4 @@
-"""Places that a command or a run of a deployment is given; of the latter whole ones only."""
+"""Paths and URLs in parameters; those of a deployment's run must be absolute."""
 
 import errno
 import os
@@ -12,66 +12,67 @@ from semix.data.files import require_own_files
 from semix.data.settings import flat, read_config_file
 
 PLACES = ("config", "out", "url", "run", "to")
-# Settings that hold a place; other ones may name a model of the hub as well.
+# Settings that hold a path or URL; others may also name a model of the hub.
 OF_PLACES = re.compile(r"(.*\.)?(real\.path|ood\.[^.]+\.path|url|weights)")
 LOCAL = "local-dir:"  # before the folder of a CLIP model
 WHOLE = (
-    "a worker runs each flow in a new folder and deletes it afterwards; give a whole path, or a URL"
+    "a worker runs each flow in a new folder and deletes it afterwards; give an absolute path or "
+    "a URL"
 )
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a path has one slash of a URL's left
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a Path keeps one slash of a URL's two
 
 
-def local_path(name: str, place: str | Path, remedy: str) -> Path:
-    """A place on a disk, absolute.
+def local_path(name: str, path: str | Path, remedy: str) -> Path:
+    """An absolute path on a disk.
 
     Raises:
         InputError: it is a URL, which would become a folder named `s3:`.
     """
-    if found := SCHEME.match(str(place)):
-        raise InputError(name, f"{found[1]}://{str(place)[found.end() :]}", remedy)
-    return Path(place).absolute()
+    if scheme := SCHEME.match(str(path)):
+        raise InputError(name, f"{scheme[1]}://{str(path)[scheme.end() :]}", remedy)
+    return Path(path).absolute()
 
 
-def check_writable(name: str, place: Path) -> None:
-    """As far as can be told without writing. Raises InputError."""
-    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+def check_writable(name: str, target: Path) -> None:
+    """Check without writing that a file or folder can be written. Raises InputError."""
+    existing = next(path for path in (target, *target.parents) if os.path.lexists(path))
     code = 0
-    if there != place and not there.is_dir():
+    if existing != target and not existing.is_dir():
         code = errno.ENOTDIR
-    elif not os.access(there, os.W_OK):
+    elif not os.access(existing, os.W_OK):
         code = errno.EACCES
     if code:
         remedy = f"cannot be written ({os.strerror(code)}); choose another place"
-        raise InputError(name, place, remedy)
+        raise InputError(name, target, remedy)
 
 
-def training_folder(place: str | Path) -> Path:
-    """As `local_path`, where networks are trained.
-
-    Raises:
-        InputError: likewise, and for a folder that holds links.
-    """
-    found = local_path("out", place, "networks are trained in a folder; give one that all see")
-    require_own_files("out", found)
-    return found
-
-
-def own_file(name: str, place: str | Path) -> Path:
-    """As `local_path`, of what a command writes for its user.
+def training_folder(path: str | Path) -> Path:
+    """As `local_path`, for a folder in which networks are trained.
 
     Raises:
-        InputError: likewise, and for a place that cannot be written.
+        InputError: as for `local_path`, and for a folder that holds links.
     """
-    found = local_path(name, place, "is written on this machine; name a file or folder of its own")
-    check_writable(name, found)
-    return found
+    folder = local_path("out", path, "must be a folder, which all machines of the run share")
+    require_own_files("out", folder)
+    return folder
+
+
+def output_file(name: str, path: str | Path) -> Path:
+    """As `local_path`, for an output of a command.
+
+    Raises:
+        InputError: as for `local_path`, and for a path that cannot be written.
+    """
+    file = local_path(name, path, "is written on this machine; name a file or folder of it")
+    check_writable(name, file)
+    return file
 
 
 def check_places(parameters: Mapping[str, Any]) -> None:
-    """Refuse relative paths, which would begin at a folder that the worker deletes.
+    """Refuse relative paths, which would lie in a folder that the worker deletes.
 
     Raises:
-        InputError: names the parameter, or the setting of the config or of an override; or the
+        InputError: names the parameter, or the setting in the config or in an override; or the
             config cannot be read.
     """
     for name in PLACES:
@@ -85,12 +86,12 @@ def check_places(parameters: Mapping[str, Any]) -> None:
             raise InputError(name, value, WHOLE)
 
 
-def _is_relative(place: str) -> bool:
-    return bool(place) and "://" not in place and not Path(place).is_absolute()
+def _is_relative(path: str) -> bool:
+    return bool(path) and "://" not in path and not Path(path).is_absolute()
 
 
 def _begins_here(name: str, value: str) -> bool:
-    """Whether a setting is a path from the folder where it is read."""
+    """Whether a setting is a path relative to the working folder."""
     if value.startswith(LOCAL):
         return _is_relative(str(Path(value.removeprefix(LOCAL)).expanduser()))
     return _is_relative(value) if OF_PLACES.fullmatch(name) else value.startswith(("./", "../"))

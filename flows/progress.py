@@ -1,4 +1,4 @@
-"""How far a build is: a bar on a terminal, a line now and then elsewhere, from commit records."""
+"""Progress of a build from its commit records: a bar on a terminal, elsewhere log lines."""
 
 import logging
 import time
@@ -36,14 +36,14 @@ log = logging.getLogger("semix.build")
 
 @dataclass
 class Rate:
-    """Images a second since the first shard of this run was committed."""
+    """Images per second since the first shard of this run was committed."""
 
     value: float | None = None
     _first: tuple[float, int] | None = None
     _last: int | None = None
 
     def update(self, images_done: int, now: float) -> None:
-        # Loading models comes before the first commit and says nothing about the rest.
+        # The time to the first commit includes loading models, so it is left out.
         if self._last is not None and images_done > self._last:
             if self._first is None:
                 self._first = (now, images_done)
@@ -52,18 +52,18 @@ class Rate:
         self._last = images_done
 
 
-def counted(progress: RootProgress) -> str:
+def image_count(progress: RootProgress) -> str:
     return f"{progress.images_done:,} of {progress.images:,} images"
 
 
-def to_come(progress: RootProgress) -> int:
-    """Images that are still to be made: those of series left out are not."""
+def images_left(progress: RootProgress) -> int:
+    """Images that are still to be made, without those of series left out."""
     series = progress.images // max(1, progress.groups)
     return progress.images - progress.images_done - progress.left_out * series
 
 
 def describe(progress: RootProgress, rate: float | None) -> str:
-    """`45.1 images/s, about 2 min left`, and what goes wrong; only what there is, and is known."""
+    """`1 failed shard, 45.1 images/s, about 2 min left`; unknown and empty parts are left out."""
     parts = []
     if progress.failed:
         parts.append(f"{progress.failed} failed {'shard' if progress.failed == 1 else 'shards'}")
@@ -71,16 +71,16 @@ def describe(progress: RootProgress, rate: float | None) -> str:
         parts.append(f"{progress.left_out} series left out")
     if rate:
         parts.append(f"{rate:.3g} images/s")
-    if rate and (left := to_come(progress)):
+    if rate and (left := images_left(progress)):
         parts.append(f"about {duration(left / rate)} left")
     return ", ".join(parts)
 
 
-def standing(progress: RootProgress) -> dict[str, Any]:
-    """What follows from the store alone; the rates are those of one worker, models loaded."""
+def derived_figures(progress: RootProgress) -> dict[str, Any]:
+    """Figures derived from the store alone; rates are those of one worker with loaded models."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
-    left = to_come(progress) / rate if rate else None
+    left = images_left(progress) / rate if rate else None
     work = progress.tflop / seconds if progress.tflop is not None and seconds else None
     return {
         "missing": progress.shards - progress.done,
@@ -91,46 +91,46 @@ def standing(progress: RootProgress) -> dict[str, Any]:
 
 
 def show_root(root: Root, *, as_json: bool, price: Price | None = None) -> None:
-    """How far a root is, how fast it went and what that cost, on standard output."""
-    found = root.progress()
-    facts = {**root.status(), **standing(found)}
+    """Print progress, speed and price of a root."""
+    counts = root.progress()
+    facts = {**root.status(), **derived_figures(counts)}
     facts["lineage"] = source(root.plan) if as_json else in_words(source(root.plan))
     if price is not None:
-        cost = price_of_root(found, facts["worker_seconds_left"], price)
+        cost = price_of_root(counts, facts["worker_seconds_left"], price)
         facts["price"] = cost if as_json else words_of_root(cost, price)
     if sets := label_sets(root):
         facts["label_sets"] = ", ".join(digest[:12] for digest in sets)
         lacking = incomplete_sets(root)
-        facts |= {"incomplete_label_sets": lacking} if as_json else in_lines(lacking)
+        facts |= {"incomplete_label_sets": lacking} if as_json else label_set_lines(lacking)
     if not as_json:
-        facts["stages"] = by_stage(found.stages)
-        facts["left_out"] = f"{found.left_out} series"
-        if not found.left_out:
+        facts["stages"] = by_stage(counts.stages)
+        facts["left_out"] = f"{counts.left_out} series"
+        if not counts.left_out:
             del facts["left_out"]
     emit_facts(facts, as_json=as_json)
 
 
 def incomplete_sets(root: Root) -> list[dict[str, Any]]:
-    """Label sets that have no labels of some committed shards, and the command that makes them."""
-    found = []
+    """Label sets without labels for some committed shards, and the command that makes them."""
+    incomplete = []
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
             if missing := labels.missing():
                 lacks = {"missing": len(missing), "command": command_of(labels)}
-                found.append({"digest": digest, **lacks})
+                incomplete.append({"digest": digest, **lacks})
         except (InputError, ValueError) as error:  # damaged, or of a newer version
-            found.append({"digest": digest, "problem": str(error)})
-    return found
+            incomplete.append({"digest": digest, "problem": str(error)})
+    return incomplete
 
 
-def in_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The same, a line each, for people."""
+def label_set_lines(sets: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """One readable line per incomplete label set."""
     lines = {}
     for facts in sets:
         lacks = "lacks labels of {missing:,} shards; make them: {command}"
-        said = facts.get("problem") or lacks.format(**facts)
-        lines[f"label set {facts['digest'][:12]}"] = said
+        text = facts.get("problem") or lacks.format(**facts)
+        lines[f"label set {facts['digest'][:12]}"] = text
     return lines
 
 
@@ -152,11 +152,11 @@ def duration(seconds: float) -> str:
 
 
 class Steps:
-    """The steps of a long command: a table with time taken and left, or a line as each ends.
+    """The steps of a long command: a table with times, or without a terminal one line per step.
 
     Args:
-        expected: what each takes on two cores, seconds; the pace of those that ended, against
-            this, gives the time left. Those with 0 run beside others.
+        expected: seconds per step on two cores; the ratio of actual to expected seconds of ended
+            steps gives the time left. Steps with 0 run beside others.
     """
 
     def __init__(self, expected: Mapping[str, float]) -> None:
@@ -166,8 +166,8 @@ class Steps:
         self._live: Live | None = None
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show them during the block."""
+    def displayed(self) -> Iterator[None]:
+        """Show the steps during the block."""
         screen = Console(stderr=True)
         if not screen.is_terminal:
             yield
@@ -183,19 +183,19 @@ class Steps:
         self.end(name)
 
     def end(self, name: str) -> None:
-        """It ended now; if it never began, it was found done."""
-        begun = self._begun.pop(name, None)
-        self.took[name] = 0.0 if begun is None else time.monotonic() - begun
+        """Mark a step as ended; one that never began was done already."""
+        started = self._begun.pop(name, None)
+        self.took[name] = 0.0 if started is None else time.monotonic() - started
         if self._live is None:
-            rest = (
+            remaining = (
                 f"; about {duration(self.left())} left"
                 if len(self.took) < len(self.expected)
                 else ""
             )
-            self.say(f"{name}: {self._time(name)}{rest}")
+            self.say(f"{name}: {self._time(name)}{remaining}")
 
     def say(self, text: str) -> None:
-        """A line above the table."""
+        """Print a line above the table."""
         screen = self._live.console if self._live else Console(stderr=True)
         screen.print(printable_line(text), markup=False, highlight=False, soft_wrap=True)
 
@@ -208,13 +208,13 @@ class Steps:
     def _left_of(self, name: str, pace: float) -> float:
         if name in self.took:
             return 0.0
-        begun = self._begun.get(name)
-        spent = 0.0 if begun is None else time.monotonic() - begun
+        started = self._begun.get(name)
+        spent = 0.0 if started is None else time.monotonic() - started
         return max(0.0, pace * self.expected[name] - spent)
 
     def _time(self, name: str) -> str:
         if name in self.took:
-            return duration(self.took[name]) if self.took[name] >= 0.5 else "was there"
+            return duration(self.took[name]) if self.took[name] >= 0.5 else "done before"
         if name in self._begun:
             return f"{duration(time.monotonic() - self._begun[name])} so far"
         return ""
@@ -229,30 +229,30 @@ class Steps:
 
 
 @contextmanager
-def now_and_then(
+def throttled(
     look: Callable[[], RootProgress], listeners: Sequence[Callable[[RootProgress], None]]
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function that looks and tells the listeners, at most once in LOOK_EVERY_S.
+    """Yields a function that calls the listeners with the progress, at most every LOOK_EVERY_S.
 
-    What there is at the end of the block is told too.
+    The listeners also get the progress at the end of the block.
     """
     due = 0.0
 
-    def tell() -> None:
+    def notify() -> None:
         nonlocal due
         if time.monotonic() >= due:
-            found, due = look(), time.monotonic() + LOOK_EVERY_S
+            current, due = look(), time.monotonic() + LOOK_EVERY_S
             for listener in listeners:
-                listener(found)
+                listener(current)
 
-    yield tell
+    yield notify
     due = 0.0
-    tell()
+    notify()
 
 
 @contextmanager
-def shown(title: str) -> Iterator[Callable[[RootProgress], None]]:
-    """Yields a function that shows a RootProgress; call it as often as you like."""
+def progress_display(title: str) -> Iterator[Callable[[RootProgress], None]]:
+    """Yields a function that shows a Progress; it may be called at any rate."""
     rate = Rate()
     if not console.is_terminal:
         yield _lines(title, rate)
@@ -264,17 +264,17 @@ def shown(title: str) -> Iterator[Callable[[RootProgress], None]]:
 
         def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
-            count, detail = counted(progress), describe(progress, rate.value)
+            count, detail = image_count(progress), describe(progress, rate.value)
             done = progress.images_done
-            total = done + to_come(progress)
+            total = done + images_left(progress)
             bar.update(line, total=total, completed=done, count=count, detail=detail)
 
         yield show
 
 
 @contextmanager
-def counting(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function that shows how many of how many are done, on a terminal alone."""
+def count_display(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function of `done` and `total` that shows a bar, only on a terminal."""
     if not console.is_terminal:
         yield lambda done, total: None
         return
@@ -295,7 +295,7 @@ def _lines(title: str, rate: Rate) -> Callable[[RootProgress], None]:
         finished = progress.done == progress.shards
         if progress.done != done and (now >= due or finished):
             due, done = now + LINE_EVERY_S, progress.done
-            text = f"{title}: {counted(progress)}"
+            text = f"{title}: {image_count(progress)}"
             log.info("%s", ", ".join(filter(None, (text, describe(progress, rate.value)))))
 
     return show

@@ -1,4 +1,4 @@
-"""The whole story on bundled handwriting: small models, mixed datasets, methods, a report."""
+"""The quickstart on bundled digits: small models, mixed datasets, training, a report."""
 
 import time
 from collections.abc import Iterator
@@ -28,65 +28,65 @@ from semix.pipeline.root import create_root
 from semix.pipeline.standins import StandIns, find_standins, train_standins
 from semix.pipeline.standins.recipe import Report
 
-SECONDS = "seconds.json"  # of each step, when it was last made
+SECONDS = "seconds.json"  # duration of each step when it last ran
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
 CONFIGS = READY / "quickstart"
-# The same number of series twice: from random noises, and from the stablest of several.
-RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
+# Two datasets with equally many series: from random noise, and from the most stable candidate.
+RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     RANDOM: ("random noise", ()),
-    CHOSEN: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
+    SELECTED: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
 }
-# Each with its mixed dataset; csm.yaml has a MaC-Cal head stage, which is a method of its own.
-METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": CHOSEN}
+# Methods and their mixed datasets; the MaC-Cal head stage of csm.yaml counts as a method, too.
+METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": SELECTED}
 
 
 def main(out: Path, *, seeds: int) -> dict[str, Any]:
-    """Make every step below `out`; what is there and unchanged is not made again.
+    """Run every step below `out`; finished steps are not run again.
 
     Returns:
-        The report's path, the rows of its table, the end points' agreement, and the seconds of
-        each step when it was last made.
+        The report's path, the rows of its table, the agreement on unmixed images, and the seconds
+        of each step when it last ran.
     Raises:
-        InputError: the folder cannot be used, or holds a quickstart of other settings; a GPU's
+        InputError: the folder cannot be used, or holds a quickstart with other settings; a GPU's
             driver does not work.
-        RunFailed: the build or a training failed; the same command goes on.
+        RunFailed: a build or a training run failed; the same command goes on.
     """
     out = training_folder(out)
     page = out / REPORT
     if not is_complete(out, seeds):
-        place = Store(str(out))
-        place.require_empty_or_own("quickstart", own=LOG)  # the flow begins with its log
-        place.check_writable()
-        visible_gpus()  # or why that cannot be known
+        store = Store(str(out))
+        store.require_empty_or_own("quickstart", own=LOG)  # the flow begins with its log
+        store.check_writable()
+        visible_gpus()  # raises if the driver does not work
         run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)
-    shown = read_json(page.with_suffix(".json"))
-    return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **shown}
+    results = read_json(page.with_suffix(".json"))
+    return {"report": str(page), "seconds": Clock(out / SECONDS).seconds, **results}
 
 
 def is_complete(out: Path, seeds: int) -> bool:
-    """Whether the report shows these very models, images and trainings, found without torch."""
-    shown = (out / REPORT).with_suffix(".json")
-    if not ((out / REPORT).is_file() and shown.is_file()):
+    """Whether the report shows the current models, images and runs; torch is not imported."""
+    results = (out / REPORT).with_suffix(".json")
+    if not ((out / REPORT).is_file() and results.is_file()):
         return False
     models = find_standins(real_digits(), out / "standins")
     if models is None:
         return False
     for name, changes in mixed_settings(models).items():
-        place = out / name
-        if not (place / PLAN).is_file() or not Root(str(place)).indices():
+        path = out / name
+        if not (path / PLAN).is_file() or not Root(str(path)).indices():
             return False
-        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(place))
+        root = create_root(load_settings(BuildConfig, CONFIGS / "build.yaml", changes), str(path))
         if root.missing():
             return False
     cells = cells_of_story(out, seeds)
     if not all(is_measured(cell.config, cell.run(out)) for cell in cells):
         return False
-    return bool(read_json(shown)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
+    return bool(read_json(results)["runs"] == [file_digest(c.run(out) / EVALUATION) for c in cells])
 
 
 def cells_of_story(out: Path, seeds: int) -> list[Cell]:
-    """A training run for each method, with its mixed dataset where it has one."""
+    """One training run per method, with its mixed dataset if it has one."""
     cells = []
     for name, mixed in METHODS.items():
         overrides = [f"seeds={list(range(seeds))}"]
@@ -98,14 +98,14 @@ def cells_of_story(out: Path, seeds: int) -> list[Cell]:
 
 
 class Clock:
-    """Seconds by step, kept on disk: a step that is not made again keeps its time."""
+    """Seconds per step, on disk: a step that does not run again keeps its time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
 
     def note(self, step: str, seconds: float) -> None:
-        """Remember what a step took; 0 means that it was not made."""
+        """Record the seconds of a step; 0 means that it did not run."""
         if seconds:
             self.seconds[step] = round(seconds, 1)
             write_json(self.path, self.seconds)
@@ -118,7 +118,7 @@ class Clock:
 
 
 def make_models(out: Path, clock: Clock, progress: Report = lambda *_: None) -> StandIns:
-    """Train the small models, or find them trained."""
+    """Train the small models, or load them if they are trained."""
     start = time.monotonic()
     models = train_standins(real_digits(), out / "standins", progress=progress)
     if models.seconds:
@@ -131,13 +131,13 @@ def real_digits() -> RealDataset:
 
 
 def mixed_settings(models: StandIns) -> dict[str, list[str]]:
-    """Changes to `build.yaml` that make each mixed dataset."""
-    given = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
-    return {name: [*given, *changes] for name, (_, changes) in NOISE.items()}
+    """The overrides of `build.yaml` for each mixed dataset."""
+    trained = [f"generator.model={models.diffusion}", f"annotation.model=local-dir:{models.clip}"]
+    return {name: [*trained, *changes] for name, (_, changes) in NOISE.items()}
 
 
-def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
-    """The roots of both mixed datasets, begun where they are new."""
+def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
+    """The roots of both mixed datasets, created if they are new."""
     configs = {
         name: load_settings(BuildConfig, CONFIGS / "build.yaml", changes)
         for name, changes in mixed_settings(models).items()
@@ -146,8 +146,8 @@ def begun_roots(models: StandIns, out: Path) -> dict[str, Root]:
 
 
 def refuse_other_data(run: Path, root: Root) -> None:
-    """Raises InputError if a run was trained on another mixed dataset than the one at hand."""
+    """Raise InputError if a run was trained on other content of the mixed dataset."""
     pinned = read_json(run / DATA)["mixed"]
     if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:
-        remedy = f"was trained on an earlier content of {root.url}; remove the folder and go on"
+        remedy = f"was trained on earlier content of {root.url}; remove this folder and run again"
         raise InputError("out", run, remedy)

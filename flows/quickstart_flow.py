@@ -1,4 +1,4 @@
-"""The Prefect quickstart flow: small models, builds, trainings, and the report on them."""
+"""The Prefect quickstart flow: small models, builds, training runs, and a report."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +18,12 @@ from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, making, plan
-from semix.flows.build_steps import ALL, refuse_gaps
-from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.build_steps import ALL_SHARDS, refuse_gaps
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
 from semix.flows.progress import Steps
 from semix.flows.quickstart import (
-    CHOSEN,
     LOG,
     METHODS,
     NOISE,
@@ -32,10 +31,11 @@ from semix.flows.quickstart import (
     RANDOM,
     REPORT,
     SECONDS,
+    SELECTED,
     Clock,
-    begun_roots,
     cells_of_story,
     make_models,
+    open_roots,
     refuse_other_data,
 )
 from semix.flows.slots import SlotSettings, workers_ahead
@@ -45,47 +45,47 @@ from semix.flows.terminal import details_in
 from semix.pipeline.standins import StandIns
 from semix.pipeline.standins.recipe import Report
 
-MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders of each mixed dataset, at a time
-ALONE_FROM = 0.6  # of the generator's training, when what was beside it has ended on two cores
+MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders per mixed dataset, at a time
+ALONE_FROM = 0.6  # share of the generator's training after which it runs alone, on two cores
 MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
-# Seconds on two cores, of three seeds; plain cross-entropy needs no mixed image, so it is trained
-# while the models are.
-EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[CHOSEN]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
+# Seconds on two cores, with three seeds; cross-entropy needs no mixed images, so it is trained at
+# the same time as the models.
+EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[SELECTED]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MOST_TRAINERS)
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`quickstart into digits, 5 seeds`."""
-    return f"quickstart into {name_of(given['out'])}, {given['seeds']} seeds"
+    return f"quickstart into {base_name(parameters['out'])}, {parameters['seeds']} seeds"
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
 def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
-    """Tell the whole story on the bundled digits: small models, two builds, methods, a report.
+    """Run everything once on the bundled digits: small models, two builds, training, a report.
 
-    Start it again at any time: what is there and unchanged is kept.
+    Start it again at any time: finished steps are not run again.
     """
-    # Networks this small gain nothing from a second thread and lose much where a core is busy.
+    # Networks this small gain nothing from a second thread and lose much if a core is busy.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with running("quickstart"):
-        place, gpus = training_folder(out), visible_gpus()
+    with run_context("quickstart"):
+        folder, gpus = training_folder(out), visible_gpus()
         steps = Steps({**EXPECTED, TRAININGS: EXPECTED[TRAININGS] * seeds / 3})
-        clock = Clock(place / SECONDS)
-        cells = cells_of_story(place, seeds)
+        clock = Clock(folder / SECONDS)
+        cells = cells_of_story(folder, seeds)
         alone = [cell for cell in cells if METHODS[cell.method] is None]
-        with details_in(place / LOG), steps.shown():
-            steps.say(f"details: {place / LOG}")
+        with details_in(folder / LOG), steps.displayed():
+            steps.say(f"details: {folder / LOG}")
             with builders_ahead() as report_training:
-                with trained(alone, place, gpus, spare=1), steps.step(MODELS):
-                    models = small_models(place, clock, report_training)
-                roots = images_and_trainings(models, cells, place, gpus, clock=clock, steps=steps)
+                with training_beside(alone, folder, gpus, spare=1), steps.step(MODELS):
+                    models = small_models(folder, clock, report_training)
+                roots = images_and_trainings(models, cells, folder, gpus, clock=clock, steps=steps)
             for cell in cells:
                 if (mixed := METHODS[cell.method]) is not None:
-                    refuse_other_data(cell.run(place), roots[mixed])
+                    refuse_other_data(cell.run(folder), roots[mixed])
             with steps.step(PAGE):
-                page = report(place / REPORT, roots, [cell.run(place) for cell in cells], clock)
-        return {"report": str(page), "runs": [str(cell.run(place)) for cell in cells]}
+                page = report(folder / REPORT, roots, [cell.run(folder) for cell in cells], clock)
+        return {"report": str(page), "runs": [str(cell.run(folder)) for cell in cells]}
 
 
 @task(task_run_name="small models", **RECORD)
@@ -94,13 +94,13 @@ def small_models(out: Path, clock: Clock, report_training: Report) -> StandIns:
 
 
 def builder_slots() -> SlotSettings:
-    """Of each mixed dataset, since they are made side by side."""
+    """The slots of one mixed dataset; both are built at the same time."""
     return SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(NOISE))))
 
 
 @contextmanager
 def builders_ahead() -> Iterator[Report]:
-    """Told how far the generator's training is, starts the builders when cores begin to idle."""
+    """Yields a report of training progress, which starts the builders once a core is idle."""
     with ExitStack() as stack:
         started = False
 
@@ -123,36 +123,36 @@ def images_and_trainings(
     clock: Clock,
     steps: Steps,
 ) -> dict[str, Root]:
-    """Both mixed datasets, made side by side, and the trainings on each as soon as it is there.
+    """Build both mixed datasets at the same time, and train on each as soon as it is complete.
 
-    Mixed datasets that are there, and trainings that are measured, are kept.
+    Complete datasets and measured runs are not made again.
     """
-    roots = begun_roots(models, out)
+    roots = open_roots(models, out)
     settings = builder_slots()
     with ExitStack() as stack:
         ends = {}
         for name, root in roots.items():
-            plan(root, ALL, full=False)
+            plan(root, ALL_SHARDS, full=False)
             if root.missing():
-                draw = drawing(root, out / PICTURE, steps)
+                draw = picture_when_ready(root, out / PICTURE, steps)
                 ends[name] = stack.enter_context(making(root, settings, listener=draw))
         for name, root in roots.items():
             with steps.step(IMAGES[name]):
                 if name in ends:
                     with clock.step(IMAGES[name]):
-                        refuse_gaps(root, ALL, ends[name]())
+                        refuse_gaps(root, ALL_SHARDS, ends[name]())
                 index(root)
             on_it = [cell for cell in cells if METHODS[cell.method] == name]
-            stack.enter_context(trained(on_it, out, gpus))
-        first_picture(roots[RANDOM], out / PICTURE)  # of all pairs, now that they are there
+            stack.enter_context(training_beside(on_it, out, gpus))
+        first_picture(roots[RANDOM], out / PICTURE)  # again, now with all pairs
         todo = not all(is_measured(cell.config, cell.run(out)) for cell in cells)
         with steps.step(TRAININGS), clock.step(TRAININGS) if todo else nullcontext():
             stack.close()
     return roots
 
 
-def drawing(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], None]:
-    """Draws the first series that are committed, and says where."""
+def picture_when_ready(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], None]:
+    """A listener that draws the first committed series, and prints the path."""
 
     def draw(progress: RootProgress) -> None:
         if progress.done and not path.exists() and first_picture(root, path):
@@ -162,10 +162,10 @@ def drawing(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], No
 
 
 @contextmanager
-def trained(
+def training_beside(
     cells: Sequence[Cell], out: Path, gpus: Sequence[str], *, spare: int = 0
 ) -> Iterator[None]:
-    """Train and measure what is not measured, beside what the block does on `spare` cores."""
+    """Train and measure the unmeasured runs during the block, which needs `spare` cores."""
     todo = [cell for cell in cells if not is_measured(cell.config, cell.run(out))]
     for cell in todo:
         claim_run(cell.config, cell.run(out))
@@ -191,7 +191,7 @@ def report(page: Path, roots: Mapping[str, Root], runs: Sequence[Path], clock: C
 
 
 def first_picture(root: Root, path: Path) -> bool:
-    """Draw some series of what is committed, if anything is; whether there is a picture."""
+    """Draw some committed series; False if there are none."""
     if not root.done():
         return False
     contact_sheet(read_series(root, some_of_all_pairs(root))).save(path)

@@ -1,4 +1,4 @@
-"""The quickstart's page: its methods in a table, what they mixed, and what it does not show."""
+"""The quickstart's page: a table of its methods, its mixed images, and its limits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +21,9 @@ LIMITS = [
     "The generator and CLIP are small models, trained for a minute or two on the same training "
     "digits; they are neither Stable Diffusion nor OpenAI's CLIP.",
     "This is one split of one small dataset. On another, close methods can change places.",
-    "LeNet was chosen because plain cross-entropy is overconfident on it; a batch-normed ResNet-8 "
-    "is calibrated on these digits as it is, and mixing did not help it. Settings were compared "
-    "with the test figures of this split in view.",
+    "LeNet was chosen because cross-entropy makes it overconfident; a ResNet-8 with batch "
+    "normalisation is calibrated on these digits anyway, and mixing did not help it. Settings were "
+    "compared with the test results of this split in view.",
 ]
 
 
@@ -34,10 +34,10 @@ def make_report(
     runs: Sequence[Path],
     clock: Clock,
 ) -> Path:
-    """Write the report and the table, unless they show these very runs already."""
-    shown = path.with_suffix(".json")
+    """Write the report and the table, unless they show these runs already."""
+    table_file = path.with_suffix(".json")
     results = [file_digest(run / EVALUATION) for run in runs]
-    if path.is_file() and shown.is_file() and read_json(shown)["runs"] == results:
+    if path.is_file() and table_file.is_file() and read_json(table_file)["runs"] == results:
         return path
     with clock.step("report"):
         compared = []
@@ -60,12 +60,12 @@ def make_report(
             compared=compared,
         )
         table = summary_table(load_methods(runs))
-        write_json(shown, {"runs": results, "methods": table, "agreement": agreement})
+        write_json(table_file, {"runs": results, "methods": table, "agreement": agreement})
     return path
 
 
 def measure_agreement(mixed: MixedDataset, run: Path) -> dict[str, Any]:
-    """How a classifier that saw real digits alone reads the unmixed images of the series."""
+    """Agreement on unmixed images between their classes and a classifier trained on real digits."""
     judge = Judge(run)
     group, position, intended = end_points(mixed.mixtures, mixed.classes)
     predicted = judge.classes(mixed.images[group, position])

@@ -1,6 +1,6 @@
-"""Label the images of a root anew: a further label set, or baked into a root of its own.
+"""Label the images of a root under other settings: as a label set, or baked into a new root.
 
-Both the flow and a run without one make it of the steps here.
+The flow, and a run without a flow, both use the steps below.
 """
 
 import logging
@@ -17,7 +17,7 @@ from semix.data.store import Store
 from semix.data.threads import mapped
 from semix.flows.calling import run_flow
 from semix.flows.failures import RunFailed, few_ranges, reasons
-from semix.flows.progress import now_and_then, shown
+from semix.flows.progress import progress_display, throttled
 from semix.flows.slots import SlotSettings, check_gpu, check_slots
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.checks import check_clip
@@ -49,12 +49,12 @@ class RelabelFailed(RunFailed):
 
 
 @dataclass(frozen=True)
-class ReadyLabels:
-    """What shall be labelled, which nothing speaks against.
+class PreparedLabels:
+    """A relabelling that passed all checks.
 
     Attributes:
-        sets: to complete, in order. None if the settings are those of the root's own labels; two
-            if the features of the last are those of another.
+        sets: label sets to complete, in order. Empty if the settings are those of the root's own
+            labels; two if the last set uses the features of another one.
     """
 
     root: Root
@@ -69,31 +69,31 @@ def relabel(
     slots: SlotSettings | int | None = None,
     out: str = "",
 ) -> dict[str, Any]:
-    """Make the label set of these settings for all images that are committed, or continue it.
+    """Make the label set of these settings for all committed images, or continue it.
 
     Args:
         overrides: texts like `annotation.scale=4`, over the root's own annotation.
-        slots: how many worker processes, or where and what they are, if images must be read; by
-            default one a visible GPU of this machine, or one. Without, and where stored features
-            serve, this process does it, and neither Prefect nor a worker is started.
-        out: place of a new root to bake the labels into.
+        slots: the number of worker processes, or their settings, if images must be read; by
+            default one per visible GPU of this machine, or one. By default, and if stored features
+            suffice, this process does the work, without Prefect or workers.
+        out: path or URL of a new root to bake the labels into.
     Returns:
-        What `semix relabel` shows.
+        The facts that `semix relabel` shows.
     Raises:
-        InputError: settings or places that cannot be used.
-        RelabelFailed: names the shards that failed and how to go on.
+        InputError: settings, paths or URLs that cannot be used.
+        RelabelFailed: names the failed shards and how to go on.
     """
     root = Root(root) if isinstance(root, str) else root
     settings = slots if isinstance(slots, SlotSettings) else SlotSettings(slots or 0)
-    ready = planned(root, overrides, settings, out=out)
-    if is_done(ready, out=out):
-        return facts_of(root, ready.sets, out=out)
-    if not reads_images(ready.sets) and settings == SlotSettings(device=settings.device):
-        return _relabelled_here(ready, settings, out=out)
+    prepared = prepare_labels(root, overrides, settings, out=out)
+    if is_done(prepared, out=out):
+        return facts_of(root, prepared.sets, out=out)
+    if not reads_images(prepared.sets) and settings == SlotSettings(device=settings.device):
+        return _relabelled_here(prepared, settings, out=out)
     facts: dict[str, Any] = run_flow(
         "semix.flows.relabel_flow.relabel_flow",
-        lambda: kept(root, ready.sets),
-        ready=ready,
+        lambda: resume_hint(root, prepared.sets),
+        prepared=prepared,
         url=root.url,
         overrides=list(overrides),
         out=out and Store(out).url,
@@ -106,12 +106,12 @@ def relabel(
 
 
 def listed(root: Root) -> list[dict[str, Any]]:
-    """About each label set of a root: how it was made, and how far it is."""
+    """Settings and progress of each label set of a root."""
     return [set_facts(LabelSet(root, digest)) for digest in label_sets(root)]
 
 
 def set_facts(labels: LabelSet) -> dict[str, Any]:
-    """A set's status, and its settings that are not those of the root's own labels."""
+    """A set's status, and its settings that differ from those of the root's own labels."""
     return {
         **labels.status(),
         "settings": differing_settings(labels),
@@ -119,8 +119,8 @@ def set_facts(labels: LabelSet) -> dict[str, Any]:
     }
 
 
-def in_words(facts: Mapping[str, Any]) -> str:
-    """A line about a set, and below the command that completes it, where shards are missing."""
+def describe_set(facts: Mapping[str, Any]) -> str:
+    """One line about a set, and, if shards are missing, the command that completes it."""
     scale = f", scale {facts['scale']}" if "scale" in facts else ""
     line = "{digest:.12}  {done} of {shards} shards  {rule}{sharpened}, {encoder}"
     line = line.format(sharpened=scale, **facts)
@@ -130,34 +130,38 @@ def in_words(facts: Mapping[str, Any]) -> str:
 
 
 def settings_in_words(settings: Mapping[str, Any]) -> str:
-    """`scale: 4.0, rule: simplex`, of what differs from the root's own labels."""
+    """`scale: 4.0, rule: simplex`: the settings that differ from those of the root's labels."""
     text = ", ".join(f"{name}: {value}" for name, value in settings.items())
-    return f"differs from the root in {text}" if text else "settings as the root's"
+    return f"differs from the root in {text}" if text else "settings of the root"
 
 
-def _relabelled_here(ready: ReadyLabels, settings: SlotSettings, *, out: str) -> dict[str, Any]:
-    """As the flow does, from stored features."""
-    root, sets = ready.root, ready.sets
-    say_what_lacks(root)
+def _relabelled_here(
+    prepared: PreparedLabels, settings: SlotSettings, *, out: str
+) -> dict[str, Any]:
+    """What the flow does, for stored features, in this process."""
+    root, sets = prepared.root, prepared.sets
+    warn_missing_images(root)
     for labels in sets:
         if missing := labels.missing():
-            log.info("%s", what_comes(labels, missing))
+            log.info("%s", describe_work(labels, missing))
             ensure_set_prototypes(labels, device=settings.flow_device)
             label_features(labels, missing)
             refuse_gaps(labels)
     if out:
-        bake(root, sets, baked_root(ready, out))
+        bake(root, sets, baked_root(prepared, out))
     return facts_of(root, sets, out=out)
 
 
 # The steps
 
 
-def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: str) -> ReadyLabels:
-    """Checked, and set.json of the last label set written where it is new.
+def prepare_labels(
+    root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: str
+) -> PreparedLabels:
+    """Check the settings, and write set.json of the last label set if it is new.
 
     Raises:
-        InputError: settings or places that cannot be used; nothing was written.
+        InputError: settings, paths or URLs that cannot be used; nothing was written.
     """
     check_gpu(slots)
     config = relabelled_config(root, overrides)
@@ -166,10 +170,10 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
     if out and not (store := Store(out)).exists(PLAN):
         if store.local:
             refuse_among_pictures(config.real.path, store.url)
-        # A bake that was killed at its beginning left these.
+        # A bake that was killed early leaves prototypes only.
         store.require_empty_or_own(MIXED, own=PROTOTYPES)
     if is_own(root, config):
-        return ReadyLabels(root, config, ())
+        return PreparedLabels(root, config, ())
     if not root.done():
         raise InputError("url", root.url, "holds no images to label yet; run `semix resume`")
     source = set_record(root, config.annotation).features
@@ -180,7 +184,7 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
     labels = plan_set(root, config)
     from_other = labels.record.features not in (ROOT, IMAGES)
     first = [LabelSet(root, labels.record.features)] if from_other else []
-    return ReadyLabels(root, config, [*first, labels])
+    return PreparedLabels(root, config, [*first, labels])
 
 
 def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSettings) -> None:
@@ -191,16 +195,16 @@ def _check_readable(root: Root, annotation: AnnotationConfig, slots: SlotSetting
 
 
 def reads_images(sets: Sequence[LabelSet]) -> bool:
-    """Whether an image has to pass through CLIP."""
+    """Whether images must be encoded by CLIP."""
     return any(labels.record.features == IMAGES and labels.missing() for labels in sets)
 
 
-def is_done(ready: ReadyLabels, *, out: str) -> bool:
-    """Whether a run would find nothing to make; says so."""
-    root, sets = ready.root, ready.sets
+def is_done(prepared: PreparedLabels, *, out: str) -> bool:
+    """Whether nothing is left to make; logs it."""
+    root, sets = prepared.root, prepared.sets
     if any(labels.missing() for labels in sets):
         return False
-    if out and to_bake(root, sets, baked_root(ready, out)):
+    if out and to_bake(root, sets, baked_root(prepared, out)):
         return False
     for labels in sets[-1:]:
         log.info("label set %s: complete, nothing to do", labels.digest[:12])
@@ -209,7 +213,7 @@ def is_done(ready: ReadyLabels, *, out: str) -> bool:
     return True
 
 
-def say_what_lacks(root: Root) -> None:
+def warn_missing_images(root: Root) -> None:
     missing = root.missing()
     if missing:
         log.warning(
@@ -220,7 +224,7 @@ def say_what_lacks(root: Root) -> None:
         )
 
 
-def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
+def describe_work(labels: LabelSet, missing: Sequence[int]) -> str:
     what = "images" if labels.record.features == IMAGES else "stored features"
     return f"label set {labels.digest[:12]}: {len(missing)} shards from {what}"
 
@@ -228,43 +232,42 @@ def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
 def label_features(
     labels: LabelSet, missing: Sequence[int], *listeners: Callable[[RootProgress], None]
 ) -> None:
-    """Label these shards in this process, and show how far it is."""
-    with (
-        shown("label") as show,
-        now_and_then(labels.progress, (show, *listeners)) as look,
-    ):
+    """Label these shards in this process, and show the progress."""
+    with progress_display("label") as show, throttled(labels.progress, (show, *listeners)) as look:
         label_stored(labels, missing, made=lambda shard: look())
 
 
-def kept(root: Root, sets: Sequence[LabelSet]) -> str:
-    """What is safe of a run that was lost, and the command that goes on."""
+def resume_hint(root: Root, sets: Sequence[LabelSet]) -> str:
+    """How much of a lost run is labelled, and the command that goes on."""
     labelled = "; ".join(
         f"{len(labels.done())} of {len(root.done())} shards are labelled" for labels in sets[-1:]
     )
-    return f"{labelled or 'what was baked stays'}; the same command goes on"
+    return f"{labelled or 'baked shards stay'}; the same command goes on"
 
 
-def refuse_gaps(labels: LabelSet, last_words: Sequence[str] = ()) -> None:
-    """Raises RelabelFailed if images have no labels, whatever the workers say."""
+def refuse_gaps(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
+    """Raise RelabelFailed if images have no labels, whatever the workers reported."""
     missing = labels.missing()
     if not missing:
         return
     total = len(labels.root.done())
     text = [f"{len(missing)} of {total} shards not labelled: {few_ranges(missing)}"]
-    text += [*reasons(labels.failures(), missing), *last_words]
+    text += [*reasons(labels.failures(), missing), *worker_errors]
     text.append("the rest is safe; go on with the same command; damaged shards: semix verify")
     raise RelabelFailed("\n".join(text))
 
 
-def baked_root(ready: ReadyLabels, out: str) -> Root:
-    """The new root to bake into, begun where it is new.
+def baked_root(prepared: PreparedLabels, out: str) -> Root:
+    """The new root to bake into, created if it does not exist.
 
-    The labels of the last set are baked; the root's own if there is none.
+    The labels of the last set are baked, or the root's own if there is no set.
 
     Raises:
         InputError: the place cannot be used.
     """
-    return open_baked(ready.root, ready.config, ready.sets[-1] if ready.sets else None, out)
+    return open_baked(
+        prepared.root, prepared.config, prepared.sets[-1] if prepared.sets else None, out
+    )
 
 
 def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
@@ -276,7 +279,7 @@ def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
 def bake(
     root: Root, sets: Sequence[LabelSet], target: Root, *listeners: Callable[[RootProgress], None]
 ) -> None:
-    """Bake what the new root lacks, show how far it is, and pin what it then has.
+    """Bake the shards that the new root lacks, show the progress, and write an index.
 
     Raises:
         RelabelFailed: shards whose images are damaged; the others are baked.
@@ -288,10 +291,7 @@ def bake(
         return _bake_one(shard, root=root, labels=labels, target=target, plan=plan)
 
     failed = {}
-    with (
-        shown("bake") as show,
-        now_and_then(target.progress, (show, *listeners)) as look,
-    ):
+    with progress_display("bake") as show, throttled(target.progress, (show, *listeners)) as look:
         for shard, reason in zip(todo, mapped(work, todo, threads=BAKED_AT_A_TIME), strict=True):
             if reason:
                 failed[shard] = reason
@@ -307,7 +307,7 @@ def bake(
 def _bake_one(
     shard: int, *, root: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
 ) -> str:
-    """Why it could not be baked; empty if it was."""
+    """Bake a shard; returns why it failed, or an empty text."""
     try:
         bake_shard(shard, source=root, labels=labels, target=target, plan=plan)
     except ValueError as error:
@@ -317,7 +317,7 @@ def _bake_one(
 
 
 def facts_of(root: Root, sets: Sequence[LabelSet], *, out: str = "") -> dict[str, Any]:
-    """What `semix relabel` shows, as plain values."""
+    """The facts that `semix relabel` shows, as plain values."""
     facts: dict[str, Any] = {"url": root.url, "digest": None}
     if sets:
         facts |= set_facts(sets[-1])

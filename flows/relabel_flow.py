@@ -1,6 +1,6 @@
-"""The Prefect relabel flow: labels from stored features or from images, and baking them.
+"""The Prefect relabel flow: label from stored features or from images, and bake labels.
 
-As in a build, Prefect shows, starts again and gives up; what is done the store says.
+As in a build, Prefect shows progress, retries and gives up; the store says what is done.
 """
 
 import logging
@@ -12,19 +12,19 @@ from semix.data.label_sets import LabelSet
 from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, facts_table, progress_artifact
-from semix.flows.calling import handed
-from semix.flows.flow_runs import flow_options, name_of, running
-from semix.flows.progress import shown
+from semix.flows.calling import from_caller
+from semix.flows.flow_runs import base_name, flow_options, run_context
+from semix.flows.progress import progress_display
 from semix.flows.relabel import (
-    ReadyLabels,
+    PreparedLabels,
     bake,
     baked_root,
+    describe_work,
     facts_of,
     label_features,
-    planned,
+    prepare_labels,
     refuse_gaps,
-    say_what_lacks,
-    what_comes,
+    warn_missing_images,
 )
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, slots_running
@@ -34,11 +34,13 @@ from semix.pipeline.relabel import IMAGES, ensure_set_prototypes
 log = logging.getLogger("semix.relabel")
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`label mixed: annotation.scale=4, baked into sharp`."""
-    name = f"label {name_of(given['url'])}"
-    changes = f": {' '.join(given['overrides'])}" if given["overrides"] else ""
-    return f"{name}{changes[:80]}" + (f", baked into {name_of(given['out'])}" * bool(given["out"]))
+    name = f"label {base_name(parameters['url'])}"
+    changes = f": {' '.join(parameters['overrides'])}" if parameters["overrides"] else ""
+    return f"{name}{changes[:80]}" + (
+        f", baked into {base_name(parameters['out'])}" * bool(parameters["out"])
+    )
 
 
 @flow(**flow_options("relabel", run_name))
@@ -51,33 +53,35 @@ def relabel_flow(
     cluster: p.Cluster = "",
     device: p.Device = "auto",
 ) -> dict[str, Any]:
-    """Label the images of a mixed dataset anew, beside the labels that they have.
+    """Label the images of a mixed dataset under other settings, beside their present labels.
 
-    Stored features serve as far as they can; else images are read, in slots. Start it again at any
-    time: what is labelled is kept.
+    Stored features are used where possible; else images are read, in slots. Start it again at any
+    time: labelled shards stay.
     """
     settings = SlotSettings(slots, runner, cluster, device=device)
-    with running("relabel"):
-        ready = handed(ReadyLabels) or planned(Root(url), overrides, settings, out=out)
-        root, sets = ready.root, ready.sets
-        say_what_lacks(root)
+    with run_context("relabel"):
+        prepared = from_caller(PreparedLabels) or prepare_labels(
+            Root(url), overrides, settings, out=out
+        )
+        root, sets = prepared.root, prepared.sets
+        warn_missing_images(root)
         key = artifact_key("relabel", root.url, *(labels.digest for labels in sets[-1:]))
         for labels in sets:
             complete(labels, settings, key=key)
         if out:
-            bake_labels(root, sets, baked_root(ready, out), key=key)
+            bake_labels(root, sets, baked_root(prepared, out), key=key)
         facts = facts_of(root, sets, out=out)
-        facts_table(facts, key=key, description="labels of images that are there")
+        facts_table(facts, key=key, description="labels of existing images")
         return facts
 
 
 def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
-    """Label what a set lacks. Raises RelabelFailed."""
+    """Label the missing shards of a set. Raises RelabelFailed."""
     missing = labels.missing()
     if not missing:
         return
     errors: list[str] = []
-    log.info("%s", what_comes(labels, missing))
+    log.info("%s", describe_work(labels, missing))
     prototypes(labels, settings.flow_device)
     if labels.record.features == IMAGES:
         errors = label_images(labels, settings, key=key)
@@ -92,11 +96,11 @@ def prototypes(labels: LabelSet, device: str) -> None:
 
 
 def label_images(labels: LabelSet, settings: SlotSettings, *, key: str) -> list[str]:
-    """In slots; what those said that ended badly."""
+    """Label images in slots; returns the errors of slots."""
     url = labels.root.url
     with (
         slots_running(url, settings, labels=labels.digest) as futures,
-        shown("label") as show,
+        progress_display("label") as show,
         progress_artifact(key) as publish,
     ):
         return follow(futures, labels, listeners=(show, publish))

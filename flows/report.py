@@ -8,7 +8,7 @@ from semix.calib.tables import overview, print_table, summary_table
 from semix.data.errors import InputError
 from semix.data.files import read_json
 from semix.data.root import Root
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 from semix.flows.terminal import emit, emit_json
 
 
@@ -24,12 +24,12 @@ def report(
 
     Args:
         runs: run folders; the first is the baseline.
-        mixed: root of the mixed dataset; by default the one that the runs trained on, if any did.
+        mixed: root of the mixed dataset; by default the first one that a run trained on.
     Raises:
         InputError: a run that is not evaluated; a mixed dataset that cannot be read.
     """
     folders, page = [Path(run) for run in runs], Path(out)
-    if own_file("--out", page).is_dir():
+    if output_file("--out", page).is_dir():
         raise InputError("--out", page, "is a folder; name a file in it")
     methods = load_methods(folders)
     url = mixed or mixed_of(folders)
@@ -49,6 +49,6 @@ def report(
 def mixed_of(runs: Sequence[Path]) -> str | None:
     """URL of the first mixed dataset that the runs trained on."""
     for run in runs:
-        if (run / "data.json").is_file() and (found := read_json(run / "data.json")["mixed"]):
-            return str(found["url"])
+        if (run / "data.json").is_file() and (mixed := read_json(run / "data.json")["mixed"]):
+            return str(mixed["url"])
     return None

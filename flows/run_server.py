@@ -1,8 +1,8 @@
 """The Prefect server of a run: the configured one, else one of our own on the loopback.
 
-Without a configured server every process that runs a flow would start one, all on the same
-SQLite file. `python -m semix.flows.child semix.flows.run_server SOCKET` is
-its process.
+Without a configured server, Prefect would start one in every process that runs a flow, all on the
+same SQLite file. Our server's process is `python -m semix.flows.child semix.flows.run_server
+SOCKET`.
 """
 
 import gc
@@ -28,11 +28,11 @@ from semix.flows.server_probe import require_server
 
 log = logging.getLogger("semix.server")
 
-# Read when Prefect is imported: of a lost server we speak once, its client with every event.
+# Read when Prefect is imported: we report a lost server once, its client with every event.
 os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
-# The database may be the one a user's other flows live in: show runs, record them, and leave
-# schedules, late runs, workers and automations to the server that user runs for them.
+# The database may also hold a user's other flows: our server shows and records runs, and leaves
+# schedules, late runs, workers and automations to the user's own server.
 FOREIGN_SERVICES = (
     "SCHEDULER",
     "LATE_RUNS",
@@ -44,9 +44,9 @@ FOREIGN_SERVICES = (
 )
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # With its key alone a page from elsewhere must change nothing either.
+    # A foreign web page must not change anything, even with our key in the browser.
     "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
-    # With batches of one, the default, task states trail the client by minutes.
+    # With batches of one, the default, task states lag behind by minutes.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "500",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "500",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
@@ -55,23 +55,23 @@ SETTINGS = {
     **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in FOREIGN_SERVICES},
 }
 START_TIMEOUT_S = 180.0  # the first start on a machine creates Prefect's database
-SEND_TIMEOUT_S = 10.0  # of the last states and lines, to a server that lives
+SEND_TIMEOUT_S = 10.0  # for the last states and log lines, to a living server
 LAST_LINES = 20
-# A page from elsewhere may let its own name point at the loopback: its browser then takes our
-# server for that page's. Any port, for one may be forwarded to us.
+# A foreign web page may map its own host name to the loopback: a browser then takes our server for
+# that page's (DNS rebinding). Any port is allowed, as one may be forwarded to us.
 HOSTS = ("127.0.0.1", "localhost")
-# Of each request, where the user did not choose: a run that cannot tell its end is begun again in
-# seconds, but its process ends only when state, failure and last lines were tried so often.
-PATIENCE = {"client.max_retries": 3, "api.request_timeout": 30.0}
+# Per request, unless the user sets them: a process whose server is lost ends only after so many
+# attempts to send its state, its failure and its last log lines.
+CLIENT_DEFAULTS = {"client.max_retries": 3, "api.request_timeout": 30.0}
 
 
 @dataclass
 class Server:
-    """Our server process; its log is a file, its life ends with ours.
+    """Our server process, which logs to a file and ends with our process.
 
     Attributes:
         key: user:password, for the settings of its clients.
-        key_file: the same for the person who opens its pages, who alone may read it.
+        key_file: holds the same for the user, who alone may read it, to open the server's pages.
     """
 
     url: str
@@ -85,7 +85,7 @@ class Server:
         """Raises RunFailed, with the end of the log, if the server does not come up."""
         if not self.said:
             log.info("starting Prefect for this run: %s", self.url.removesuffix("/api"))
-            # The key itself is not said: what we say is kept in many places.
+            # The key itself is not logged: logs are stored in many places.
             log.info("its login is in %s", self.key_file)
             self.said = True
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -98,27 +98,27 @@ class Server:
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         if any("database is locked" in line for line in lines):
             remedy = "end the process that locks it, or set PREFECT_HOME to another folder"
-            return f"the database in {self.log.parent} is locked, which Prefect needs; {remedy}"
+            return f"Prefect's database in {self.log.parent} is locked; {remedy}"
         return "\n".join([f"the Prefect server did not start; {self.log} ends:", *lines])
 
 
 _lock = threading.Lock()
-_ours: Server | None = None
-_usable: ContextVar[str] = ContextVar("usable", default="")  # the configured server, once asked
+_own_server: Server | None = None
+_usable: ContextVar[str] = ContextVar("usable", default="")  # the configured server, once probed
 
 
 @contextmanager
 def prefect_server(*, wait: bool = True) -> Iterator[str]:
-    """Make sure of one Prefect server for the block; yields its API URL.
+    """Provide one Prefect server for the block; yields its API URL.
 
-    Nested blocks share one server. It is ours, stopped at the end of the outermost block, unless
+    Nested blocks share one server. It is our own, stopped at the end of the outermost block, unless
     PREFECT_API_URL is set in the environment or Prefect's active profile.
 
     Args:
-        wait: False returns while our server is still starting, so that other work can go on;
-            a nested block with True then waits.
+        wait: False enters the block while our server is still starting; a nested block with True
+            then waits.
     Raises:
-        InputError: the configured server cannot be used, why, and what to do.
+        InputError: the configured server cannot be used; says why, and what to do.
     """
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
@@ -127,47 +127,47 @@ def prefect_server(*, wait: bool = True) -> Iterator[str]:
         temporary_settings,
     )
 
-    global _ours
+    global _own_server
     configured = PREFECT_API_URL.value()
-    if configured and _ours is None:
+    if configured and _own_server is None:
         if configured != _usable.get():
             facts = require_server(configured)
             if facts.warning:
                 log.warning("PREFECT_API_URL = %s: %s", facts.url, facts.warning)
         token = _usable.set(configured)
         try:
-            with temporary_settings(set_defaults=PATIENCE):
+            with temporary_settings(set_defaults=CLIENT_DEFAULTS):
                 yield configured
         finally:
             _usable.reset(token)
         return
     with ExitStack() as stack:
         with _lock:
-            if _ours is None:
-                _ours = _start()
+            if _own_server is None:
+                _own_server = _start()
                 stack.callback(_stop)
-            server = _ours
+            server = _own_server
         ours = {
             PREFECT_API_URL: server.url,
             PREFECT_API_AUTH_STRING: server.key,
             PREFECT_CLIENT_CSRF_SUPPORT_ENABLED: True,
         }
-        stack.enter_context(temporary_settings(ours, set_defaults=PATIENCE))
+        stack.enter_context(temporary_settings(ours, set_defaults=CLIENT_DEFAULTS))
         if wait:
             server.wait_until_ready()
         yield server.url
 
 
-def is_ours() -> bool:
+def is_own_server() -> bool:
     """Whether the server of the present run is one of our own."""
-    return _ours is not None
+    return _own_server is not None
 
 
-def how_ours_ended(url: str) -> str:
-    """A few words, if our own server is at `url` and lives no more."""
-    if _ours is None or _ours.url != url or _ours.process.poll() is None:
+def own_server_end(url: str) -> str:
+    """A phrase that says so if our own server was at `url` and has ended; else empty."""
+    if _own_server is None or _own_server.url != url or _own_server.process.poll() is None:
         return ""
-    return f"our own Prefect server ended ({_ours.log} says why) and"
+    return f"our own Prefect server ended ({_own_server.log} says why) and"
 
 
 def _start() -> Server:
@@ -175,7 +175,7 @@ def _start() -> Server:
 
     path = Path(PREFECT_HOME.value()) / "semix-server.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The socket is bound here and inherited, so nobody can take the port in between.
+    # The socket is bound here and inherited, so that nobody can take the port in between.
     with socket.socket() as listener, path.open("a") as output:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -186,7 +186,7 @@ def _start() -> Server:
             child.python_module("semix.flows.run_server", str(listener.fileno())),
             environment={
                 **SETTINGS,
-                # Not an argument, which everyone on this machine could read.
+                # Not an argument, which every user of this machine could read.
                 "PREFECT_SERVER_API_AUTH_STRING": key,
                 "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origin,
                 "PREFECT_API_URL": "",
@@ -200,26 +200,26 @@ def _start() -> Server:
 
 
 def _new_key(file: Path) -> tuple[str, Path]:
-    """A key of this run alone, written where its user alone can read it."""
+    """A key for this run only, written to a file that only its user can read."""
     key = f"semix:{secrets.token_urlsafe(32)}"
-    file.unlink(missing_ok=True)  # of a run that was killed
+    file.unlink(missing_ok=True)  # left by a killed run
     file.touch(0o600, exist_ok=False)
     file.write_text(f"{key}\n")
     return key, file
 
 
 def _stop() -> None:
-    global _ours
-    if _ours is None:
+    global _own_server
+    if _own_server is None:
         return
-    send_rest(SEND_TIMEOUT_S if _ours.process.poll() is None else 0.0)
-    child.end(_ours.process)
-    _ours.key_file.unlink(missing_ok=True)
-    _ours = None
+    flush_prefect(SEND_TIMEOUT_S if _own_server.process.poll() is None else 0.0)
+    child.end(_own_server.process)
+    _own_server.key_file.unlink(missing_ok=True)
+    _own_server = None
 
 
-def send_rest(timeout_s: float) -> None:
-    """Wait for what Prefect sends in the background; what it sends later goes to another server."""
+def flush_prefect(timeout_s: float) -> None:
+    """Wait for what Prefect sends in the background; later lines would go to another server."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -237,7 +237,7 @@ def _answers(url: str) -> bool:
 
 def main(listener: socket.socket) -> None:
     """Serve Prefect's API and pages on a bound socket until SIGTERM."""
-    gc.disable()  # a sixth of the start is spent collecting modules that are all kept
+    gc.disable()  # collecting garbage takes a sixth of the start, and modules are no garbage
     import uvicorn
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware

@@ -1,4 +1,4 @@
-"""A Prefect server as its clients meet it: whether it can be used, and what its errors mean."""
+"""Probe a Prefect server as its clients do: whether it can be used, and what its errors mean."""
 
 import base64
 import re
@@ -16,28 +16,28 @@ if TYPE_CHECKING:  # the command line starts without them: Prefect costs more th
     import httpx
     from prefect.settings import Settings
 
-ANSWER_S = 10.0  # a server that is not overwhelmed answers within a tenth of that
-SAFE_SERVER = (3, 6, 28)  # earlier ones let requests past authentication
-DATE_LAG_S = 2.0  # of a Date header: seconds are cut off, and servers renew it each second
-NO_TOKEN = "takes changes with CSRF tokens alone, which are turned off here"
+ANSWER_S = 10.0  # a server that is not overloaded answers within a tenth of this
+SAFE_SERVER = (3, 6, 28)  # earlier versions let requests bypass authentication
+DATE_LAG_S = 2.0  # of a Date header: it has whole seconds, and servers renew it each second
+NO_TOKEN = "accepts changes only with CSRF tokens, which are turned off here"
 CSRF_REMEDY = "set PREFECT_CLIENT_CSRF_SUPPORT_ENABLED=true, or unset it"
-# By name, so that the command line can ask without Prefect.
-ANSWERS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")
-REFUSAL = "prefect.exceptions.Abort"
-SILENCE = "httpx.RequestError"
+# Names of classes, so that the command line can compare without importing Prefect.
+STATUS_ERRORS = ("prefect.exceptions.PrefectHTTPStatusError", "prefect.exceptions.ObjectNotFound")
+ABORT = "prefect.exceptions.Abort"
+REQUEST_ERROR = "httpx.RequestError"
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server said.
+    """What is known about a server.
 
     Attributes:
-        url: free of secrets.
-        version: of Prefect, as the server gives it; Prefect Cloud has none.
-        authenticated: it takes requests with our key, or asks for none.
+        url: without secrets.
+        version: of Prefect, as the server reports it; Prefect Cloud reports none.
+        authenticated: it accepts our key, or requires none.
         clock_skew_s: its clock minus ours; its answers carry whole seconds.
         reason: why it cannot be used, and what to do; empty if it can.
-        warning: what may go wrong although it can be used, and what to do; empty for nothing.
+        warning: what may go wrong although it can be used, and what to do; or empty.
     """
 
     url: str
@@ -49,15 +49,15 @@ class ServerFacts:
     warning: str = ""
 
 
-def settings_here() -> "Settings":
-    """What the environment and the active profile say, as Prefect's own client reads it."""
+def prefect_settings() -> "Settings":
+    """Settings of the environment and the active profile, as Prefect's own client reads them."""
     from prefect.settings import get_current_settings
 
     return get_current_settings()
 
 
 def require_server(url: str) -> ServerFacts:
-    """What `probe` finds. Raises InputError if flows cannot run with this server."""
+    """The facts from `probe`. Raises InputError if flows cannot run with this server."""
     facts = probe(url)
     if facts.reason:
         raise InputError("PREFECT_API_URL", facts.url, facts.reason)
@@ -65,14 +65,14 @@ def require_server(url: str) -> ServerFacts:
 
 
 def probe(url: str) -> ServerFacts:
-    """Ask a server twice, with the settings that Prefect's own client would use.
+    """Send a server two requests, with the settings that Prefect's own client would use.
 
     Args:
-        url: of the API, as in http://127.0.0.1:4200/api.
+        url: URL of the API, as in http://127.0.0.1:4200/api.
     """
     import httpx
 
-    address, settings = shown(url), settings_here()
+    address, settings = shown(url), prefect_settings()
     if not url.startswith(("http://", "https://")):
         return ServerFacts(address, reason="is no address; write http://HOST:4200/api")
     key = authorization()
@@ -90,8 +90,8 @@ def probe(url: str) -> ServerFacts:
 
 
 def authorization() -> dict[str, str]:
-    """Our header of that name; empty without a key. As Prefect, the string before the key."""
-    api = settings_here().api
+    """Our Authorization header; empty without a key. As in Prefect, `auth_string` comes first."""
+    api = prefect_settings().api
     if api.auth_string:
         token = base64.b64encode(api.auth_string.get_secret_value().encode()).decode()
         return {"Authorization": f"Basic {token}"}
@@ -114,23 +114,23 @@ def _ask(
     asked, cloud = time.time(), address.startswith(str(settings.cloud.api_url))
     answer = client.get("/health" if cloud else "/admin/version")
     skew = _skew(answer.headers.get("Date"), asked, time.time())
-    found = ServerFacts(address, reachable=True, clock_skew_s=skew)
+    facts = ServerFacts(address, reachable=True, clock_skew_s=skew)
     if refused := _key_refused(answer, has_key) or _fault(answer):
-        return replace(found, reason=refused)
+        return replace(facts, reason=refused)
     text = None if cloud else _version_in(answer)
     if text is None and not cloud:
-        return replace(found, reason="is not a Prefect API; its address usually ends in /api")
+        return replace(facts, reason="is not a Prefect API; its address usually ends in /api")
     reason, warning = _judge(text) if text else ("", "")
-    found = replace(found, version=text, authenticated=True, reason=reason, warning=warning)
+    facts = replace(facts, version=text, authenticated=True, reason=reason, warning=warning)
     if reason:
-        return found
-    # Counting flows asks the database; it is a POST, so that forged requests are told from ours.
+        return facts
+    # Counting flows reads the database; it is a POST, so CSRF protection applies to it.
     answer = client.post("/flows/count", json={})
-    if _needs_token(answer):  # our probe carries none; Prefect's client does, unless told not to
+    if _needs_token(answer):  # our probe has none; Prefect's client has, unless turned off
         sends = settings.client.csrf_support_enabled
-        return found if sends else replace(found, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
+        return facts if sends else replace(facts, reason=f"{NO_TOKEN}; {CSRF_REMEDY}")
     refused = _key_refused(answer, has_key)
-    return replace(found, authenticated=not refused, reason=refused or _fault(answer))
+    return replace(facts, authenticated=not refused, reason=refused or _fault(answer))
 
 
 def _key_refused(answer: "httpx.Response", has_key: bool) -> str:
@@ -139,7 +139,7 @@ def _key_refused(answer: "httpx.Response", has_key: bool) -> str:
     names = "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
     if has_key:
         return f"refuses the key that is set here (HTTP {answer.status_code}); correct {names}"
-    return f"asks for a key (HTTP {answer.status_code}); set {names}"
+    return f"requires a key (HTTP {answer.status_code}); set {names}"
 
 
 def _needs_token(answer: "httpx.Response") -> bool:
@@ -153,7 +153,7 @@ def _fault(answer: "httpx.Response") -> str:
 
 
 def _version_in(answer: "httpx.Response") -> str | None:
-    """The version that a Prefect API names; None if it is none."""
+    """The version in the answer of a Prefect API; None for any other answer."""
     try:
         text = answer.json() if answer.status_code == 200 else None
     except ValueError:
@@ -162,14 +162,14 @@ def _version_in(answer: "httpx.Response") -> str | None:
 
 
 def _judge(server: str) -> tuple[str, str]:
-    """Reason and warning of a server's version."""
+    """Reason and warning that follow from a server's version."""
     ours = version("prefect")
     if _numbers(server)[0] != _numbers(ours)[0]:
-        remedy = f"runs Prefect {server}, and here is {ours}: install the same major version"
+        remedy = f"runs Prefect {server}, but here is {ours}: install the same major version"
         return f"{remedy} on both sides", ""
     if _numbers(server) < SAFE_SERVER:
         oldest = ".".join(map(str, SAFE_SERVER))
-        return "", f"runs Prefect {server}, which lets requests past its key; upgrade to {oldest}"
+        return "", f"runs Prefect {server}, whose key can be bypassed; upgrade to {oldest}"
     if _numbers(server)[:2] < _numbers(ours)[:2]:
         return "", f"runs Prefect {server}, older than {ours} here; upgrade the server"
     return "", ""
@@ -180,7 +180,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _no_answer(error: Exception) -> str:
-    """Why nothing came back."""
+    """Why the server gave no answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
@@ -188,19 +188,19 @@ def _no_answer(error: Exception) -> str:
             remedy = "set PREFECT_API_SSL_CERT_FILE to the authority's certificate"
             return f"no safe connection (TLS: {why}); {remedy}, or correct the address"
         cause = cause.__cause__ or cause.__context__
-    start = "start it, or unset this for one of our own"
+    start = "start it, or unset this so that semix starts one"
     return f"no Prefect server answers there ({_failure_words(error)}); {start}"
 
 
 def _failure_words(error: BaseException) -> str:
-    """`Connection refused`, as httpx and the system call it."""
+    """`Connection refused`: the text of httpx or the system, without its number."""
     words = {"ConnectTimeout": "no connection in time", "ReadTimeout": "no answer in time"}
-    said = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-    return words.get(type(error).__name__, said)
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return words.get(type(error).__name__, text)
 
 
 def _skew(date: str | None, asked: float, answered: float) -> float | None:
-    """Seconds that a Date header is off; 0 where its whole seconds explain it."""
+    """Difference of a Date header in seconds; 0 if its whole seconds explain it."""
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
@@ -210,36 +210,36 @@ def _skew(date: str | None, asked: float, answered: float) -> float | None:
     return min(0.0, theirs + DATE_LAG_S - asked)
 
 
-def what_was_lost(error: BaseException, url: str, *, ours: str = "") -> str:
-    """What happened, if this error comes of the Prefect server at `url`; else empty.
+def describe_loss(error: BaseException, url: str, *, ours: str = "") -> str:
+    """What happened, if this error comes from the Prefect server at `url`; else empty.
 
     Args:
-        ours: how our own server ended; empty for another's.
+        ours: how our own server ended; empty for another server.
     """
     name = ours or f"the Prefect server at {shown(url)}"
-    if REFUSAL in _kinds(error):
+    if ABORT in _class_names(error):
         return f"{name} says that this run is over ({error})"
-    found: BaseException | None = error
-    while found is not None and not _happened(found):
-        found = found.__cause__
-    if found is None or not _asked(found).startswith(url.rstrip("/")):
+    cause: BaseException | None = error
+    while cause is not None and not _request_fault(cause):
+        cause = cause.__cause__
+    if cause is None or not _request_url(cause).startswith(url.rstrip("/")):
         return ""
-    if _status(found) == 404:
+    if _status(cause) == 404:
         return f"{name} does not know this run any more (HTTP 404); was its database wiped?"
-    return f"{name} {_happened(found)}"
+    return f"{name} {_request_fault(cause)}"
 
 
-def in_words(error: BaseException) -> str:
-    """An error of a request, to whomever, in one line; empty for other errors."""
-    happened, url = _happened(error), shown(_asked(error))
+def describe_request_error(error: BaseException) -> str:
+    """One line on an error of a request to any server; empty for other errors."""
+    happened, url = _request_fault(error), shown(_request_url(error))
     return f"the server of {url} {happened}" if happened else ""
 
 
-def _happened(error: BaseException) -> str:
-    kinds = _kinds(error)
-    if SILENCE in kinds:
+def _request_fault(error: BaseException) -> str:
+    kinds = _class_names(error)
+    if REQUEST_ERROR in kinds:
         return f"does not answer ({_failure_words(error)})"
-    if not kinds & set(ANSWERS):
+    if not kinds & set(STATUS_ERRORS):
         return ""
     status = _status(error)
     if status in (401, 403):
@@ -249,19 +249,19 @@ def _happened(error: BaseException) -> str:
     return f"refuses the request (HTTP {status})"
 
 
-def _kinds(error: BaseException) -> set[str]:
+def _class_names(error: BaseException) -> set[str]:
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
 
 
 def _status(error: BaseException) -> int:
-    # Prefect turns 404 into an error of its own, with the answer within.
+    # Prefect wraps 404 into its own error, which holds the response.
     answer = getattr(getattr(error, "http_exc", error), "response", None)
     return int(getattr(answer, "status_code", 0))
 
 
-def _asked(error: BaseException) -> str:
-    found: Any = getattr(error, "http_exc", error)
+def _request_url(error: BaseException) -> str:
+    failed: Any = getattr(error, "http_exc", error)
     try:
-        return str(found.request.url)
-    except (AttributeError, RuntimeError):  # httpx: nobody said which request it was
+        return str(failed.request.url)
+    except (AttributeError, RuntimeError):  # httpx raises it if the request is not known
         return ""

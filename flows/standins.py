@@ -1,4 +1,4 @@
-"""Small models of one's own pictures, and a config that builds with them."""
+"""Train small models on your images, and write a config that builds with them."""
 
 import logging
 import math
@@ -13,17 +13,17 @@ from semix.data.imagefolder import refuse_among_pictures
 from semix.data.real import load_real
 from semix.data.settings import Settings, load_settings, whole_path
 from semix.data.splits import RealDataConfig
-from semix.flows.build_steps import say_what_is_ignored
+from semix.flows.build_steps import log_ignored_files
 from semix.pipeline.config import EncoderConfig, GeneratorConfig
 from semix.pipeline.standins import train_standins
 
 BUILD = "build.yaml"
-STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose pictures are best with them
-IMAGES, ALPHAS = 1000, 8  # to mix: as many at least
+STEPS, GUIDANCE = 20, 2.0  # as in the quickstart, whose images are best with them
+IMAGES, ALPHAS = 1000, 8  # mixed images, at least; alphas per series
 # Goes before the last line of the section `annotation`.
 WHY_SCALE = """\
-  # Gives the labels of series of these models about 0.85 of the entropy of even labels. `auto` may
-  # make them nearly hard, for these models tell the classes of their own pictures apart with ease.
+  # Gives labels of these models' images about 0.85 of the entropy of even labels. `auto` may make
+  # them nearly hard, as the models separate the classes of their training images with ease.
 """
 
 log = logging.getLogger("semix.standins")
@@ -38,22 +38,22 @@ class _WithReal(Settings):
 
 
 def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Train a small Stable Diffusion pipeline and a small CLIP model, or find them trained.
+    """Train a small Stable Diffusion pipeline and a small CLIP model, unless they are trained.
 
-    They let the whole path be walked before weights or a GPU are at hand, and are worth no more.
+    They serve to try every step without large models or a GPU, and for nothing else.
 
     Args:
-        where: a folder of CLASS/ pictures, or the path or URL of a config with a section `real`.
-        out: gets the models, and build.yaml unless it has one.
+        where: a folder of CLASS/ folders, or the path or URL of a config with a section `real`.
+        out: folder for the models, and for build.yaml unless it exists.
     Returns:
-        `diffusion`, `clip` and `config`, their paths; `seconds` of each training; `generated`,
-        the share of generated pictures that a classifier of the real ones reads as intended, and
-        `real`, the share of real test pictures that it reads right.
+        `diffusion`, `clip` and `config`, their paths; `seconds` per training; `generated`, the
+        share of generated images in which a classifier of the real ones sees the intended class,
+        and `real`, the share of real test images in which it sees the right class.
     Raises:
-        InputError: no pictures, or some that the models cannot be trained on; a folder that
+        InputError: no images, or images that the models cannot be trained on; a folder that
             cannot be written.
     """
-    # These cost seconds, which a refusal need not.
+    # Their import takes seconds, so it comes after cheap checks.
     from semix.pipeline.standins.agreement import end_point_agreement
     from semix.pipeline.standins.softness import soft_scale
 
@@ -62,16 +62,16 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
     refuse_among_pictures(settings.path, out)
     if settings.name == "imagefolder":
-        say_what_is_ignored(settings)
+        log_ignored_files(settings)
     real = load_real(settings)
     models = train_standins(real, out)
     generator = {"model": whole_path(models.diffusion), "steps": STEPS, "guidance_scale": GUIDANCE}
     annotation = {"model": f"local-dir:{whole_path(models.clip)}"}
     small = load_settings(GeneratorConfig, generator)
-    found = end_point_agreement(small, real)
+    measured = end_point_agreement(small, real)
     config = out / BUILD
     if config.exists():
-        log.info("%s is there and stays; the models are in %s", config, models.diffusion.parent)
+        log.info("%s exists and stays; the models are in %s", config, models.diffusion.parent)
     else:
         scale = soft_scale(small, EncoderConfig(model=annotation["model"]), real)
         pairs = math.comb(len(real.class_names), 2)
@@ -88,6 +88,6 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
         "clip": annotation["model"],
         "config": str(config),
         "seconds": models.seconds,
-        "generated": found.generated,
-        "real": found.real,
+        "generated": measured.generated,
+        "real": measured.real,
     }

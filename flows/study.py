@@ -22,13 +22,13 @@ from semix.flows.paths import check_writable, training_folder
 from semix.flows.slots import MOST_SLOTS
 from semix.flows.study_builds import MixedPlan, mixed_plans
 
-SETTINGS = "settings.json"  # of a study that was given as an object, not as a file
+SETTINGS = "settings.json"  # of a study whose config is an object instead of a file
 
 log = logging.getLogger("semix.study")
 
 
 class StudyFailed(RunFailed):
-    """Cells of a study could not be trained or measured; the others are."""
+    """Some cells of a study could not be trained or measured; the others are measured."""
 
 
 def study(
@@ -42,35 +42,35 @@ def study(
     """Start a study, or continue it.
 
     Mixed datasets that its `builds` name are made first, with the small models that they need.
-    Measured cells are left as they are, interrupted ones go on from their checkpoints. A cell
-    that fails does not stop the others; the tables are written with what there is.
+    Measured cells stay, and interrupted ones go on from their checkpoints. A failed cell does not
+    stop the others; the tables show all measured cells.
 
     Args:
         config: settings, or the path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
-        out: the study's folder; DATASET/METHOD below it are ordinary run folders, with splits
-            and draws DATASET-split0-draw1/METHOD; mixed/ holds the mixed datasets that it makes.
-        slots: trainers, and before them workers of builds, at a time; None is one a GPU, or one.
+        out: the study's folder; it holds run folders DATASET/METHOD, or with splits and draws
+            DATASET-split0-draw1/METHOD, and in mixed/ the mixed datasets that the study builds.
+        slots: trainers, or workers of builds, at a time; None means one per GPU, or one.
         only: names of cells as DATASET/METHOD, `*` and `?` as in file names; empty for all.
     Returns:
-        What study.json holds.
+        The content of study.json.
     Raises:
         InputError: settings or folder cannot be used; nothing was started.
         StudyFailed: names the cells that are not measured, and why.
     """
     out = training_folder(out)
     source = config.model_dump(mode="json") if isinstance(config, StudyConfig) else config
-    ready = prepared(source, out, overrides, slots=slots or 0, only=only)
-    if not ready.todo:
+    prepared = prepare_study(source, out, overrides, slots=slots or 0, only=only)
+    if not prepared.todo:
         log.info("%s: every chosen cell is measured already", out)
-        return write_study(ready.settings, ready.cells, out)
+        return write_study(prepared.settings, prepared.cells, out)
     if isinstance(config, StudyConfig):
         write_json(out / SETTINGS, source)
         config, overrides = out / SETTINGS, ()
     run_flow(
         "semix.flows.study_flow.study_flow",
-        lambda: kept(ready.cells, out),
-        ready=ready,
+        lambda: resume_hint(prepared.cells, out),
+        prepared=prepared,
         config=whole_path(config),
         out=str(out),
         overrides=list(overrides),
@@ -82,12 +82,12 @@ def study(
 
 
 @dataclass(frozen=True)
-class ReadyStudy:
-    """A study that nothing speaks against.
+class PreparedStudy:
+    """A study that passed all checks.
 
     Attributes:
-        todo: the chosen cells that are not measured; the settings of their runs are written.
-        mixed: the mixed datasets that all cells need, made or not.
+        todo: the selected cells that are not measured; the settings of their runs are written.
+        mixed: the mixed datasets that the cells need, built or not.
     """
 
     settings: StudyConfig
@@ -96,49 +96,49 @@ class ReadyStudy:
     mixed: Sequence[MixedPlan]
 
 
-def prepared(
+def prepare_study(
     config: str | Path | Mapping[str, Any],
     out: Path,
     overrides: Sequence[str],
     *,
     slots: int,
     only: Sequence[str],
-) -> ReadyStudy:
-    """All cells, and those to run: checked, with the settings of every run written.
+) -> PreparedStudy:
+    """Check a study, and write the settings of the runs to do.
 
     Raises:
-        InputError: settings or folder cannot be used; nothing is started.
+        InputError: settings or folder cannot be used; nothing was started.
     """
     settings = load_config(StudyConfig, config, overrides)
     if not 0 <= slots <= MOST_SLOTS:
         raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
-    place, cells = Store(str(out)), cells_of(settings, out)
+    store, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
             refuse_among_pictures(cell.config.real.path, out)
-        place.require_empty_or_own("study", own=STUDY)
+        store.require_empty_or_own("study", own=STUDY)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
-    for cell in cells:  # the tables will show them all
+    for cell in cells:  # the tables show all of them
         refuse_other_run(cell.config, cell.run(out))
     check_writable("out", out)
     mixed = mixed_plans(settings, cells)
     check_cells(todo)
     if todo:
-        visible_gpus()  # or why that cannot be known
-    place.check_writable()
+        visible_gpus()  # raises if the driver does not work
+    store.check_writable()
     for cell in todo:
         claim_run(cell.config, cell.run(out))
-    return ReadyStudy(settings, cells, todo, mixed)
+    return PreparedStudy(settings, cells, todo, mixed)
 
 
-def kept(cells: Sequence[Cell], out: Path) -> str:
-    """What is safe of a study that was lost, and the command that goes on."""
+def resume_hint(cells: Sequence[Cell], out: Path) -> str:
+    """How much of a lost study is measured, and the command that goes on."""
     done = sum(is_measured(cell.config, cell.run(out)) for cell in cells)
     return f"{done} of {len(cells)} cells are measured; the same command goes on"
 
 
 def failure_message(missing: dict[str, str], *, cells: int, out: Path) -> str:
-    """Which cells are not measured, why, and how to go on."""
+    """The cells that are not measured, the reasons, and how to go on."""
     lines = [f"{len(missing)} of {cells} cells are not measured:"]
     lines += [f"{name}: {reason}" for name, reason in missing.items()]
     these = " ".join(f"--only {name}" for name in missing)

@@ -1,4 +1,4 @@
-"""The mixed datasets that a study makes: one of each build, split and draw."""
+"""The mixed datasets that a study builds: one per build, split and draw."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class MixedPlan:
     """One mixed dataset of a study.
 
     Attributes:
-        url: of its root.
-        settings: of its build; where the study trains models, without those.
-        real: the images of the runs that train on it.
+        url: URL of its root.
+        settings: settings of its build, without models if the study trains them.
+        real: real images of the runs that train on it.
         about: dataset, build, split and draw.
     """
 
@@ -42,22 +42,22 @@ class MixedPlan:
     about: Mapping[str, object]
 
     def config(self, models: StandIns | None) -> BuildConfig:
-        """Raises InputError for settings that no build takes."""
+        """The config of the build. Raises InputError for settings that are no build's."""
         values = self.settings
         if models is not None:
-            given = {
+            trained_models = {
                 "generator.model": str(models.diffusion.absolute()),
                 "annotation.model": f"{LOCAL}{models.clip.absolute()}",
             }
-            values = merged(values, given)
+            values = merged(values, trained_models)
         return load_settings(BuildConfig, values)
 
 
 def mixed_plans(study: StudyConfig, cells: Sequence[Cell]) -> list[MixedPlan]:
-    """What these cells need, each once, in their order.
+    """The mixed datasets that these cells need, each once, in their order.
 
     Raises:
-        InputError: settings that no build takes; names the build.
+        InputError: settings that are no build's; names the build.
     """
     plans: dict[str, MixedPlan] = {}
     for cell in cells:
@@ -72,7 +72,7 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
     values = merged(study.builds[cell.build], {"real": cell.config.real.model_dump(mode="json")})
     if cell.draw is not None:
         values = merged(values, {"mixing.seed": cell.draw})
-    if study.standins:  # named when they are trained
+    if study.standins:  # filled in when the models are trained
         values = merged(values, {"generator.model": "", "annotation.model": ""})
     about = {"dataset": cell.dataset, "build": cell.build, "split": cell.split, "draw": cell.draw}
     plan = MixedPlan(url, values, cell.config.real, about)
@@ -81,20 +81,20 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
     return plan
 
 
-def models_of(
+def models_for(
     plan: MixedPlan, plans: Iterable[MixedPlan], study: StudyConfig, out: Path, *, device: str
 ) -> StandIns | None:
-    """The models of a mixed dataset, trained or found; None where its build names them.
+    """The models of a mixed dataset, trained if necessary; None if its build names them.
 
     Args:
-        plans: of the study. What one of the same images was begun with serves the others too,
-            whatever version of semix goes on.
-        device: where they are trained, if they are large.
+        plans: all plans of the study. Models with which a dataset of the same real images was
+            begun are used again, even by another version of semix.
+        device: where large models are trained.
     """
     if not study.standins:
         return None
     for begun_before in (each for each in plans if each.real == plan.real):
-        if models := _kept_models(begun_before):
+        if models := _stored_models(begun_before):
             return models
     if study.standins is True:
         return train_standins(load_real(plan.real), out / MODELS)
@@ -102,26 +102,26 @@ def models_of(
     return train_standins(load_real(plan.real), out / MODELS, recipe=recipe, device=device)
 
 
-def _kept_models(plan: MixedPlan) -> StandIns | None:
+def _stored_models(plan: MixedPlan) -> StandIns | None:
     path = _settings_file(plan)
     if not path.is_file():
         return None
     values = yaml.safe_load(path.read_bytes())
     encoder = values.get("annotation", {}).get("model", "")
     diffusion, clip = Path(values["generator"]["model"]), Path(encoder.removeprefix(LOCAL))
-    there = encoder.startswith(LOCAL) and diffusion.is_dir() and clip.is_dir()
-    return StandIns(diffusion, clip, {}) if there else None
+    usable = encoder.startswith(LOCAL) and diffusion.is_dir() and clip.is_dir()
+    return StandIns(diffusion, clip, {}) if usable else None
 
 
 def _settings_file(plan: MixedPlan) -> Path:
     return Path(f"{plan.url}.yaml")
 
 
-def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
-    """Its root, which is planned where it is new, and the file of its build's settings beside it.
+def open_build(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
+    """The root of a mixed dataset, created if it is new, and the file of its settings beside it.
 
     Raises:
-        InputError: the root was begun with other settings.
+        InputError: the root was created with other settings.
     """
     config = plan.config(models)
     path = _settings_file(plan)
@@ -131,21 +131,21 @@ def begun(plan: MixedPlan, models: StandIns | None) -> tuple[Root, Path]:
     return root, path
 
 
-def is_made(plan: MixedPlan) -> bool:
-    """Whether every shard is there, with an index, whatever settings it was begun with."""
+def is_built(plan: MixedPlan) -> bool:
+    """Whether every shard is committed and there is an index, whatever the settings."""
     if not (Path(plan.url) / PLAN).is_file():
         return False
     root = Root(plan.url)
     return bool(root.indices()) and not root.missing()
 
 
-def figures_of(root: Root) -> dict[str, float | int | None]:
-    """What a mixed dataset shows of itself.
+def quality_figures(root: Root) -> dict[str, float | int | None]:
+    """Quality figures of a mixed dataset.
 
     Returns:
-        How many images; stability of the noises that were used, and of all that were scored to
-        choose them; diversity of its CLIP features; the share of unmixed images whose features
-        are nearest to their own class; and Spearman of alpha and weight, the mean over series.
+        Number of images; mean stability of the selected noises, and of all candidates; diversity of
+        the CLIP features; the share of unmixed images whose features are nearest to their own
+        class; and the Spearman correlation of alpha and weight, averaged over series.
     """
     import torch
     from semix.data.pinned import Pinned
@@ -184,8 +184,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def write_figures_of(plans: Sequence[MixedPlan], out: Path) -> None:
-    """A line a mixed dataset in mixed.csv, which the study's tables show."""
+    """Write mixed.csv, one line per mixed dataset, which the study's tables show."""
     from pandas import DataFrame
 
-    lines = [{**plan.about, **figures_of(Root(plan.url))} for plan in plans]
+    lines = [{**plan.about, **quality_figures(Root(plan.url))} for plan in plans]
     write_atomically(out / MIXED_FIGURES, csv_text(DataFrame(lines)).encode())

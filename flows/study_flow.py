@@ -1,4 +1,4 @@
-"""The Prefect study flow: one task a slot, which takes jobs until none is left."""
+"""The Prefect study flow: one task per slot, which takes jobs until none is left."""
 
 import logging
 import tempfile
@@ -30,10 +30,10 @@ from semix.data.splits import RealDataConfig
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, growing_artifact, link_to, markdown_file
 from semix.flows.build_flow import build_flow
-from semix.flows.calling import handed
-from semix.flows.child import Outcome, supervise
-from semix.flows.flow_runs import flow_options, name_of, running
-from semix.flows.gpus import CHOSEN, gpu_fault, visible_gpus
+from semix.flows.calling import from_caller
+from semix.flows.child import ChildExit, supervise
+from semix.flows.flow_runs import base_name, flow_options, run_context
+from semix.flows.gpus import VISIBLE_DEVICES, gpu_fault, visible_gpus
 from semix.flows.launcher import (
     DIVERGENCE,
     GRACE_S,
@@ -49,8 +49,8 @@ from semix.flows.launcher import (
 from semix.flows.paths import training_folder
 from semix.flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
 from semix.flows.slots.slot import RECORD
-from semix.flows.study import ReadyStudy, StudyFailed, failure_message, prepared
-from semix.flows.study_builds import MixedPlan, begun, is_made, models_of, write_figures_of
+from semix.flows.study import PreparedStudy, StudyFailed, failure_message, prepare_study
+from semix.flows.study_builds import MixedPlan, is_built, models_for, open_build, write_figures_of
 from semix.pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
@@ -62,7 +62,7 @@ log = logging.getLogger("semix.study")
 def run_name(given: Mapping[str, Any]) -> str:
     """`study study-digits into digits, only */ce`."""
     cells = f", only {' '.join(given['only'])}" if given["only"] else ""
-    return f"study {Path(given['config']).stem} into {name_of(given['out'])}{cells[:80]}"
+    return f"study {Path(given['config']).stem} into {base_name(given['out'])}{cells[:80]}"
 
 
 @flow(**flow_options("study", run_name), task_runner=RUNNER)
@@ -75,36 +75,38 @@ def study_flow(
 ) -> dict[str, Any]:
     """Train and measure every cell of a study that is not measured, then write its tables.
 
-    The mixed datasets that it makes come first. Start it again at any time: measured cells are
-    kept, interrupted ones go on.
+    Its mixed datasets are built first. Start it again at any time: measured cells stay, and
+    interrupted ones go on.
     """
-    with running("study"):
-        place = training_folder(out)
-        ready = handed(ReadyStudy) or prepared(config, place, overrides, slots=slots, only=only)
-        gpus, failed = visible_gpus(), None  # asked once: a lost one may silence the driver
+    with run_context("study"):
+        folder = training_folder(out)
+        prepared = from_caller(PreparedStudy) or prepare_study(
+            config, folder, overrides, slots=slots, only=only
+        )
+        gpus, failed = visible_gpus(), None  # listed once: a GPU lost later may block the driver
         count = slots or max(1, len(gpus))
-        make_mixed(ready, place, slots=count)
+        make_mixed(prepared, folder, slots=count)
         try:
-            with trainings(plan_jobs(ready.todo, slots=count), place, slots=count, gpus=gpus):
+            with trainings(plan_jobs(prepared.todo, slots=count), folder, slots=count, gpus=gpus):
                 pass
         except StudyFailed as error:
             failed = error
-        record = write_tables(ready.settings, ready.cells, place)
+        record = write_tables(prepared.settings, prepared.cells, folder)
         if failed is not None:
             raise failed
-        return {"study": str(place / "study.json"), "missing": len(record["missing"])}
+        return {"study": str(folder / "study.json"), "missing": len(record["missing"])}
 
 
-def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
-    """Make what the cells train on, one mixed dataset after the other, each by the build flow."""
-    wanted = {cell.config.mixed.url for cell in ready.todo if cell.config.mixed is not None}
-    plans = [plan for plan in ready.mixed if plan.url in wanted or is_made(plan)]
-    models: dict[RealDataConfig, StandIns | None] = {}  # of each split, looked for once
+def make_mixed(prepared: PreparedStudy, out: Path, *, slots: int) -> None:
+    """Build the mixed datasets of the cells, one after the other, each by the build flow."""
+    urls = {cell.config.mixed.url for cell in prepared.todo if cell.config.mixed is not None}
+    plans = [plan for plan in prepared.mixed if plan.url in urls or is_built(plan)]
+    models: dict[RealDataConfig, StandIns | None] = {}  # once per split
     for plan in plans:
-        if ready.settings.standins and plan.real not in models:
-            models[plan.real] = small_models(plan, ready, out)
-        root, config = begun(plan, models.get(plan.real))
-        if not is_made(plan):
+        if prepared.settings.standins and plan.real not in models:
+            models[plan.real] = small_models(plan, prepared, out)
+        root, config = open_build(plan, models.get(plan.real))
+        if not is_built(plan):
             with workers_ahead(SlotSettings(slots), url=root.url):
                 build_flow(out=root.url, config=str(config), slots=slots)
     if plans:
@@ -112,20 +114,20 @@ def make_mixed(ready: ReadyStudy, out: Path, *, slots: int) -> None:
 
 
 @task(task_run_name="small models", **RECORD)
-def small_models(plan: MixedPlan, ready: ReadyStudy, out: Path) -> StandIns | None:
-    """Of the split's training images; found where they are trained."""
+def small_models(plan: MixedPlan, prepared: PreparedStudy, out: Path) -> StandIns | None:
+    """Small models of the split's training images, trained unless they exist."""
     device = "cuda" if visible_gpus() else "cpu"
-    return models_of(plan, ready.mixed, ready.settings, out, device=device)
+    return models_for(plan, prepared.mixed, prepared.settings, out, device=device)
 
 
 @contextmanager
 def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]) -> Iterator[None]:
-    """Train and measure the runs of all jobs, beside what the block does.
+    """Train and measure the runs of all jobs during the block, and wait for their end.
 
     Args:
-        gpus: shared out among the slots.
+        gpus: distributed over the slots.
     Raises:
-        StudyFailed: a run is not measured; names each, and why.
+        StudyFailed: names the runs that are not measured, and the reasons.
     """
     runs = list(dict.fromkeys(run for job in jobs for run in job.runs))
     queue, ended = SimpleQueue[Job](), SimpleQueue[str]()
@@ -151,7 +153,7 @@ def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
         yield
         follow(futures, ended, sum(len(job.runs) for job in jobs), out=out)
     finally:
-        stop.set()  # an interrupt passes here; the flow ends when its trainers have
+        stop.set()  # also after an interrupt; the flow ends after its trainers
     results = [future.result(raise_on_failure=False) for future in futures]
     refuse_gaps(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
 
@@ -176,10 +178,10 @@ def write_tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dic
 
 
 def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> None:
-    """Raises StudyFailed for the runs that are not measured, whatever the tasks say.
+    """Raise StudyFailed for the runs that are not measured, whatever the tasks reported.
 
     Args:
-        errors: of the slots, which say why runs were not even begun.
+        errors: errors of slots, which say why runs were not begun.
     """
     missing = {
         run: failure_of(out / run) or "; ".join(errors) or "not run"
@@ -190,11 +192,11 @@ def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> Non
         raise StudyFailed(failure_message(missing, cells=len(runs), out=out))
 
 
-# A slot: one training after another, a process each
+# A slot: one training process after another
 
 
 class SlotLost(RuntimeError):
-    """A slot's GPU does not work any more; the same command trains what is left of its job."""
+    """A slot's GPU does not work any more; the same command trains the rest of its job."""
 
 
 @task(task_run_name="train slot {slot}", **RECORD)
@@ -211,31 +213,31 @@ def work(
     """Take jobs and train their runs, one process at a time; `stop` ends it early.
 
     Args:
-        environment: changes to our own: its GPU, if there is one for it.
-        ended: takes the run of every training that ended.
+        environment: changes to our own: the slot's GPU, if it has one.
+        ended: receives the run of every training that ended.
     Raises:
         SlotLost: a training failed, and its GPU does not work.
     """
     done: list[str] = []
-    for job, run in taken(jobs):
+    for job, run in runs_of_jobs(jobs):
         if stop.is_set():
             break
-        failure = train(out / run, job, slots=slots, environment=environment, stop=stop)
-        # On a GPU that is gone all that is left would fail, one after the other.
+        failure = train_run(out / run, job, slots=slots, environment=environment, stop=stop)
+        # On a lost GPU, all remaining runs would fail, one after the other.
         if failure and environment and (fault := gpu_fault(environment, stop)):
-            lost = f"slot {slot}: GPU {environment[CHOSEN]} does not work: {fault}"
+            lost = f"slot {slot}: GPU {environment[VISIBLE_DEVICES]} does not work: {fault}"
             log.error("%s; other slots go on", lost)
-            note(out / run, replace(failure, reason=f"{lost}; {failure.reason}"))
+            note_in_folder(out / run, replace(failure, reason=f"{lost}; {failure.reason}"))
             raise SlotLost(lost)
         if failure:
-            note(out / run, failure)
+            note_in_folder(out / run, failure)
         done.append(run)
         ended.put(run)
     return {"slot": slot, "runs": done}
 
 
-def taken(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
-    """The runs of one job after another, taken until none is left."""
+def runs_of_jobs(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
+    """The runs of one job after another, until no job is left."""
     with suppress(Empty):
         while True:
             job = jobs.get_nowait()
@@ -243,44 +245,44 @@ def taken(jobs: "SimpleQueue[Job]") -> Iterator[tuple[Job, str]]:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a run is not trained, in one line, and what its trainer said last."""
+class TrainingFailure:
+    """Why a run is not trained, in one line, and the last lines of its trainer."""
 
     reason: str
     last_lines: Sequence[str] = ()
 
 
-def note(run: Path, failure: Failure) -> None:
-    """In its folder, if that can be written."""
+def note_in_folder(run: Path, failure: TrainingFailure) -> None:
+    """Write the failure to the run's folder, if possible."""
     try:
         note_failure(run, failure.reason, last_lines=failure.last_lines)
     except OSError as error:
-        log.warning("%s: why it failed is not written down: %s", run, error)
+        log.warning("%s: the reason of its failure is not recorded: %s", run, error)
 
 
-def train(
+def train_run(
     run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
-) -> Failure | None:
+) -> TrainingFailure | None:
     """Train some seeds of a run."""
     name = f"{run.parent.name}/{run.name}"
     try:
         for seed in job.seeds:
             if sibling := take_over(run, seed=seed):
-                log.info("%s seed %d: has the first stage of %s", name, seed, sibling.name)
+                log.info("%s seed %d: takes over the first stage of %s", name, seed, sibling.name)
         outcome, reason = _launch(run, job, slots=slots, environment=environment, stop=stop)
-    except Exception as error:  # a damaged file of one run must not end the slot of all others
+    except Exception as error:  # a damaged file of one run must not end the slot
         log.error("%s: %s", name, error)
-        return Failure(str(error) or type(error).__name__)
+        return TrainingFailure(str(error) or type(error).__name__)
     if outcome.returncode == 0 or stop.is_set():
         return None
     log.error("%s: %s", name, reason)
-    return Failure(reason, outcome.last_lines)
+    return TrainingFailure(reason, outcome.last_lines)
 
 
 def _launch(
     run: Path, job: Job, *, slots: int, environment: Mapping[str, str], stop: threading.Event
-) -> tuple[Outcome, str]:
-    """How it ended, and the same in one line: what the trainer refused or met."""
+) -> tuple[ChildExit, str]:
+    """Launch the trainer; returns how it ended, and the reason in one line."""
     name, words = f"{run.parent.name}/{run.name}", list[str]()
 
     def on_line(line: str) -> None:
@@ -292,7 +294,7 @@ def _launch(
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         launcher = write_launcher(settings_of(run), Path(folder), Machines(device=device))
         trainer = ["--config", str(run / CONFIG), f"--device={device}", *seeds]
-        # Trainers beside each other share the machine's cores, as processes of one would.
+        # Trainers that run at the same time share the machine's cores.
         command = launch_command(launcher, trainer, num_processes=slots)
         outcome = supervise(
             command,

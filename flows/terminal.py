@@ -1,4 +1,4 @@
-"""What a person sees: log lines and errors on standard error, results on standard output."""
+"""Output for people: log lines and errors on standard error, results on standard output."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from semix.data.printable import OncePerRun, printable, printable_line
 
-ABOUT_A_RUN = ("semix.calib", "semix.data")  # who warns of settings and data, not of events
+ABOUT_A_RUN = ("semix.calib", "semix.data")  # their warnings are about settings, not events
 
 console = Console(stderr=True)
 
@@ -24,13 +24,13 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = record.getMessage().replace("\n", "\n  ")  # no line passes for another message
-        with suppress(OSError):  # a log on a full disk ends no work
+        text = record.getMessage().replace("\n", "\n  ")  # no line can pass for another message
+        with suppress(OSError):  # a log on a full disk must not end the work
             say(f"{clock} {mark}{text}")
 
 
 def set_up_logging(*, debug: bool = False) -> None:
-    """Lines of semix from INFO up, or all of them."""
+    """Show log lines of semix, from INFO up or all of them."""
     logger = logging.getLogger("semix")
     handler = _ConsoleHandler()
     handler.addFilter(OncePerRun(ABOUT_A_RUN))
@@ -41,7 +41,7 @@ def set_up_logging(*, debug: bool = False) -> None:
 
 @contextmanager
 def details_in(path: Path) -> Iterator[None]:
-    """For the block, lines go to a file, and so do bars, as lines: the screen is another's."""
+    """During the block, log lines and bars go to a file, as the screen shows something else."""
     with path.open("a", encoding="utf-8") as file:
         console.file = file
         try:
@@ -51,7 +51,7 @@ def details_in(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """One line as it is, above a progress bar if there is one."""
+    """Print one line as it is, above a progress bar if there is one."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -68,24 +68,24 @@ def emit_json(value: Any) -> None:
 
 
 def print_findings(rows: Sequence[tuple[str, str, str, str]], styles: Mapping[str, str]) -> None:
-    """A line for each: what was looked at, how it stands, what was found; its remedy below.
+    """Print one line per finding: check, state, result; the remedy is below.
 
-    Nothing is cut or broken, however narrow the screen, so that paths and commands can be copied.
+    Lines are never cut or broken, so that paths and commands can be copied.
 
     Args:
-        styles: of how it stands.
+        styles: style of each state.
     """
     screen = Console()
     first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
-    for name, state, found, remedy in rows:
-        named = printable_line(name)
-        text = Text.assemble(f"{named:{first}}  ", (f"{state:{second}}", styles[state]))
-        text.append(f"  {printable(found)}" + (f"\n    {printable(remedy)}" if remedy else ""))
+    for name, state, result, remedy in rows:
+        label = printable_line(name)
+        text = Text.assemble(f"{label:{first}}  ", (f"{state:{second}}", styles[state]))
+        text.append(f"  {printable(result)}" + (f"\n    {printable(remedy)}" if remedy else ""))
         screen.print(text, soft_wrap=True, highlight=False)
 
 
 def emit_facts(facts: dict[str, Any], *, as_json: bool) -> None:
-    """One fact a line, or JSON."""
+    """Print one fact per line, or JSON."""
     if as_json:
         emit_json(facts)
         return

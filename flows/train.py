@@ -1,4 +1,4 @@
-"""Train and evaluate one method, all its seeds, in a run folder."""
+"""Train and evaluate all seeds of one method in a run folder."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from semix.flows.configs import load_config
 from semix.flows.launcher import MOST_RESTARTS, Machines, check_machines
 from semix.flows.paths import check_writable, training_folder
 
-CLAIM_TIMEOUT_S = 900.0  # as long as processes wait for one another to begin
+CLAIM_TIMEOUT_S = 900.0  # as long as training processes wait for one another to begin
 LOOK_S = 1.0
 
 log = logging.getLogger("semix.train")
@@ -33,16 +33,16 @@ def train(
     machines: Machines = Machines(),  # noqa: B008 - a value that nobody changes
     restarts: int = 0,
 ) -> Path:
-    """Launch the trainer through accelerate, under a Prefect flow, and see it through.
+    """Run the trainer through accelerate, under a Prefect flow, to its end.
 
-    A run that is measured under the same settings is left as it is, and one that was interrupted
-    goes on from its checkpoints.
+    A run that is measured under the same settings stays as it is; an interrupted one goes on from
+    its checkpoints.
 
     Args:
         config: settings, or path or URL of a YAML file of them; `overrides` as in
             `section.key=value`.
         run: the run folder; machines that train together share it.
-        machines: how many processes, where; one without.
+        machines: number and place of processes; by default one here.
         restarts: how often a trainer that was killed or crashed is started again.
     Returns:
         `run`, which now holds evaluation.json.
@@ -51,17 +51,17 @@ def train(
         TrainFailed: the trainer failed.
     """
     source = config.model_dump(mode="json") if isinstance(config, TrainConfig) else config
-    ready = prepared(source, run, overrides, machines, restarts=restarts)
-    folder = ready.run
-    if ready.measured:
+    prepared = prepare_training(source, run, overrides, machines, restarts=restarts)
+    folder = prepared.run
+    if prepared.measured:
         log.info("%s: measured already, nothing to do", folder)
         return folder
-    claimed = claim(ready.settings, folder, machines)
-    if isinstance(config, TrainConfig):  # the flow is given what a person can read again
+    claimed = claim(prepared.settings, folder, machines)
+    if isinstance(config, TrainConfig):  # the flow gets a file, which a person can use again
         config, overrides = claimed, ()
     run_flow(
         "semix.flows.train_flow.train_flow",
-        ready=ready,
+        prepared=prepared,
         config=whole_path(config),
         out=str(folder),
         overrides=list(overrides),
@@ -76,11 +76,11 @@ def train(
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A training that nothing speaks against.
+class PreparedTraining:
+    """A training run that passed all checks.
 
     Attributes:
-        measured: it is done already.
+        measured: whether it is done already.
     """
 
     settings: TrainConfig
@@ -88,32 +88,32 @@ class Ready:
     measured: bool
 
 
-def prepared(
+def prepare_training(
     config: str | Path | Mapping[str, Any],
     run: str | Path,
     overrides: Sequence[str],
     machines: Machines,
     *,
     restarts: int = 0,
-) -> Ready:
-    """Settings and run folder, after everything that can be checked before a trainer starts.
+) -> PreparedTraining:
+    """Check everything that can be checked before a trainer starts.
 
     Raises:
         InputError: names the setting or argument that cannot be used.
     """
     settings = load_config(TrainConfig, config, overrides)
-    folder = checked(settings, run, machines, restarts=restarts)
+    folder = checked_run_folder(settings, run, machines, restarts=restarts)
     if is_measured(settings, folder):
-        return Ready(settings, folder, measured=True)
+        return PreparedTraining(settings, folder, measured=True)
     check_writable("out", folder)
     check_parts(settings)
-    return Ready(settings, folder, measured=False)
+    return PreparedTraining(settings, folder, measured=False)
 
 
-def checked(
+def checked_run_folder(
     settings: TrainConfig, run: str | Path, machines: Machines, *, restarts: int = 0
 ) -> Path:
-    """The run folder, after everything that can be checked without torch.
+    """The run folder, after all checks that need no torch.
 
     Raises:
         InputError: names the setting or argument that cannot be used.
@@ -131,10 +131,10 @@ def checked(
 
 
 def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
-    """Path of the run's config.json, which holds these settings; machine 0 writes it.
+    """Path of the run's config.json with these settings, which machine 0 writes.
 
     Raises:
-        InputError: the folder is another run's, cannot be written, or is not shared.
+        InputError: the folder belongs to another run, cannot be written, or is not shared.
     """
     if machines.rank > 0:
         return _claimed(settings, run)
@@ -146,13 +146,13 @@ def claim(settings: TrainConfig, run: Path, machines: Machines) -> Path:
 
 
 def _claimed(settings: TrainConfig, run: Path) -> Path:
-    """Wait until machine 0 has written these very settings."""
+    """Wait until machine 0 has written the same settings."""
     path, deadline = run / CONFIG, time.monotonic() + CLAIM_TIMEOUT_S
-    wanted = settings.model_dump(mode="json")
+    expected = settings.model_dump(mode="json")
     log.info("waiting for machine 0 to begin in %s", run)
-    while not (path.is_file() and read_json(path) == wanted):
+    while not (path.is_file() and read_json(path) == expected):
         if time.monotonic() > deadline:
-            remedy = "machine 0 has not begun these settings there; start it, with the same"
-            raise InputError("out", run, f"{remedy} settings, in a folder that all machines see")
+            remedy = "machine 0 has not begun a run there with these settings; start it with the"
+            raise InputError("out", run, f"{remedy} same ones, in a folder that all machines share")
         time.sleep(LOOK_S)
     return path

@@ -1,4 +1,4 @@
-"""The Prefect train flow: one task that sees `accelerate launch` of the trainer through."""
+"""The Prefect train flow: one task that runs the trainer by `accelerate launch`."""
 
 import logging
 import tempfile
@@ -16,10 +16,10 @@ from semix.calib.results import load_methods
 from semix.calib.run_folder import EVALUATION
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table, training_artifact
-from semix.flows.calling import handed
-from semix.flows.child import Outcome, supervise
+from semix.flows.calling import from_caller
+from semix.flows.child import ChildExit, supervise
 from semix.flows.failures import RunFailed
-from semix.flows.flow_runs import flow_options, name_of, running
+from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import settled_device
 from semix.flows.launcher import (
     DIVERGENCE,
@@ -34,7 +34,7 @@ from semix.flows.launcher import (
     write_launcher,
 )
 from semix.flows.slots.slot import RECORD
-from semix.flows.train import Ready, claim, prepared
+from semix.flows.train import PreparedTraining, claim, prepare_training
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -46,14 +46,14 @@ class TrainFailed(RunFailed):
 
 
 class TrainerLost(TrainFailed):
-    """The trainer was killed or crashed: starting it again may help."""
+    """The trainer was killed or crashed; starting it again may help."""
 
 
-def run_name(given: Mapping[str, Any]) -> str:
+def run_name(parameters: Mapping[str, Any]) -> str:
     """`train csm into run`, `train csm into run, machine 1 of 2`."""
-    name = f"train {PurePosixPath(given['config']).stem} into {name_of(given['out'])}"
-    if given["machines"] > 1:
-        name += f", machine {given['machine_rank']} of {given['machines']}"
+    name = f"train {PurePosixPath(parameters['config']).stem} into {base_name(parameters['out'])}"
+    if parameters["machines"] > 1:
+        name += f", machine {parameters['machine_rank']} of {parameters['machines']}"
     return name
 
 
@@ -69,17 +69,19 @@ def train_flow(
     restarts: p.Restarts = 0,
     device: p.Device = "auto",
 ) -> dict[str, Any]:
-    """Train and measure one method, all its seeds, in a run folder.
+    """Train and measure all seeds of one method in a run folder.
 
-    A run that is cancelled writes a checkpoint first; start it again, and it goes on.
+    A cancelled run writes a checkpoint first; start it again, and it goes on.
     """
     together = Machines(processes, machines, machine_rank, main_process, device)
-    with running("train"):
-        ready = handed(Ready) or prepared(config, out, overrides, together, restarts=restarts)
-        settings, run = ready.settings, ready.run
+    with run_context("train"):
+        prepared = from_caller(PreparedTraining) or prepare_training(
+            config, out, overrides, together, restarts=restarts
+        )
+        settings, run = prepared.settings, prepared.run
         key = artifact_key("train", str(run))
-        if not ready.measured:
-            see_through(settings, run, together, restarts=restarts, key=key)
+        if not prepared.measured:
+            run_trainer(settings, run, together, restarts=restarts, key=key)
         if machine_rank == 0:
             result_table(load_methods([run]), key=key)
             link_to(run / EVALUATION, key=key)
@@ -91,7 +93,7 @@ def train_flow(
         }
 
 
-def see_through(
+def run_trainer(
     settings: TrainConfig,
     run: Path,
     machines: Machines,
@@ -99,10 +101,10 @@ def see_through(
     restarts: int,
     key: str,
 ) -> None:
-    """Launch the trainer, and again where it was lost.
+    """Run the trainer to its end, and again if it was lost.
 
     Args:
-        key: of the artifact that shows how far it is; the first machine's grows.
+        key: key of the artifact that shows the progress, which the main machine updates.
     """
     machines = replace(machines, device=settled_device(machines.device))
     trainer = ["--config", str(claim(settings, run, machines)), f"--device={machines.device}"]
@@ -121,7 +123,7 @@ def _nothing() -> None:
 
 
 def pauses(restarts: int) -> list[float]:
-    """Seconds before each restart, which grow; the last one holds for all after it."""
+    """Growing seconds before each restart; the last value also holds for all later ones."""
     return [min(FIRST_PAUSE_S * 2**i, LONGEST_PAUSE_S) for i in range(max(1, min(restarts, 8)))]
 
 
@@ -136,12 +138,12 @@ def launch(
     restarts: int = 0,
     show: Callable[[], None] = _nothing,
 ) -> None:
-    """Run the trainer to its end; Prefect starts it again where it was lost.
+    """Run the trainer to its end; Prefect starts it again if it was lost.
 
     Args:
         environment: changes to our own.
         restarts: how many there may be.
-        show: called with every line, as an epoch has one.
+        show: called after every line, as each epoch writes one.
 
     Raises:
         TrainFailed: with the exit status and the trainer's last lines.
@@ -151,7 +153,7 @@ def launch(
 
     def on_line(line: str) -> None:
         words.extend(last_word(line))
-        if not line.startswith(REFUSAL):  # the exception will say it
+        if not line.startswith(REFUSAL):  # the exception repeats it
             log.info("%s", line)
         show()
 
@@ -160,27 +162,27 @@ def launch(
         log.warning("restart %d of %d, from the last checkpoint", restart, restarts)
     try:
         outcome = supervise(command, on_line=on_line, environment=environment, grace_s=GRACE_S)
-    except BaseException:  # an interrupt, which passes here when the trainer has ended
-        log.warning("stopped; what is trained is in a checkpoint, and the same command goes on")
+    except BaseException:  # an interrupt, which arrives here after the trainer has ended
+        log.warning("stopped; the training is in a checkpoint, and the same command goes on")
         raise
     if outcome.returncode != 0:
         raise failure(outcome, words)
 
 
-def failure(outcome: Outcome, words: Sequence[str]) -> TrainFailed:
-    """What to raise.
+def failure(outcome: ChildExit, words: Sequence[str]) -> TrainFailed:
+    """The error to raise for a trainer that ended with one.
 
     Args:
-        words: what trainers said of their end. accelerate turns every exit status into 1, and of
-            several processes says so at length.
+        words: reasons that trainers gave; accelerate turns every exit status into 1, and with
+            several processes adds a long report.
     """
     word = most_telling(words)
     if word.startswith(REFUSAL):
         return TrainFailed(word.removeprefix(REFUSAL), exit_status=2)
-    if word.startswith(DIVERGENCE):  # going on would come to the same end
+    if word.startswith(DIVERGENCE):  # a restart would diverge again
         return TrainFailed(f"{word}; the last checkpoint stays")
-    # Who asks semix to stop does not come here: an interruption, too, is a loss.
+    # A stop of semix itself does not come here, so an interruption counts as a loss, too.
     lines = [f"training ended: {how_it_ended(outcome, words)}", *outcome.last_lines]
-    # Beside one that cannot be ended no other may train.
+    # No other trainer may run beside one that cannot be ended.
     kind = TrainFailed if outcome.stuck else TrainerLost
     return kind("\n".join([*lines, "checkpoints stay; the same command goes on"]))

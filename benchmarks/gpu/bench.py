@@ -36,7 +36,7 @@ class Bench:
 
     @cached_property
     def gemm_tflops(self) -> float:
-        """Rate of one large matrix product, which is what shares are given of."""
+        """Rate of one large matrix product, of which other rates are given as shares."""
         return device_rate(self.device, self.dtype)
 
     def model(self, size: str | None = None) -> Path:
@@ -78,14 +78,14 @@ class Bench:
     def seconds(self, call: Callable[[], object], *, repeats: int = 3) -> float:
         """Median wall seconds, after one call that warms up."""
         call()
-        found = []
+        times = []
         for _ in range(repeats):
             self.wait()
             start = time.perf_counter()
             call()
             self.wait()
-            found.append(time.perf_counter() - start)
-        return statistics.median(found)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
     def wait(self) -> None:
         if self.device != "cpu":

@@ -61,5 +61,5 @@ def _counted(config: Any) -> int:
         "annotation": {"model": "ViT-B-32-quickgelu", "pretrained": "openai"},
         "shards": {"groups_per_batch": 1},
     }
-    found = memory_needed(load_settings(BuildConfig, values))
-    return found.making - found.clip
+    needed = memory_needed(load_settings(BuildConfig, values))
+    return needed.making - needed.clip

@@ -46,7 +46,7 @@ def g5_clip(bench: Bench) -> Result:
 
 
 def _clip_rates(bench: Bench, name: str, dtype: str) -> tuple[float, float]:
-    """Images a second as the product encodes them, and one at a time through PIL."""
+    """Images per second as the product encodes them, and one at a time through PIL."""
     folder = bench.folder / name
     if not folder.is_dir():
         save_clip(folder, name)

@@ -1,4 +1,4 @@
-"""G1, G2, G3, G8, G11: sampling against one prompt a call, batch sizes, compile, fast paths."""
+"""G1, G2, G3, G8, G11: sampling against one prompt per call, batch sizes, compile, fast paths."""
 
 import time
 from typing import Any
@@ -13,18 +13,18 @@ from benchmarks.measure import Result, line
 
 def images_per_second(bench: Bench, generator: Any, images: int, *, repeats: int = 3) -> float:
     noise, condition = bench.inputs(generator, images)
-    made: list[torch.Tensor] = []
+    decoded: list[torch.Tensor] = []
 
     def make() -> None:
-        made[:] = [generator.decode(generator.sample(noise, condition))]
+        decoded[:] = [generator.decode(generator.sample(noise, condition))]
 
     seconds = bench.seconds(make, repeats=repeats)
-    refuse_dead(made[0])
+    refuse_dead(decoded[0])
     return images / seconds
 
 
 def peer_rate(bench: Bench, kind: Any, model: Any, *, size: int, images: int) -> float:
-    """diffusers' own pipeline, `size` prompts a call, eager, SDPA, same precision."""
+    """diffusers' own pipeline, `size` prompts per call, eager, SDPA, same precision."""
     extra = {"safety_checker": None, "requires_safety_checker": False}
     peer = kind.from_pretrained(
         model,

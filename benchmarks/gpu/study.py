@@ -38,9 +38,9 @@ from semix.data.files import read_json, write_json
 from semix.data.settings import load_settings
 from semix.flows.study_builds import (
     begun,
-    is_made,
+    is_built,
     mixed_plans,
-    models_of,
+    models_for,
     write_figures_of,
 )
 
@@ -115,10 +115,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([ms]?)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([ms]?)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text}: write it as 20m or 540s")
-    return float(found[1]) * (60 if found[2] == "m" else 1)
+    return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Story:
         self.cells = cells_of(self.study, self.out)
         self.plans = mixed_plans(self.study, self.cells)
 
-    def tell(self, given: Sequence[str]) -> None:
+    def tell(self, arguments: Sequence[str]) -> None:
         """Make whatever is missing.
 
         Args:
@@ -147,8 +147,8 @@ class Story:
         """
         check_cells(self.cells)
         for plan in self.plans:
-            if not is_made(plan):
-                command = [sys.executable, "-m", "benchmarks.gpu", "study", *given]
+            if not is_built(plan):
+                command = [sys.executable, "-m", "benchmarks.gpu", "study", *arguments]
                 with self._timed("models and mixed images"):
                     self._run([*command, "--only-mixed", plan.url])
         if self.plans:
@@ -164,7 +164,7 @@ class Story:
         from semix.pipeline.worker import main as work
 
         plan = next(plan for plan in self.plans if plan.url == url)
-        models = models_of(plan, self.plans, self.study, self.out, device=self.device)
+        models = models_for(plan, self.plans, self.study, self.out, device=self.device)
         root, _ = begun(plan, models)
         status = work([root.url, "--device", self.device])
         if status == 0:
@@ -173,9 +173,9 @@ class Story:
 
     def progress(self) -> str:
         """What is done, and what is left."""
-        made = sum(map(is_made, self.plans))
+        built = sum(map(is_built, self.plans))
         measured = sum(is_measured(cell.config, cell.run(self.out)) for cell in self.cells)
-        mixed = f"{made} of {len(self.plans)} mixed datasets are made"
+        mixed = f"{built} of {len(self.plans)} mixed datasets are made"
         return f"{mixed}, {measured} of {len(self.cells)} cells measured"
 
     def record(self, size: str) -> Path:

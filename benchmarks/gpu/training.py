@@ -35,7 +35,7 @@ SIZES = {False: (5120, 20, 128), True: (40, 1, 8)}  # real images, series a pair
 
 
 def g9_training(bench: Bench) -> Result:
-    """Images a second of ours in bf16 and float32, and of the peer in float32 with TF32."""
+    """Images per second of ours in bf16 and float32, and of the peer in float32 with TF32."""
     tiny = bench.device == "cpu"
     model = "resnet8" if tiny else "resnet50"
     count, series, batch = SIZES[tiny]
@@ -58,7 +58,7 @@ def g9_training(bench: Bench) -> Result:
 
 
 def our_rate(bench: Bench, config: TrainConfig) -> float:
-    """Real and mixed images a second of whole epochs of stage one."""
+    """Real and mixed images per second in whole epochs of stage one."""
     AcceleratorState._reset_state(reset_partial_state=True)  # it holds one precision at a time
     on_cpu = bench.device == "cpu"
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=on_cpu)
@@ -114,10 +114,10 @@ def peer_rate(bench: Bench, folder: Path, model: str, batch: int) -> float:
 
 
 class LoosePairs(Dataset[tuple[Tensor, ...]]):
-    """A real image, and from a random series with its class an end point and an inner image.
+    """A real image, and an end point and an inner image of a random series with its class.
 
-    Source: the way of the official CSM loader, written anew: every image is a PNG file that is
-    opened when it is drawn, and series are drawn until one contains the class.
+    Source: reimplements the official CSM loader: every image is a PNG file that is opened when it
+    is drawn, and series are drawn until one contains the class.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -155,8 +155,8 @@ class LoosePairs(Dataset[tuple[Tensor, ...]]):
 
     def _open(self, path: Path) -> Tensor:
         with Image.open(path) as image:
-            found: Tensor = self.change(image.convert("RGB"))
-        return found
+            tensor: Tensor = self.change(image.convert("RGB"))
+        return tensor
 
 
 def class_names() -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def class_names() -> tuple[str, ...]:
 def write_images(folder: Path, per_class: int, series_a_pair: int) -> str:
     """Real images in class folders, series as loose files, and the same series as a root.
 
-    Photographs, of which every image is another crop; the cost of reading depends on it, the
+    Each image is a different crop of photographs; the cost of reading depends on the content, the
     cost of training does not. Returns the root's URL.
     """
     bank = small_crops()
@@ -174,19 +174,19 @@ def write_images(folder: Path, per_class: int, series_a_pair: int) -> str:
     pieces = iter(bank)
     for split, count in {"train": per_class, **unseen}.items():
         for name in class_names():
-            place = folder / "real" / split / name
-            place.mkdir(parents=True)
+            target = folder / "real" / split / name
+            target.mkdir(parents=True)
             for n in range(count):
-                Image.fromarray(next(pieces)).save(place / f"{n:05d}.png")
+                Image.fromarray(next(pieces)).save(target / f"{n:05d}.png")
     alphas = [n / (ALPHAS - 1) for n in range(ALPHAS)]
     pairs = itertools.combinations(range(CLASSES), 2)
     samples = []
     for group, (pair, _) in enumerate(itertools.product(pairs, range(series_a_pair))):
         images = [bank[(group * ALPHAS + n) % len(bank)] for n in range(ALPHAS)]
-        place = folder / "loose" / f"{group:06d}_{pair[0]}_{pair[1]}"
-        place.mkdir(parents=True)
+        target = folder / "loose" / f"{group:06d}_{pair[0]}_{pair[1]}"
+        target.mkdir(parents=True)
         for n, image in enumerate(images):
-            Image.fromarray(image).save(place / f"{n:02d}.png")
+            Image.fromarray(image).save(target / f"{n:02d}.png")
         labels = [[[pair[0], a], [pair[1], 1 - a]] for a in alphas]
         record = handmade.record(group, classes=list(pair), alphas=alphas, weights=alphas)
         encoded = [encode_image(image, "webp") for image in images]

@@ -1,6 +1,6 @@
-"""What `--help` shows, in panels of two columns, and what is said of a value that is no choice.
+"""Help pages in panels of two columns, and the error for a value that is not among the choices.
 
-Typer's own pages have a column of types, which at 60 columns leaves a dozen for words.
+Typer's own pages have a column of types, which at 60 columns leaves a dozen for the description.
 """
 
 import re
@@ -17,7 +17,7 @@ from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 WIDEST = 100  # columns
-NAMES = 10  # columns of the longest command's name, so that descriptions stand below each other
+NAMES = 10  # columns of the longest command's name, so that descriptions align
 NO_CHOICE = re.compile(r"Value error, '(.*)' is not one of (.*)\.$", re.DOTALL)  # Typer's words
 
 Panels = dict[str, list[tuple[str, str]]]
@@ -47,7 +47,7 @@ class CommandsPage(TyperGroup):
 
 
 def _parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Panels:
-    """An option that names no panel stands in that of the one before it."""
+    """Names and descriptions by panel; an option without a panel joins the one before it."""
     panels: Panels = {}
     title = "Options"
     for parameter in command.get_params(ctx):
@@ -80,6 +80,6 @@ def _print(usage: str, text: str | None, panels: Panels) -> None:
 
 
 def _whole(words: str) -> Columns:
-    """The bracket at the end, as in "[default: auto]", is not broken but has a line of its own."""
+    """The description; a bracket at its end, as in "[default: auto]", is never broken."""
     text, bracket, rest = words.replace(r"\[", "[").partition("  [")  # Typer 0.20 escapes it
     return Columns([Text(text), Text(bracket.strip() + rest)] if bracket else [Text(text)])

@@ -13,17 +13,17 @@ from semix.data.tar import GroupSample
 from semix.data.verify import verify as verified
 from semix.flows import parameters as p
 from semix.flows.failures import damage_named
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
 from semix.flows.terminal import emit, emit_json, say_error
 
-PICTURE = typer.Option(metavar="FILE", help="a picture to write, PNG or WebP")
+PICTURE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
 
 
 def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
-    """What is done, missing and failed, from the store alone.
+    """Show how many shards are done, missing and failed.
 
     Example:
       semix status /data/birds-mixed --price "2.49 EUR"
@@ -32,31 +32,31 @@ def status(url: p.Root, price: p.Price = "", json: p.Json = False) -> None:
 
 
 def failures(url: p.Root, json: p.Json = False) -> None:
-    """Why shards that are still missing failed.
+    """Show why missing shards failed.
 
     Example:
       semix failures /data/birds-mixed
     """
-    found = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
+    explained = {shard: _explained(attempts) for shard, attempts in Root(url).failures().items()}
     if json:
-        emit_json(found)
+        emit_json(explained)
         return
-    for shard, facts in found.items():
+    for shard, facts in explained.items():
         count, group = facts["attempts"], facts["group"]
         where = "" if group is None else f"group {group}, "
         times = "1 attempt" if count == 1 else f"{count} attempts"
         reason = printable_line(f"{facts['error']}: {facts['message']}")
         emit(f"shard {shard}: {reason} ({where}{times})")
     emit(
-        f"{len(found)} shards; try them again with --retry-failed, or leave them out with "
+        f"{len(explained)} shards; try them again with --retry-failed, or leave them out with "
         "--skip-failed LIMIT"
-        if found
+        if explained
         else "no failures"
     )
 
 
 def _explained(attempts: list[Failure]) -> dict[str, Any]:
-    """The last attempt, and how many there were."""
+    """The last attempt, and the number of attempts."""
     last = attempts[-1]
     return {
         "attempts": len(attempts),
@@ -70,35 +70,35 @@ def _explained(attempts: list[Failure]) -> dict[str, Any]:
 
 def verify(
     url: p.Root,
-    full: Annotated[bool, typer.Option("--full", help="also every hash, image and label")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also check hashes, images, labels")] = False,
     json: p.Json = False,
 ) -> None:
-    """Compare a mixed dataset with its records.
+    """Check that all files of a mixed dataset are as recorded.
 
-    Exit status 1 if something is damaged.
+    The exit status is 1 if something is damaged.
 
     Example:
       semix verify /data/birds-mixed --full
     """
     root = Root(url)
-    found = []
+    problems = []
     for problem in verified(root, full=full):
-        found.append(problem)
+        problems.append(problem)
         if not json:
             emit(f"{'' if problem.damage else 'orphan: '}{printable_line(str(problem))}")
-    damaged = sum(problem.damage for problem in found)
+    damaged = sum(problem.damage for problem in problems)
     if json:
         emit_json(
             [
                 {"shard": p.shard, "kind": p.kind, "problem": p.text, "damage": p.damage}
-                for p in found
+                for p in problems
             ]
         )
     elif damaged:
         again = f"semix resume {root.url}{' --full' * full}"
-        emit(f"{damaged} problems; `{again}` makes what is damaged again")
+        emit(f"{damaged} problems; `{again}` makes the damaged parts again")
     else:
-        orphans = f"; {len(found)} orphans, see `semix gc {root.url}`" if found else ""
+        orphans = f"; {len(problems)} orphans, see `semix gc {root.url}`" if problems else ""
         emit(f"{len(root.done())} shards as recorded{orphans}")
     raise typer.Exit(1 if damaged else 0)
 
@@ -107,19 +107,19 @@ def browse(
     url: p.Root,
     out: Annotated[Path, PICTURE] = Path("series.png"),
     groups: Annotated[
-        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of all pairs")
+        str, typer.Option(metavar="LIST", help="series, as in 3,7-9; default: some of each pair")
     ] = "",
 ) -> None:
-    """A contact sheet of series with alpha, CLIP weight, soft label.
+    """Draw a contact sheet of series with their labels.
 
     Example:
       semix browse /data/birds-mixed --groups 3,7-9
     """
     _check_picture(out)
     root = Root(url)
-    wanted = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
+    numbers = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
     with damage_named(root.url):
-        sheet = contact_sheet(read_series(root, wanted))
+        sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))
 
@@ -128,11 +128,11 @@ def show(
     url: p.Root,
     group: Annotated[int, typer.Argument(metavar="GROUP", help="number of the series")],
     out: Annotated[Path | None, PICTURE] = None,
-    regenerate: Annotated[bool, typer.Option("--regenerate", help="make it anew, compare")] = False,
+    regenerate: Annotated[bool, typer.Option("--regenerate", help="make again, compare")] = False,
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """One series by its number: what is recorded of it, its picture.
+    """Show what is recorded of one series, and draw it.
 
     Example:
       semix show /data/birds-mixed 40 --out series-40.png
@@ -145,7 +145,7 @@ def show(
     facts: dict[str, Any] = {"group": group, "shard": shard, "tar": record and record.tar}
     sample = _stored(root, group) if record else None
     if regenerate:
-        sample, facts["same_pixels"] = _made_anew(root, group, sample, device=device)
+        sample, facts["same_pixels"] = _regenerated(root, group, sample, device=device)
     if sample is not None:
         facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
@@ -165,8 +165,8 @@ def _stored(root: Root, group: int) -> GroupSample:
 
 
 def _check_picture(out: Path) -> None:
-    """Raises InputError for a picture that could not be written, before one is drawn."""
-    own_file("--out", out)
+    """Raise InputError before drawing if the image file cannot be written."""
+    output_file("--out", out)
     if out.suffix.lower() not in (".png", ".webp") or out.is_dir():
         raise InputError("--out", out, "name a file that ends in .png or .webp")
     if not out.parent.is_dir():
@@ -174,20 +174,20 @@ def _check_picture(out: Path) -> None:
         raise InputError("--out", out, remedy)
 
 
-def _made_anew(
+def _regenerated(
     root: Root, group: int, stored: GroupSample | None, *, device: str
 ) -> tuple[GroupSample, bool | None]:
-    """The series made now, and whether it looks as the stored one; None without one."""
+    """The series, generated again, and whether its pixels equal the stored ones; None without."""
     from semix.pipeline.shard import regenerate, same_pixels
 
-    made = regenerate(root, group, device=device)
-    return made, None if stored is None else same_pixels(made, stored)
+    regenerated = regenerate(root, group, device=device)
+    return regenerated, None if stored is None else same_pixels(regenerated, stored)
 
 
 def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
     shard = facts["shard"]
-    place = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
-    lines = [f"group {facts['group']}, shard {shard}: {place}"]
+    tar = facts["tar"] or f"not made yet; semix resume {url} --shards {shard}"
+    lines = [f"group {facts['group']}, shard {shard}: {tar}"]
     if "names" in facts:
         names = ", ".join(
             f"{printable_line(n)} ({k})"
@@ -198,18 +198,18 @@ def _readable(facts: dict[str, Any], *, url: str) -> list[str]:
         lines.append("alpha  weight  label")
         rows = zip(facts["alphas"], facts["weights"], facts["labels"], strict=True)
         for alpha, weight, label in rows:
-            shown = ", ".join(f"{target}: {share:.3f}" for target, share in label)
-            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shown}")
+            shares = ", ".join(f"{target}: {share:.3f}" for target, share in label)
+            lines.append(f"{alpha:5.3f}  {weight:6.3f}  {shares}")
     if "same_pixels" in facts:
         verdict = {True: "equal", False: "differ from", None: "cannot be compared with"}
-        lines.append(f"pixels made anew {verdict[facts['same_pixels']]} the stored ones")
+        lines.append(f"regenerated pixels {verdict[facts['same_pixels']]} the stored ones")
     if "picture" in facts:
         lines.append(f"picture  {facts['picture']}")
     return lines
 
 
 def noise_in_words(facts: dict[str, Any]) -> str:
-    """`select, stability 0.812, scores (0.812, 0.64)`: how it was chosen, then what is known."""
+    """`select, stability 0.812, scores (0.812, 0.64)`: the strategy, then the known figures."""
     others = (item for item in facts.items() if item[0] != "strategy")
     known = {key: value for key, value in others if value is not None}
     parts = [f"{key.replace('_', ' ')} {_in_words(value)}" for key, value in known.items()]
@@ -217,7 +217,7 @@ def noise_in_words(facts: dict[str, Any]) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """Numbers to three digits, lists in brackets, and nothing that is not known."""
+    """A value as text: numbers to three digits, lists in brackets, None as `unknown`."""
     if isinstance(value, list):
         return f"({', '.join(map(_in_words, value))})"
     if isinstance(value, dict):
@@ -231,37 +231,37 @@ def audit(
     url: p.Root,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="of the page; default: audit-NAME of the root"),
+        typer.Option(metavar="FOLDER", help="folder to write; default: audit-NAME, after ROOT"),
     ] = None,
     judge: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="run folder; its classifiers judge the end points"),
+        typer.Option(metavar="RUN", help="run folder whose classifiers judge unmixed images"),
     ] = None,
     labels: p.Labels = "",
     index: p.Index = "",
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Do the labels fit the images? Measures, flags, writes a page.
+    """Measure whether labels fit images; flag series; write a page.
 
-    Exit status 1 only if shards cannot be read.
+    The exit status is 1 only if shards cannot be read.
 
     Example:
       semix audit /data/birds-mixed --out audit
     """
-    root = Root(url)  # or why not, before torch is loaded
+    root = Root(url)  # refuses a bad root before torch is loaded
     from semix.flows import audit as auditing
 
-    found = auditing.audit(
+    results = auditing.audit(
         root, labels=labels or None, index=index or None, judge=judge, out=out, device=device
     )
     if json:
-        emit_json(found)
+        emit_json(results)
     else:
-        auditing.print_checks(found["checks"])
-        emit(f"page: {found['page']}")
-        emit(f"numbers: {found['json']}")
-        emit(f"flags: {found['flags_file'] or 'not stored'}")
-    for problem in found["unreadable"].values():
+        auditing.print_checks(results["checks"])
+        emit(f"page: {results['page']}")
+        emit(f"numbers: {results['json']}")
+        emit(f"flags: {results['flags_file'] or 'not stored'}")
+    for problem in results["unreadable"].values():
         say_error(problem)
-    raise typer.Exit(1 if found["unreadable"] else 0)
+    raise typer.Exit(1 if results["unreadable"] else 0)

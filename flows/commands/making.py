@@ -17,7 +17,7 @@ from semix.flows import prices
 from semix.flows.configs import load_config
 from semix.flows.costs import SHARE, readable
 from semix.flows.failures import damage_named
-from semix.flows.paths import own_file
+from semix.flows.paths import output_file
 from semix.flows.progress import show_root
 from semix.flows.slots import SlotSettings
 from semix.flows.terminal import emit, emit_facts, emit_json
@@ -25,7 +25,7 @@ from semix.pipeline.config import BuildConfig
 
 
 def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Json = False) -> None:
-    """The whole story on handwritten digits; ends with a report.
+    """Run everything once on handwritten digits; write a report.
 
     Example:
       semix quickstart --seeds 5
@@ -46,12 +46,12 @@ def quickstart(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3, json: p.Js
 
 
 def next_commands(out: Path) -> list[str]:
-    """What to try on a quickstart's folder: nothing is written beside it into a clone."""
+    """Commands to try on a quickstart's folder; they write only below it."""
     mixed, trained = out / "mixed", out / "runs" / "csm"
     return [
-        f"semix audit {mixed}    do the labels fit the images?",
-        f"semix show {mixed} 40 --out {out / 'series-40.png'}    one series",
-        f"semix evaluate {trained} --set evaluation.bins=20    other bins, no training",
+        f"semix audit {mixed}    check whether the labels fit the images",
+        f"semix show {mixed} 40 --out {out / 'series-40.png'}    draw one series",
+        f"semix evaluate {trained} --set evaluation.bins=20    measure with other bins",
     ]
 
 
@@ -60,9 +60,11 @@ def build(
     out: p.Out,
     overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
     check: Annotated[
-        bool, typer.Option("--check", help="validate, decode pictures, estimate, and make nothing")
+        bool, typer.Option("--check", help="only check settings and images and estimate the cost")
     ] = False,
-    time: Annotated[bool, typer.Option("--time", help="check, and time a warm batch")] = False,
+    time: Annotated[
+        bool, typer.Option("--time", help="as --check, and time one batch of images")
+    ] = False,
     slots: p.Slots = 0,
     skip_failed: p.SkipFailed = "",
     runner: p.Runner = "local",
@@ -73,38 +75,38 @@ def build(
     full: p.Full = False,
     device: p.Device = "auto",
     share: Annotated[
-        float, typer.Option(metavar="FRACTION", help="of the device's rate, for the estimate")
+        float, typer.Option(metavar="FRACTION", help="share of --rate that the estimate expects")
     ] = SHARE,
     rate: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", help="of the device; default: measured")
+        float | None, typer.Option(metavar="TFLOPS", help="speed of the device; default: measured")
     ] = None,
     price: p.Price = "",
     json: p.Json = False,
 ) -> None:
-    """Start a mixed dataset, or continue it.
+    """Build a mixed dataset, or continue building it.
 
     Example:
       semix build birds.yaml --out /data/birds-mixed
     """
     from semix.flows import build as building
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
-    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
     hourly = prices.Price.read(price)
     if check or time:
         settings = load_config(BuildConfig, config, overrides)
         facts = building.check(settings, out, share=share, rate=rate, device=device, time=time)
-        shown: dict[str, Any] = facts if json else {**readable(facts)}
+        facts_shown: dict[str, Any] = facts if json else {**readable(facts)}
         if hourly is not None:
-            found = prices.price_of_check(facts, hourly)
-            shown["price"] = found if json else prices.words_of_check(found, hourly)
-        emit_facts(shown, as_json=json)
+            cost = prices.price_of_check(facts, hourly)
+            facts_shown["price"] = cost if json else prices.words_of_check(cost, hourly)
+        emit_facts(facts_shown, as_json=json)
         return
     where = SlotSettings(slots, runner, cluster, range, device)
-    made = building.build(
+    root = building.build(
         config, out, overrides=overrides, slots=where, selection=selection, full=full
     )
-    show_root(made, as_json=json, price=hourly)
+    show_root(root, as_json=json, price=hourly)
 
 
 def resume(
@@ -121,32 +123,32 @@ def resume(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Make what a mixed dataset lacks, and again what is damaged.
+    """Build the missing and the damaged shards of a mixed dataset.
 
-    Of its settings only where things lie may change.
+    Its settings stay; only paths of models and images may change.
 
     Example:
       semix resume /data/birds-mixed
     """
     from semix.flows import build as building
-    from semix.flows.build_steps import Selection
+    from semix.flows.build_steps import ShardSelection
 
-    selection = Selection(p.chosen(shards), retry_failed, skip_failed)
+    selection = ShardSelection(p.chosen(shards), retry_failed, skip_failed)
     where = SlotSettings(slots, runner, cluster, range, device)
-    made = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
-    show_root(made, as_json=json)
+    root = building.resume(url, overrides=overrides, slots=where, selection=selection, full=full)
+    show_root(root, as_json=json)
 
 
 def extend(
     root: Annotated[
-        str,
-        typer.Argument(metavar="WHERE", help="root; or with --out a YAML file"),
+        str, typer.Argument(metavar="WHERE", help="mixed dataset; with --out, a YAML file")
     ],
     groups_per_pair: Annotated[
-        int,
-        typer.Option(metavar="N", help="series of each pair from now on", show_default=False),
+        int, typer.Option(metavar="N", help="new number of series per pair", show_default=False)
     ] = 0,
-    out: Annotated[str, typer.Option(metavar="ROOT", help="where a YAML file says how many")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="ROOT", help="mixed dataset, where WHERE is a YAML file")
+    ] = "",
     slots: p.Slots = 0,
     runner: p.Runner = "local",
     cluster: p.Cluster = "",
@@ -154,7 +156,7 @@ def extend(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Add series behind the last ones of a mixed dataset; make them.
+    """Add series to a mixed dataset, and build them.
 
     Example:
       semix extend /data/birds-mixed --groups-per-pair 8
@@ -166,18 +168,16 @@ def extend(
         raise InputError("extend", root, remedy)
     where = SlotSettings(slots, runner, cluster, range, device)
     if out:
-        made = building.extend_to(load_config(BuildConfig, root), out, slots=where)
+        extended = building.extend_to(load_config(BuildConfig, root), out, slots=where)
     else:
-        made = building.extend(Root(root), groups_per_pair, slots=where)
-    show_root(made, as_json=json)
+        extended = building.extend(Root(root), groups_per_pair, slots=where)
+    show_root(extended, as_json=json)
 
 
 def relabel(
     url: p.Root,
     overrides: p.AnnotationOverrides = [],  # noqa: B006
-    list_: Annotated[bool, typer.Option("--list", help="show the label sets that are there")] = (
-        False
-    ),
+    list_: Annotated[bool, typer.Option("--list", help="list the existing label sets")] = False,
     out: p.BakedOut = "",
     slots: p.Slots = 0,
     runner: p.Runner = "local",
@@ -185,7 +185,7 @@ def relabel(
     device: p.Device = "auto",
     json: p.Json = False,
 ) -> None:
-    """Further labels for the same images; or continue them.
+    """Label the same images under other settings, or continue that.
 
     Example:
       semix relabel /data/birds-mixed --set annotation.scale=2
@@ -195,49 +195,49 @@ def relabel(
     root = Root(url)
     if not list_:
         where = SlotSettings(slots, runner, cluster, device=device)
-        found = relabelling.relabel(root, overrides, slots=where, out=out)
-        if not json and "settings" in found:
-            found["settings"] = relabelling.settings_in_words(found["settings"])
-        emit_facts(found, as_json=json)
+        result = relabelling.relabel(root, overrides, slots=where, out=out)
+        if not json and "settings" in result:
+            result["settings"] = relabelling.settings_in_words(result["settings"])
+        emit_facts(result, as_json=json)
         return
     sets = relabelling.listed(root)
     if json:
         emit_json(sets)
         return
     for facts in sets:
-        emit(relabelling.in_words(facts))
+        emit(relabelling.describe_set(facts))
     if not sets:
         emit("no label sets; make one with --set annotation.KEY=VALUE")
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     folder = "folder"
     parquet = "parquet"
     huggingface = "huggingface"
 
 
-class Images(StrEnum):
+class ExportImages(StrEnum):
     keep = "keep"
     png = "png"
 
 
 def export(
     url: p.Root,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="the folder or file to make")],
+    to: Annotated[Path, typer.Option(metavar="PATH", help="folder or file to write")],
     format: Annotated[
-        Format,
+        ExportFormat,
         typer.Option(
             metavar="FORMAT",
-            help="folder: image files and a table; parquet: one file; huggingface: a `datasets` "
-            "folder",
+            help="folder: image files and a table; parquet: one file; huggingface: a folder for "
+            "the library `datasets`",
         ),
-    ] = Format.folder,
+    ] = ExportFormat.folder,
     image_format: Annotated[
-        Images, typer.Option(help="keep the stored bytes, or make PNG of them")
-    ] = Images.keep,
+        ExportImages, typer.Option(help="keep the stored files, or convert them to PNG")
+    ] = ExportImages.keep,
     labels: p.Labels = "",
     scale: Annotated[
-        float | None, typer.Option(metavar="SCALE", help="sharpen the raw weights anew")
+        float | None, typer.Option(metavar="SCALE", help="sharpen the CLIP weights by this instead")
     ] = None,
     index: p.Index = "",
     json: p.Json = False,
@@ -247,14 +247,14 @@ def export(
     Example:
       semix export /data/birds-mixed --to /data/birds-folder
     """
-    own_file("--to", to)
+    output_file("--to", to)
     root = Root(url)
     pictures = root.plan.config.get("real", {}).get("path")
     refuse_among_pictures(pictures if isinstance(pictures, str) else None, to, field="--to")
     write = {
-        Format.folder: write_image_folder,
-        Format.parquet: write_parquet,
-        Format.huggingface: write_hugging_face,
+        ExportFormat.folder: write_image_folder,
+        ExportFormat.parquet: write_parquet,
+        ExportFormat.huggingface: write_hugging_face,
     }[format]
     with damage_named(root.url):
         source = Pinned(root, index=index or None, labels=labels or None, scale=scale)
@@ -265,30 +265,29 @@ def export(
 
 def standins(
     where: Annotated[
-        str, typer.Argument(metavar="WHERE", help="folder of CLASS/ pictures, or a YAML file")
+        str, typer.Argument(metavar="WHERE", help="image folder with CLASS/ folders, or YAML file")
     ],
     out: Annotated[Path, typer.Option(metavar="MODELS", help="folder for the models")],
     overrides: p.RealOverrides = [],  # noqa: B006
     json: p.Json = False,
 ) -> None:
-    """Small models of your own pictures, to try everything with.
+    """Train small models on your images, to try semix with them.
 
     Example:
       semix standins /data/birds --out models
     """
     from semix.flows.standins import standins as make
 
-    found = make(where, out, overrides=overrides)
+    result = make(where, out, overrides=overrides)
     if json:
-        emit_json(found)
+        emit_json(result)
         return
-    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in found["seconds"].items())
-    emit(f"trained: {times}" if times else "the models were there")
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
+    emit(f"trained: {times}" if times else "the models were trained already")
     emit(
-        f"of generated pictures {found['generated']:.0%} are read as intended, by a classifier of "
-        f"the real ones that reads {found['real']:.0%} of the real test pictures right"
+        f"a classifier trained on the real images sees the intended class in "
+        f"{result['generated']:.0%} of the generated images, and the right class in "
+        f"{result['real']:.0%} of the real test images"
     )
-    emit(
-        "small stand-ins: neither Stable Diffusion nor OpenAI's CLIP; they know these classes alone"
-    )
-    emit(f"next: semix build {found['config']} --out ROOT")
+    emit("small models that know these classes only: neither Stable Diffusion nor OpenAI's CLIP")
+    emit(f"next: semix build {result['config']} --out ROOT")

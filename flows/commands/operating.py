@@ -17,15 +17,15 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "not checked": "
 
 def doctor(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="of a build or a training run; or none")
+        str, typer.Argument(metavar="CONFIG", help="config of a build or a training run")
     ] = "",
-    out: Annotated[str, typer.Option(metavar="PLACE", help="to write to: a path or URL")] = "",
+    out: Annotated[str, typer.Option(metavar="PLACE", help="where the run would write")] = "",
     overrides: p.BuildOverrides = [],  # noqa: B006 - typer copies it
     json: p.Json = False,
 ) -> None:
-    """What would stop a run: machine, models, images, store, Prefect.
+    """Check machine, models, images, store and Prefect before a run.
 
-    Changes nothing. Exit status 1 if a check failed.
+    It changes nothing. The exit status is 1 if a check failed.
 
     Example:
       semix doctor birds.yaml --out /data/birds-mixed
@@ -47,14 +47,14 @@ def doctor(
 def config(
     command: Annotated[
         Literal["build", "train", "study"],
-        typer.Argument(metavar="COMMAND", help="whose config: build, train or study"),
+        typer.Argument(metavar="COMMAND", help="build, train or study"),
     ],
     key: Annotated[
-        str, typer.Argument(metavar="KEY", help="a section or a setting; default: all")
+        str, typer.Argument(metavar="KEY", help="one section or setting; default: all")
     ] = "",
     json: p.Json = False,
 ) -> None:
-    """What a config may hold: key, type, default, what it means.
+    """Show the settings of a config: key, type, default, meaning.
 
     Example:
       semix config build mixing
@@ -65,12 +65,12 @@ def config(
         return
     width = shutil.get_terminal_size().columns
     for row in rows:
-        emit(textwrap.fill(_told(row), width, subsequent_indent="    "))
+        emit(textwrap.fill(_setting_line(row), width, subsequent_indent="    "))
         if row["description"]:
             emit(textwrap.indent(textwrap.fill(row["description"], width - 4), "    "))
 
 
-def _told(row: dict[str, Any]) -> str:
+def _setting_line(row: dict[str, Any]) -> str:
     """`epochs: whole number, at least 1; default 200`."""
     text = ", ".join([f"{row['key']}: {row['type']}", *row["limits"]])
     if row["required"]:
@@ -82,25 +82,25 @@ def _told(row: dict[str, Any]) -> str:
 
 def gc(
     url: p.Root,
-    remove: Annotated[bool, typer.Option("--remove", help="delete what is shown")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="delete these files")] = False,
     older_than: Annotated[
-        float, typer.Option(metavar="HOURS", min=0, help="younger files stay")
+        float, typer.Option(metavar="HOURS", min=0, help="only files older than this")
     ] = 1.0,
     json: p.Json = False,
 ) -> None:
-    """Show files that nothing refers to any more, or remove them.
+    """List or remove files that nothing refers to any more.
 
     Example:
       semix gc /data/birds-mixed --older-than 24
     """
     root, seconds = Root(url), older_than * 3600
-    found = garbage.garbage(root, older_than_s=seconds)
+    unused = garbage.garbage(root, older_than_s=seconds)
     if remove:
-        found = garbage.remove(root, found, older_than_s=seconds)
+        unused = garbage.remove(root, unused, older_than_s=seconds)
     if json:
-        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in found])
+        emit_json([{"name": g.name, "bytes": g.bytes, "why": g.why} for g in unused])
         return
-    for item in found:
+    for item in unused:
         emit(f"{item.name}  {item.bytes} bytes, {item.why}")
-    done = "removed" if remove else "could go, with --remove"
-    emit(f"{len(found)} files, {sum(item.bytes for item in found)} bytes {done}")
+    done = "removed" if remove else "can be removed with --remove"
+    emit(f"{len(unused)} files, {sum(item.bytes for item in unused)} bytes {done}")

@@ -15,7 +15,7 @@ def train(
     config: p.Config,
     out: p.RunFolder,
     overrides: p.TrainOverrides = [],  # noqa: B006 - typer copies it
-    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,  # it does by itself
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,  # it always resumes
     processes: p.Processes = 1,
     restarts: p.Restarts = 0,
     device: p.Device = "auto",
@@ -24,7 +24,7 @@ def train(
     main_process: p.MainProcess = "",
     json: p.Json = False,
 ) -> None:
-    """Train and evaluate one method, all its seeds; or continue.
+    """Train and evaluate all seeds of one method, or continue.
 
     Example:
       semix train csm.yaml --out runs/csm
@@ -44,23 +44,23 @@ def evaluate(
     fresh: p.Fresh = False,
     export: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help="calarena: probabilities for its run_benchmark.py"),
+        typer.Option(metavar="FORMAT", help="calarena: also files for its run_benchmark.py"),
     ] = "",
     json: p.Json = False,
 ) -> None:
-    """Measure a trained run anew: other bins, intervals or images.
+    """Evaluate a trained run again, under other settings.
 
-    Other settings than the run's own are written beside its evaluation.json, which stays.
+    With other settings, the results go beside the run's evaluation.json, which stays.
 
     Example:
       semix evaluate runs/csm --set evaluation.bins=20
     """
-    from semix.flows.evaluate import evaluated, exported
+    from semix.flows.evaluate import export_results, run_evaluation
 
     if export not in ("", "calarena"):
-        raise InputError("--export", export, "calarena is the one format there is")
-    path = evaluated(run, overrides=overrides, to=to, device=device, fresh=fresh)
-    files = exported(Path(run), export)
+        raise InputError("--export", export, "the only format is calarena")
+    path = run_evaluation(run, overrides=overrides, to=to, device=device, fresh=fresh)
+    files = export_results(Path(run), export)
     _show(Path(run), path, as_json=json)
     if not json:
         for path in files:
@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _show(run: Path, path: Path, *, as_json: bool) -> None:
-    """What a file says that a run measured, and where that is; then what to look at."""
+    """Print the tables of an evaluation, its path, and its warnings."""
     from semix.calib.results import load_evaluation, methods_of
     from semix.calib.tables import details, print_table
 
@@ -91,9 +91,9 @@ def study(
     only: p.Cells = [],  # noqa: B006
     json: p.Json = False,
 ) -> None:
-    """Train methods x datasets x seeds, or continue; ends in a table.
+    """Train and compare methods on datasets, or continue.
 
-    Mixed datasets that its config names under `builds` are made first.
+    Mixed datasets that the config lists under `builds` are built first.
 
     Example:
       semix study configs/study-quickstart.yaml --out digits
@@ -113,13 +113,13 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="run folders; the first is the baseline")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="the page to write")] = (
+    out: Annotated[Path, typer.Option(metavar="FILE", help="page to write")] = (
         Path("report.html")
     ),
     mixed: Annotated[
-        str, typer.Option(metavar="ROOT", help="default: what the runs trained on, if any")
+        str, typer.Option(metavar="ROOT", help="mixed dataset to show; default: that of the runs")
     ] = "",
-    title: Annotated[str, typer.Option(metavar="TEXT", help="of the page")] = "semix",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="title of the page")] = "semix",
     json: p.Json = False,
 ) -> None:
     """Compare runs on one self-contained HTML page.

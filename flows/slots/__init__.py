@@ -1,9 +1,8 @@
-"""Slots: a task run each, one worker process after another, on this machine or a cluster.
+"""Slots: each is a task run that supervises one worker process at a time, here or on a cluster.
 
-What a place for slots is, how a slot works there and how it ends is told in `slot`; `running`
-starts a flow's slots, on threads here, or by `dask` or `ray` as tasks of a cluster, and follows
-them. Here: where they shall be, checked before anything starts, and what workers of this machine
-share.
+`slot` defines one slot and how it ends; `running` starts a flow's slots, on threads of this process
+or by `dask` or `ray` as tasks of a cluster, and follows them. This module holds their settings, the
+checks before anything starts, and the environment of workers on this machine.
 """
 
 import os
@@ -20,8 +19,8 @@ from semix.data.installation import install_command
 from semix.data.machine import usable_cores
 from semix.data.ranges import parse_partition
 from semix.flows.child import started_ahead
-from semix.flows.gpus import CHOSEN, settled_device, visible_gpus
-from semix.flows.server_probe import settings_here
+from semix.flows.gpus import VISIBLE_DEVICES, settled_device, visible_gpus
+from semix.flows.server_probe import prefect_settings
 
 MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
@@ -31,22 +30,22 @@ DEVICES = ("auto", "cpu", "cuda")
 AUTO = "auto"  # the Ray cluster that this machine belongs to
 ADDRESSES = {"dask": "tcp://HOST:8786", "ray": "ray://HOST:10001, or auto"}
 CONNECT_S = 10.0
-# What a worker imports, sooner or later: with it torch, the models' libraries, all families.
+# Imports everything that a worker needs: torch, the libraries of all model families.
 IMPORTS = ("semix.pipeline.shard",)
 QUIET = {"TQDM_DISABLE": "1"}  # a worker's environment: no bars as lines in a log
 
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """Where the slots of a run are.
+    """How many slots a run has, and where.
 
     Attributes:
-        count: worker processes; 0 is one a visible GPU or one, and on an existing cluster one a
-            Dask worker, Ray GPU or Ray CPU.
+        count: worker processes; 0 means one per visible GPU, or one; on an existing cluster, one
+            per Dask worker, Ray GPU or Ray CPU.
         runner: local, dask or ray.
-        cluster: address of an existing one; empty for one that is started for the run.
-        range: which part of the shards to begin with, as `1/4`; empty for the whole.
-        device: auto, cpu or cuda; cuda demands a GPU.
+        cluster: address of an existing cluster; empty to start one for the run.
+        range: part of the shards to begin with, as `1/4`; empty for all.
+        device: auto, cpu or cuda; cuda requires a GPU.
     """
 
     count: int = 0
@@ -62,41 +61,41 @@ class SlotSettings:
 
     @property
     def flow_device(self) -> str:
-        """What the flow's own process uses; slots on a cluster may have GPUs that it has not."""
+        """Device of the flow's own process; slots on a cluster may have GPUs that it lacks."""
         if self.here:
             return settled_device(self.device)
         return "cpu" if self.device == "cpu" else "auto"
 
 
-# What can be refused before anything starts
+# Checks before anything starts
 
 
 def check_slots(settings: SlotSettings) -> None:
-    """All that is known before anything starts.
+    """Check everything that is known before anything starts.
 
     Raises:
-        InputError: what cannot be, an extra that is not installed, a GPU that is not here, a
-            driver that does not work, or a cluster that does not answer or would not reach the
-            Prefect server.
+        InputError: an impossible setting, an extra that is not installed, a missing GPU, a driver
+            that does not work, or a cluster that does not answer or cannot reach the Prefect
+            server.
     """
     if not 0 <= settings.count <= MOST_SLOTS:
-        remedy = f"0 to {MOST_SLOTS}; more machines take a part each, with --range i/n"
+        remedy = f"0 to {MOST_SLOTS}; to use more, give each machine a part, with --range i/n"
         raise InputError("slots", settings.count, remedy)
     _one_of("runner", settings.runner, RUNNERS)
     _one_of("device", settings.device, DEVICES)
     parse_partition(settings.range)
     _check_runner(settings)
     check_gpu(settings)
-    if settings.cluster:  # its other machines are looked at once it is reached
+    if settings.cluster:  # its other machines are checked once we are connected
         refuse_unreachable_server(settings.cluster, [settings.cluster])
         _refuse_silence(settings)
 
 
 def check_gpu(settings: SlotSettings) -> None:
-    """Whatever is left to do: cuda demands a GPU, and a driver that is there must work.
+    """Check the GPUs, even if there is nothing to do.
 
     Raises:
-        InputError: there is none on this machine, or the driver does not work.
+        InputError: cuda is set and there is no GPU, or the driver does not work.
     """
     gpus = visible_gpus() if settings.here and settings.device != "cpu" else []
     if settings.here and settings.device == "cuda" and not gpus:
@@ -112,7 +111,7 @@ def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
 def _check_runner(settings: SlotSettings) -> None:
     if settings.runner == LOCAL:
         if settings.cluster:
-            remedy = "needs --runner dask or ray; local slots are on this machine"
+            remedy = "needs --runner dask or ray; local slots run on this machine"
             raise InputError("cluster", settings.cluster, remedy)
     elif find_spec(PACKAGES[settings.runner]) is None:
         remedy = f"is not installed; run {install_command(settings.runner)}"
@@ -120,7 +119,7 @@ def _check_runner(settings: SlotSettings) -> None:
 
 
 def _refuse_silence(settings: SlotSettings) -> None:
-    """Ray itself would go on asking for minutes."""
+    """Raise InputError if no program listens at the cluster's port; Ray would retry for minutes."""
     port = re.search(r":(\d+)$", settings.cluster)
     if port is None:
         return
@@ -136,10 +135,10 @@ def is_here(address: str) -> bool:
     if address == AUTO:
         return True
     try:
-        found = getaddrinfo(_host(address), 0, type=SOCK_STREAM)
-        for family, kind, protocol, _, place in found:
+        addresses = getaddrinfo(_host(address), 0, type=SOCK_STREAM)
+        for family, kind, protocol, _, endpoint in addresses:
             with socket(family, kind, protocol) as probe:
-                probe.bind(place)  # only an address of this machine can be taken
+                probe.bind(endpoint)  # only an address of this machine can be bound
     except OSError:
         return False
     return True
@@ -151,24 +150,24 @@ def _host(address: str) -> str:
 
 
 def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
-    """Raises InputError if one of these is elsewhere, and the Prefect server on our loopback."""
+    """Raise InputError if a machine is not this one and the Prefect server is on our loopback."""
     if all(is_here(machine) for machine in machines):
         return
-    server = settings_here().api.url or ""
+    server = prefect_settings().api.url or ""
     host = _host(server.partition("://")[2].partition("/")[0])
     if host in ("", "localhost", "::1") or host.startswith("127."):
         remedy = (
             "its machines cannot reach a Prefect server on this machine's loopback; set "
-            "PREFECT_API_URL to one that they reach"
+            "PREFECT_API_URL to a server that they can reach"
         )
         raise InputError("cluster", cluster, remedy)
 
 
-# Workers of this machine: each its GPU and its share of the cores, started ahead
+# Workers of this machine: each gets its GPU and its share of the cores, and is started ahead
 
 
 def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
-    """Of each slot of this machine: as many as were asked for, else one a visible GPU, or one."""
+    """The environment of each slot here: `count` slots, or one per visible GPU, or one."""
     gpus = [] if settings.device == "cpu" else visible_gpus()
     count = settings.count or min(len(gpus), MOST_SLOTS) or 1
     common = QUIET | shared_threads(count)
@@ -176,26 +175,26 @@ def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
 
 
 def shared_threads(count: int) -> dict[str, str]:
-    """For `count` workers of this machine: together no more threads than cores we may use.
+    """Thread settings of `count` workers, which together use no more threads than our cores.
 
-    A few too many cost ten times, not a few per cent.
+    A few threads too many make them ten times slower, not a few per cent.
     """
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
     return {"OMP_NUM_THREADS": threads}
 
 
 def own_gpu(slot: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Slots take turns at the GPUs."""
-    return {CHOSEN: gpus[slot % len(gpus)]} if gpus else {}
+    """The setting of a slot's GPU; slots beyond the number of GPUs share them in turn."""
+    return {VISIBLE_DEVICES: gpus[slot % len(gpus)]} if gpus else {}
 
 
 @contextmanager
 def workers_ahead(settings: SlotSettings, *, builds: int = 1, url: str = "") -> Iterator[None]:
-    """During the block, slots of this machine find their workers with all libraries imported.
+    """Start workers that import their libraries now; slots of this machine use them in the block.
 
     Args:
-        builds: how many begin in the block, each with these slots.
-        url: of the root, for whoever looks at processes.
+        builds: number of builds that begin in the block, each with these slots.
+        url: URL of the root, for people who list processes.
     """
     if settings.runner != LOCAL:
         yield

@@ -19,23 +19,22 @@ from semix.flows.slots import (
     environments_here,
     refuse_unreachable_server,
 )
-from semix.flows.slots.slot import Place, run_lease
+from semix.flows.slots.slot import SlotPool, run_lease
 
 CONNECT_S = 30.0
 
 
 @contextmanager
-def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
-    """By default one a worker of an existing cluster; else as many as local slots.
+def dask_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
+    """Slots on Dask: by default one per worker of an existing cluster, else as many as local slots.
 
-    The environment of an existing cluster's workers says which GPU is their own, as dask-cuda
-    sets it.
+    On an existing cluster, the environment of each worker names its GPU, as dask-cuda sets it.
 
     Raises:
         InputError: no cluster answers, or it has no workers.
     """
     for name in ("distributed", "tornado"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # the run's own lines say enough
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # our own log lines suffice
     here = [] if settings.cluster else environments_here(settings)
     with (
         tempfile.TemporaryDirectory(prefix="semix-dask-") as folder,
@@ -44,34 +43,34 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
     ):
         workers = _workers(runner, settings.cluster)
         environments = here or [QUIET] * (settings.count or min(workers, MOST_SLOTS))
-        yield Place(runner.submit, environments, stop, end)
+        yield SlotPool(runner.submit, environments, stop, end)
 
 
 def _runner(cluster: str, workers: int, folder: str) -> DaskTaskRunner:
     if cluster:
         _require_scheduler(cluster)
         return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_S})
-    own = {
+    options = {
         "n_workers": workers,
-        "threads_per_worker": 1,  # a slot each
+        "threads_per_worker": 1,  # one slot each
         "host": "127.0.0.1",
         "dashboard_address": "127.0.0.1:0",
-        "security": True,  # TLS with keys of this run alone: any client may run code
-        "memory_limit": 0,  # that of the process which supervises; ours is its child
+        "security": True,  # TLS with keys of this run only, as any client may run code
+        "memory_limit": 0,  # it would count the supervising process, not our worker
         "local_directory": folder,
         "silence_logs": logging.CRITICAL,
     }
-    return DaskTaskRunner(cluster_kwargs=own)
+    return DaskTaskRunner(cluster_kwargs=options)
 
 
 def _require_scheduler(cluster: str) -> None:
-    """Raises InputError: what listens there is none. Dask's client waits for its word for ever."""
+    """Raise InputError if no scheduler answers, for which Dask's client would wait for ever."""
 
     async def greet() -> None:
-        own = Security().get_connection_args("client")
-        (await connect(cluster, timeout=CONNECT_S, **own)).abort()
+        arguments = Security().get_connection_args("client")
+        (await connect(cluster, timeout=CONNECT_S, **arguments)).abort()
 
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a loop already
+    with ThreadPoolExecutor(1) as thread:  # a notebook's main thread has an event loop already
         try:
             thread.submit(asyncio.run, asyncio.wait_for(greet(), CONNECT_S)).result()
         except (OSError, TypeError, ValueError) as error:

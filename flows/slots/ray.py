@@ -25,24 +25,24 @@ from semix.flows.slots import (
     refuse_unreachable_server,
     shared_threads,
 )
-from semix.flows.slots.slot import Ended, Place, SlotFuture, run_lease
+from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, run_lease
 
-# In memory between processes go a few small records; 75 MiB is the least that Ray takes.
+# Processes share only a few small records in memory; 75 MiB is the least that Ray accepts.
 OBJECT_STORE = 100 * 2**20  # bytes
 CONNECT_S = 30.0
 SILENT = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
 @contextmanager
-def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
-    """By default one a GPU of the cluster, or one a CPU; as many as local slots on our own.
+def ray_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
+    """Slots on Ray: by default one per GPU of the cluster, or one per CPU; as local on our own.
 
-    Ray gives each slot a GPU of its own, and says which one in its environment.
+    Ray assigns a GPU to each slot, and names it in the slot's environment.
 
     Raises:
-        InputError: no cluster answers, or one elsewhere that cannot reach the Prefect server.
+        InputError: no cluster answers, or it cannot reach the Prefect server.
     """
-    with run_lease(url) as (stop, end), _started(settings) as runner:
+    with run_lease(url) as (stop, end), _connected(settings) as runner:
         resources = ray.cluster_resources()
         gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
         count = settings.count or min(gpus or int(resources.get("CPU", 1)), MOST_SLOTS)
@@ -53,12 +53,12 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[Place]:
             with remote_options(scheduling_strategy="SPREAD", **options):
                 return runner.submit(task, parameters)
 
-        yield Place(submit, [common] * count, stop, end)
+        yield SlotPool(submit, [common] * count, stop, end)
 
 
 @contextmanager
-def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Ended]"]:
-    """Connected to the cluster; disconnected in the end, and our own one stopped."""
+def _connected(settings: SlotSettings) -> Iterator["RayTaskRunner[SlotResult]"]:
+    """Connect to the cluster; at the end disconnect, and stop it if it is our own."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if re.search(r":\d+$", settings.cluster):
         _require_ray(settings.cluster)
@@ -72,7 +72,7 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Ended]"]:
         first = (str(error).splitlines() or [""])[0]
         raise _no_cluster(settings.cluster, first) from None
     try:
-        # Ray takes the signal for itself: whoever is asked to end would end without us.
+        # Ray replaces the handler: on SIGTERM the process would end without our clean-up.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         if settings.cluster:
@@ -85,12 +85,12 @@ def _started(settings: SlotSettings) -> Iterator["RayTaskRunner[Ended]"]:
 
 
 def _require_ray(cluster: str) -> None:
-    """Raises InputError: what listens there is no part of Ray, which itself would ask for minutes.
+    """Raise InputError if the program at that port is not Ray, which would retry for minutes.
 
     All of Ray's ports speak gRPC, which a dashboard or a Dask scheduler does not.
     """
     if os.environ.get("RAY_USE_TLS", "0") == "1":
-        return  # with certificates that Ray alone knows how to show
+        return  # only Ray can present the certificates
     address = re.sub(r"^[a-z]+://", "", cluster)
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
@@ -101,21 +101,21 @@ def _require_ray(cluster: str) -> None:
 
 def _no_cluster(cluster: str, reason: str) -> InputError:
     remedy = (
-        f"no Ray cluster answers there ({reason}); write {ADDRESSES['ray']}; where it asks for a "
+        f"no Ray cluster answers there ({reason}); write {ADDRESSES['ray']}; if it requires a "
         "token, set RAY_AUTH_MODE=token"
     )
     return InputError("cluster", cluster, remedy)
 
 
-def _runner(settings: SlotSettings) -> "RayTaskRunner[Ended]":
-    # Our own cluster, too, listens on all interfaces, to whoever shows the token in ~/.ray.
+def _runner(settings: SlotSettings) -> "RayTaskRunner[SlotResult]":
+    # Our own cluster also listens on all interfaces, to anyone with the token in ~/.ray.
     if settings.cluster == AUTO:
         return RayTaskRunner(init_kwargs={"address": AUTO, **SILENT})
     if settings.cluster:
         return RayTaskRunner(address=settings.cluster, init_kwargs=SILENT)
-    own = {
-        "num_cpus": len(environments_here(settings)),  # a slot each
+    options = {
+        "num_cpus": len(environments_here(settings)),  # one slot each
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
-    return RayTaskRunner(address="local", init_kwargs=own | SILENT)
+    return RayTaskRunner(address="local", init_kwargs=options | SILENT)

@@ -1,4 +1,4 @@
-"""A flow's slots: one task run each, here or on a cluster, followed by counting commit records."""
+"""Start a flow's slots, here or on a cluster, and follow them by counting commit records."""
 
 import logging
 import queue
@@ -13,10 +13,10 @@ from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
 from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings, environments_here
-from semix.flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
+from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, generate, worker_arguments
 
 LOOK_EVERY_S = 1.0
-END_S = 30.0  # until slots elsewhere have noticed that they must end
+END_S = 30.0  # for slots on other machines to notice that they must end
 
 log = logging.getLogger("semix.build")
 
@@ -30,42 +30,42 @@ def slots_running(
     labels: str = "",
     overrides: Sequence[str] = (),
 ) -> Iterator[list[SlotFuture]]:
-    """Start one task run a slot; none lives on when the block is left, however it is left.
+    """Start one task run per slot; none outlives the block, however it is left.
 
     Args:
-        settings: that `check_slots` lets through.
+        settings: accepted by `check_slots`.
         shards: only these, as in `3,7-9`; empty for all.
-        labels: make the labels of this set, not images.
-        overrides: of a root, for its workers.
+        labels: make the labels of this set instead of images.
+        overrides: settings of the root for its workers.
     Raises:
-        InputError: a cluster that cannot be reached.
+        InputError: the cluster cannot be reached.
     """
     what = "label" if labels else "generate"
     work = generate.with_options(task_run_name=f"{what} slot {{slot}}")
     common = {"device": settings.device, "url": url, "labels": labels, "shards": shards}
-    with _place(url, settings) as place:
+    with _slot_pool(url, settings) as pool:
         futures = []
-        for slot, environment in enumerate(place.environments):
+        for slot, environment in enumerate(pool.environments):
             arguments = worker_arguments(
                 url,
                 slot,
-                len(place.environments),
+                len(pool.environments),
                 settings=settings,
                 labels=labels,
                 overrides=overrides,
             )
-            own = {"slot": slot, "arguments": arguments, "environment": environment}
-            futures.append(place.submit(work, {**common, **own, "stop": place.stop}))
+            slot_parameters = {"slot": slot, "arguments": arguments, "environment": environment}
+            futures.append(pool.submit(work, {**common, **slot_parameters, "stop": pool.stop}))
         try:
             yield futures
         finally:
-            place.end()  # an interrupt passes here; the flow ends when its workers have
+            pool.end()  # also after an interrupt; the flow ends after its workers
             deadline = time.monotonic() + END_S
             for future in futures:
                 future.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
+def _slot_pool(url: str, settings: SlotSettings) -> AbstractContextManager[SlotPool]:
     # Dask and Ray are extras, and take seconds to import.
     if settings.runner == "dask":
         from semix.flows.slots.dask import dask_slots
@@ -79,13 +79,13 @@ def _place(url: str, settings: SlotSettings) -> AbstractContextManager[Place]:
 
 
 @contextmanager
-def local_slots(settings: SlotSettings) -> Iterator[Place]:
-    """Threads of this process; as many as were asked for, else one a visible GPU, or one."""
+def local_slots(settings: SlotSettings) -> Iterator[SlotPool]:
+    """Slots on threads of this process: `count`, or one per visible GPU, or one."""
     environments = environments_here(settings)
     stop = threading.Event()
-    runner: ThreadPoolTaskRunner[Ended] = ThreadPoolTaskRunner(max_workers=len(environments))
+    runner: ThreadPoolTaskRunner[SlotResult] = ThreadPoolTaskRunner(max_workers=len(environments))
     with runner:
-        yield Place(runner.submit, environments, stop, stop.set)
+        yield SlotPool(runner.submit, environments, stop, stop.set)
 
 
 def follow(
@@ -94,12 +94,12 @@ def follow(
     *,
     listeners: Sequence[Callable[[RootProgress], None]],
 ) -> list[str]:
-    """Count commit records until every slot has ended, and tell the listeners.
+    """Count commit records until every slot has ended, and pass the progress to the listeners.
 
-    A store that cannot be counted for a while is no reason to end slots that may reach it.
+    If the store does not answer for a while, the slots go on: they may reach it.
 
     Returns:
-        What the slots said that ended with an error, one text each.
+        One text per slot that ended with an error.
     """
     ended: queue.SimpleQueue[SlotFuture] = queue.SimpleQueue()
     for future in futures:
@@ -113,12 +113,12 @@ def follow(
         try:
             progress = root.progress()
         except (OSError, InputError) as error:
-            if not silent:  # once an outage
-                log.warning("progress is not known, the slots go on: %s", _first_line(error))
+            if not silent:  # once per outage
+                log.warning("progress is not known; the slots go on: %s", _first_line(error))
             silent, pause = True, LOOK_EVERY_S
             continue
         silent = False
-        # On a large root or a slow store, looking must not become the work.
+        # On a large root or a slow store, counting must not take most of the time.
         pause = max(LOOK_EVERY_S, 20 * (time.monotonic() - started))
         for listener in listeners:
             listener(progress)
@@ -126,7 +126,7 @@ def follow(
 
 
 def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> Iterator[SlotFuture]:
-    """Futures as they end, for `pause` seconds or until so many have."""
+    """Futures as they end, for `pause` seconds or until `most` have ended."""
     deadline = time.monotonic() + pause
     for _ in range(most):
         try:
@@ -136,11 +136,11 @@ def _take(ended: "queue.SimpleQueue[SlotFuture]", most: int, pause: float) -> It
 
 
 def _complaint(future: SlotFuture) -> list[str]:
-    """The error a slot ended with, if it did."""
+    """The error that a slot ended with, if any."""
     result: Any
     try:
         result = future.result(raise_on_failure=False)
-    except Exception as error:  # of the cluster: the process that supervised the worker is gone
+    except Exception as error:  # of the cluster: the process that supervised the worker died
         result = error
     if not isinstance(result, Exception):
         return []

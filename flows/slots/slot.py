@@ -1,8 +1,8 @@
-"""One slot: its place, and a Prefect task that sees one worker process after another through.
+"""One slot: a Prefect task that supervises one worker process after another.
 
-A slot starts a worker, reads its lines and watches its heartbeat. It ends well with its worker, and
-badly where a new process would meet the same error again; else it starts another worker, until
-too many in a row were lost. Whoever sets `stop` ends it and its worker at once.
+A slot starts a worker, reads its lines and watches its heartbeat. It succeeds with its worker, and
+fails if a new process would meet the same error; else it starts another worker, until too many in a
+row were lost. Setting `stop` ends the slot and its worker at once.
 """
 
 import logging
@@ -32,62 +32,61 @@ from semix.data.printable import printable
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.flows.child import POLL_S, Heartbeat, Outcome, Stop, python_module, supervise
+from semix.flows.child import POLL_S, ChildExit, Heartbeat, StopSignal, python_module, supervise
 from semix.flows.flow_runs import is_logged
 from semix.flows.gpus import settled_device
 from semix.flows.slots import SlotSettings
 
 WORKER = "semix.pipeline.worker"  # the module of a worker process
-RETRIES = 3  # losses in a row without a shard between them, after which a slot is given up
+RETRIES = 3  # losses in a row, without a shard between them, after which a slot gives up
 PAUSE_S = 3.0  # before a lost worker is started again
-# After each further loss in a row ten times as long: together they outlive a store that is away
-# for five minutes.
+# The pause grows tenfold with each further loss in a row: together the pauses outlast an outage of
+# the store of five minutes.
 PAUSES_GROW, LONGEST_PAUSE_S = 10.0, 300.0
-SILENCE_S = leases.TIME_TO_LIVE  # of a heartbeat; one forward batch takes seconds to minutes
+SILENCE_S = leases.TIME_TO_LIVE  # without a heartbeat; a forward batch takes seconds to minutes
 SOME_FAILED, RESTART = 1, 75  # exit statuses of a worker
-# In Prefect's database a line a shard would be a million lines.
-NEWS = "semix: "  # begins a line that is for a person, too; `semix.pipeline.worker` writes it
-TELL_EVERY_S = 10.0
+NEWS = "semix: "  # prefix, by `semix.pipeline.worker`, of lines that are also for the terminal
+TELL_EVERY_S = 10.0  # one line per shard would be a million lines in Prefect's database
 OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
 CLAIMED = re.compile(
     r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
 )  # as `semix.pipeline.shard_job` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
-# Some network file systems show a file's new time after a minute only.
+# Some network file systems show a file's new time only after a minute.
 FORGOTTEN_AFTER_S = 90.0
 
-# Results are small records that nobody needs afterwards; the store says what is done.
+# Results are small and not needed afterwards; the store says what is done.
 RECORD: dict[str, Any] = {
     "persist_result": False,
     "result_serializer": "json",
     "cache_policy": NO_CACHE,
 }
-Ended = dict[str, int]
-SlotFuture = PrefectFuture[Ended]
+SlotResult = dict[str, int]
+SlotFuture = PrefectFuture[SlotResult]
 
 log = logging.getLogger("semix.build")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where slots can be started now.
+class SlotPool:
+    """Slots in which tasks can be started now.
 
     Attributes:
-        submit: start a task with these parameters in a slot.
-        environments: one a slot: changes of its worker's to that of the process that supervises it.
-        stop: handed to each slot.
+        submit: starts a task with these parameters in a slot.
+        environments: per slot, changes to the environment of the process that supervises a worker.
+        stop: the stop signal of all slots.
         end: sets `stop`.
     """
 
     submit: Callable[[Task[..., Any], dict[str, Any]], SlotFuture]
     environments: Sequence[Mapping[str, str]]
-    stop: Stop
+    stop: StopSignal
     end: Callable[[], None]
 
 
 class WorkerLost(RuntimeError):
-    """A slot's workers were killed, hung, or asked for a new process, again and again."""
+    """A slot's workers were killed, hung, or asked for a restart, too often in a row."""
 
 
 class WorkerFailed(RuntimeError):
@@ -103,7 +102,7 @@ def worker_arguments(
     labels: str = "",
     overrides: Sequence[str] = (),
 ) -> list[str]:
-    """Arguments of a worker that makes images, or the labels of one set; all but its device."""
+    """Arguments of a worker that makes images, or the labels of one set; without its device."""
     share = [f"--slot={slot}", f"--slots={slots}"]
     part = [f"--range={settings.range}"] if settings.range else []
     what = [f"--labels={labels}"] if labels else []
@@ -116,38 +115,38 @@ def generate(
     arguments: list[str],
     *,
     environment: Mapping[str, str],
-    stop: Stop,
+    stop: StopSignal,
     device: str = "auto",
     url: str = "",
     labels: str = "",
     shards: str = "",
     silence_s: float = SILENCE_S,
     pause_s: float = PAUSE_S,
-) -> Ended | State[Any]:
-    """Run a worker process to its end, and another one when it is lost; `stop` ends it early.
+) -> SlotResult | State[Any]:
+    """Run a worker process to its end, and another one if it is lost; `stop` ends it early.
 
-    A slot may work for weeks: only losses in a row count, those without a shard made between. One
-    that is stopped is shown as cancelled, as the run is that stops it.
+    A slot may work for weeks, so only losses in a row count, without a shard made between them. A
+    stopped slot is shown as cancelled, as is the run that stops it.
 
     Args:
-        environment: changes to that of the process this runs in.
-        device: auto, cpu or cuda; auto is what there is where and when the slot begins.
-        url, labels: what the arguments name, to write down which shards a lost worker was making;
-            empty for a worker that makes none.
+        environment: changes to the environment of this process.
+        device: auto, cpu or cuda; auto is resolved on the slot's machine when it begins.
+        url, labels: the root and label set in the arguments, to record which shards a lost worker
+            was making; empty for a worker that makes none.
         shards: only these, as in `3,7-9`; empty for all.
-        pause_s: before the first restart; further ones in a row wait longer.
+        pause_s: pause before the first restart; further ones in a row are longer.
     Raises:
-        InputError: which GPUs there are cannot be known.
+        InputError: the GPUs cannot be listed.
         WorkerLost: more than RETRIES losses in a row.
         WorkerFailed: at once.
     """
-    # Composed where it runs: another machine has its Python elsewhere.
-    own = f"--device={settled_device(device, {**os.environ, **environment})}"
-    command, losses = python_module(WORKER, *arguments, own), 0
-    with closing(SlotLog(_teller(get_run_logger().info))) as lines:
+    # Composed on the slot's machine: another machine has its Python elsewhere.
+    device_option = f"--device={settled_device(device, {**os.environ, **environment})}"
+    command, losses = python_module(WORKER, *arguments, device_option), 0
+    with closing(SlotLog(_line_sender(get_run_logger().info))) as lines:
         while True:
-            made = lines.made
-            outcome = _live(command, lines, environment, stop, shards=shards, silence_s=silence_s)
+            before = lines.made
+            outcome = _run(command, lines, environment, stop, shards=shards, silence_s=silence_s)
             if outcome.returncode in (0, SOME_FAILED) and not outcome.hung:
                 return {"slot": slot, "status": outcome.returncode, "made": lines.made}
             if stop.is_set():
@@ -159,36 +158,36 @@ def generate(
                 raise WorkerFailed(text)
             if url:
                 _record_lost(url, outcome, labels)
-            losses = 1 if lines.made > made else losses + 1
+            losses = 1 if lines.made > before else losses + 1
             if losses > RETRIES:
                 raise WorkerLost(text)
             pause = pause_after(losses, pause_s)
             then = f"restart {losses} of {RETRIES} in {pause:.0f} s"
             get_run_logger().warning(printable(f"{text}\n{then}"))
-            log.warning("%s; %s", reason, then, extra={"told_prefect": True})
+            log.warning("%s; %s", reason, then, extra={"sent_to_prefect": True})
             _sleep(pause, stop)
             if stop.is_set():
                 return _stopped(slot)
 
 
 def _stopped(slot: int) -> State[Any]:
-    return Cancelled(message=f"slot {slot} was stopped; what it committed stays")
+    return Cancelled(message=f"slot {slot} was stopped; its committed shards stay")
 
 
-def _live(
+def _run(
     command: list[str],
     lines: Callable[[str], None],
     environment: Mapping[str, str],
-    stop: Stop,
+    stop: StopSignal,
     *,
     shards: str,
     silence_s: float,
-) -> Outcome:
+) -> ChildExit:
     """One worker process, from its start to its end."""
     with tempfile.TemporaryDirectory(prefix="semix-") as folder:
         heartbeat = Heartbeat(Path(folder) / "heartbeat", silence_s)
         arguments = [*command, "--heartbeat", str(heartbeat.path)]
-        if shards:  # too many for a command line, where every second one is missing
+        if shards:  # the list may be too long for a command line, if every second one is missing
             (Path(folder) / "shards").write_text(shards)
             arguments += ["--shards-file", str(Path(folder) / "shards")]
         return supervise(
@@ -196,12 +195,12 @@ def _live(
         )
 
 
-def _is_lost(outcome: Outcome) -> bool:
-    """Whether a new process may fare better."""
+def _is_lost(outcome: ChildExit) -> bool:
+    """Whether a new process may succeed."""
     status = outcome.returncode
-    # 128 + n is how a process that handles signal n says that it ended by it.
+    # A process that handles signal n exits with 128 + n.
     lost = outcome.hung or status == RESTART or status < 0 or status > 128
-    return lost and not outcome.stuck  # which a new process on its device would be as well
+    return lost and not outcome.stuck  # a new process on that device would be stuck, too
 
 
 def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
@@ -209,21 +208,21 @@ def pause_after(losses: int, first_s: float = PAUSE_S) -> float:
     return min(first_s * PAUSES_GROW ** (losses - 1), LONGEST_PAUSE_S)
 
 
-def _sleep(seconds: float, stop: Stop) -> None:
-    """Until then, or until `stop` is set."""
+def _sleep(seconds: float, stop: StopSignal) -> None:
+    """Sleep, until `stop` is set at most."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not stop.is_set():
         time.sleep(POLL_S)
 
 
-# What Prefect is told of a worker's lines: all news, and shards now and then
+# Worker lines that are sent to Prefect: all, except that lines about shards are thinned out
 
 
 class SlotLog:
-    """Passes a worker's lines on; of lines about shards, made or failed, one each now and then.
+    """Passes a worker's lines on; of lines about made or failed shards, one every few seconds.
 
     Attributes:
-        made: shards that its lines said were made.
+        made: number of made shards, according to the lines.
     """
 
     def __init__(self, send: Callable[[str], None], *, every_s: float = TELL_EVERY_S) -> None:
@@ -231,107 +230,109 @@ class SlotLog:
         self._send = send
         self._every_s = every_s
         self._due = {"made": 0.0, "failed": 0.0}  # monotonic
-        self._held = {"made": 0, "failed": 0}
+        self._unsent = {"made": 0, "failed": 0}
         self._last: dict[str, str] = {}
 
     def __call__(self, line: str) -> None:
-        found = OF_A_SHARD.match(line)
-        if found is None:
+        about_shard = OF_A_SHARD.match(line)
+        if about_shard is None:
             self._send(line)
             return
-        kind = "failed" if found[1] else "made"
+        kind = "failed" if about_shard[1] else "made"
         self.made += kind == "made"
-        self._held[kind] += 1
+        self._unsent[kind] += 1
         self._last[kind] = line
         if time.monotonic() >= self._due[kind]:
-            self._tell(kind)
+            self._send_latest(kind)
 
     def close(self) -> None:
-        """Send what is held back."""
-        for kind, count in self._held.items():
+        """Send the lines that are not sent yet."""
+        for kind, count in self._unsent.items():
             if count:
-                self._tell(kind)
+                self._send_latest(kind)
 
-    def _tell(self, kind: str) -> None:
-        more = self._held[kind] - 1
+    def _send_latest(self, kind: str) -> None:
+        more = self._unsent[kind] - 1
         self._send(self._last[kind] + (f" ({more} more {kind} before it)" if more else ""))
-        self._held[kind] = 0
+        self._unsent[kind] = 0
         self._due[kind] = time.monotonic() + self._every_s
 
 
-def _teller(told: Callable[[str], None]) -> Callable[[str], None]:
-    """For a worker's lines: what is for a person goes to the terminal, too, where the flow runs."""
+def _line_sender(send: Callable[[str], None]) -> Callable[[str], None]:
+    """Passes lines to `send`; those for people go to the terminal, if the flow runs here."""
 
-    def tell(line: str) -> None:
+    def pass_on(line: str) -> None:
         if line.startswith(NEWS) and is_logged():
             log.info("%s", line.removeprefix(NEWS))
         else:
-            told(line)
+            send(line)
 
-    return tell
-
-
-# What a lost worker was making: written down as failed, so that others come first
+    return pass_on
 
 
-def record_lost(url: str, outcome: Outcome, *, labels: str = "", told: bool = False) -> list[int]:
-    """Write down what a worker of this machine left unmade when it ended, and free its leases.
+# The shards of a lost worker are recorded as failed, so that others come first
 
-    A worker that is killed writes nothing itself, and the next one would begin with the same shard.
+
+def record_lost(
+    url: str, outcome: ChildExit, *, labels: str = "", recorded: bool = False
+) -> list[int]:
+    """Record the unfinished shards of a worker of this machine as failed; release its leases.
+
+    A killed worker records nothing itself, and the next one would begin with the same shard.
 
     Args:
-        labels: it made the labels of this set, not images.
-        told: it wrote down itself what failed; its leases alone are left.
+        labels: it made the labels of this set instead of images.
+        recorded: it recorded its failures itself; only its leases are left.
     Returns:
         The shards.
     """
     root = Root(url)
-    place = LabelSet(root, labels) if labels else root
+    records = LabelSet(root, labels) if labels else root
     held = leases.held_by(root.store, outcome.pid)
-    found = [CLAIMED.fullmatch(work) for work in held] if held and not told else []
-    missing = frozenset(place.missing() if any(found) else ())
-    shards = [shard for match in found if match and (shard := int(match[1])) in missing]
+    claims = [CLAIMED.fullmatch(work) for work in held] if held and not recorded else []
+    missing = frozenset(records.missing() if any(claims) else ())
+    shards = [shard for match in claims if match and (shard := int(match[1])) in missing]
     for shard in shards:
-        place.record_failure(
+        records.record_failure(
             Failure(
                 shard=shard, attempt=1, error="WorkerLost", message=str(outcome), time=time.time()
             )
         )
-    # What nobody has taken over.
+    # Leases that no other worker has taken over.
     for work in leases.held_by(root.store, outcome.pid) if held else []:
         root.store.delete(leases.lease_name(work))
     return shards
 
 
-def _record_lost(url: str, outcome: Outcome, labels: str) -> None:
-    """That may fail: a slot outlives its store's silence."""
+def _record_lost(url: str, outcome: ChildExit, labels: str) -> None:
+    """As `record_lost`, but only warn on errors: a slot goes on while its store does not answer."""
     try:
-        shards = record_lost(url, outcome, labels=labels, told=outcome.returncode == RESTART)
+        shards = record_lost(url, outcome, labels=labels, recorded=outcome.returncode == RESTART)
     except (OSError, InputError, ValueError) as error:
-        log.warning("what worker %d was making is not written down: %s", outcome.pid, error)
+        log.warning("shards of lost worker %d are not recorded: %s", outcome.pid, error)
         return
     if shards:
         log.info("shards %s count as failed once; others come first", format_ranges(shards))
 
 
-# What ends slots elsewhere: a note in the store, which their flow renews while it lives
+# Slots on other machines end with a lease in the store, which their flow renews while it lives
 
 
 @contextmanager
 def run_lease(url: str) -> Iterator[tuple["FlowEnded", Callable[[], None]]]:
-    """The note is there and renewed during the block; yields the slots' `stop`, and its setter."""
+    """Hold and renew a lease during the block; yields the slots' `stop`, and its setter."""
     store, work = Store(url), f"run-{uuid4().hex[:16]}"
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(RENEW_EVERY_S):
-            with suppress(OSError, InputError):  # the slots' store is silent as well
+            with suppress(OSError, InputError):  # then the slots do not reach the store either
                 leases.renew(store, work)
 
     def end() -> None:
         ended.set()
         thread.join(RENEW_EVERY_S)
-        with suppress(OSError):  # they notice that nobody renews it
+        with suppress(OSError):  # the slots notice that it is not renewed
             leases.release(store, work)
 
     thread = threading.Thread(target=renew, name="run lease", daemon=True)
@@ -345,10 +346,10 @@ def run_lease(url: str) -> Iterator[tuple["FlowEnded", Callable[[], None]]]:
 
 @dataclass
 class FlowEnded:
-    """Whether a flow has ended, asked by a slot on any machine.
+    """The stop signal of a slot on any machine: set when its flow has ended.
 
-    The note's time is only compared with itself: clocks need not agree. Where the store does not
-    answer nothing is known, and the slot goes on.
+    The lease's time is compared only with its earlier time, so clocks need not agree. If the store
+    does not answer, nothing is known, and the slot goes on.
     """
 
     store: Store
@@ -359,10 +360,10 @@ class FlowEnded:
     _due: float = 0.0
 
     def __reduce__(self) -> tuple[type["FlowEnded"], tuple[Store, str]]:
-        return type(self), (self.store, self.name)  # the other machine's clock begins anew
+        return type(self), (self.store, self.name)  # monotonic times are those of one machine
 
     def is_set(self) -> bool:
-        """Looks at the store at most every LOOK_EVERY_S seconds."""
+        """Reads the store at most every LOOK_EVERY_S seconds."""
         if not self._ended and time.monotonic() >= self._due:
             self._ended = self._look()
             self._due = time.monotonic() + LOOK_EVERY_S
@@ -371,7 +372,7 @@ class FlowEnded:
     def _look(self) -> bool:
         try:
             fact = self.store.infos(leases.FOLDER).get(self.name)
-        except (OSError, InputError):  # credentials, too, may be refused for a moment
+        except (OSError, InputError):  # credentials may be refused for a moment, too
             self._since = time.monotonic()
             return False
         if fact is None:

@@ -18,17 +18,17 @@ from semix.flows.artifacts import (
     MOST_TEXT,
     artifact_key,
     as_text,
+    best_effort_display,
     build_summary,
     growing_artifact,
     link_to,
     markdown_file,
-    only_shown,
     progress_artifact,
     series_sheet,
     summary,
     training_progress,
 )
-from semix.flows.flow_runs import running
+from semix.flows.flow_runs import run_context
 
 from tests.handmade import make_root
 from tests.trainings import SETTINGS
@@ -127,7 +127,7 @@ def shown(artifacts_of, tmp_path_factory):
             found = artifacts_of(runtime.flow_run.id)["grows"]
             seen.append((found["data"], found["description"]))
 
-        with running("build"):
+        with run_context("build"):
             with growing_artifact("grows") as publish:
                 look()
                 publish(0.25, "first")
@@ -141,7 +141,7 @@ def shown(artifacts_of, tmp_path_factory):
             markdown_file(folder / "study.md", key="end")
             link_to(folder / "study.md", key="end")
             for _ in range(2):
-                with only_shown():
+                with best_effort_display():
                     create_markdown_artifact("x", key="Not A Key")
         return str(runtime.flow_run.id)
 

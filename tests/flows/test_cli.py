@@ -114,7 +114,7 @@ def test_a_model_that_was_moved_is_named_with_where_to_say_so(hasty_config, tmp_
     status, out, err = semix("resume", root.url)
     assert (status, out) == (2, "")
     assert err == (
-        f"error: generator.model = {moved}: there is no such folder; if it lies elsewhere now: "
+        f"error: generator.model = {moved}: there is no such folder; if it was moved: "
         f"semix resume {root.url} --set generator.model=PLACE\n"
     )
     status, _, err = semix("resume", root.url, "--set", "mixing.seed=1")
@@ -153,11 +153,11 @@ def test_verify_finds_damage_and_says_so_in_its_exit_status(root):
 def test_gc_shows_and_then_removes(root):
     orphan = root / "shards/0000/0000001-00000000.tar"
     orphan.write_text("xx")
-    assert semix("gc", str(root))[1] == "0 files, 0 bytes could go, with --remove\n"
+    assert semix("gc", str(root))[1] == "0 files, 0 bytes can be removed with --remove\n"
     name = "shards/0000/0000001-00000000.tar"
     assert semix("gc", str(root), "--older-than", "0")[1].splitlines() == [
         f"{name}  2 bytes, no record names it",
-        "1 files, 2 bytes could go, with --remove",
+        "1 files, 2 bytes can be removed with --remove",
     ]
     assert orphan.exists()
     status, out, _ = semix("gc", str(root), "--older-than", "0", "--remove", "--json")

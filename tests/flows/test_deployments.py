@@ -92,7 +92,7 @@ def test_automations_are_of_flows_that_are_there():
 
 def test_relative_places_are_refused_in_a_run_of_a_deployment():
     check_places({"out": "/data/mixed", "config": "", "slots": 2, "url": "s3://bucket/mixed"})
-    with pytest.raises(InputError, match=r"^out = mixed: .*new folder.*; give a whole path"):
+    with pytest.raises(InputError, match=r"^out = mixed: .*new folder.*; give an absolute path"):
         check_places({"out": "mixed"})
 
 
@@ -111,7 +111,7 @@ def test_relative_places_are_refused_in_a_run_of_a_deployment():
 def test_so_are_those_of_its_config_and_its_overrides(text, overrides, field, value, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(text)
-    with pytest.raises(InputError, match=r"new folder.*; give a whole path") as caught:
+    with pytest.raises(InputError, match=r"new folder.*; give an absolute path") as caught:
         check_places({"config": str(config), "overrides": overrides})
     assert (caught.value.field, caught.value.value) == (field, value)
 

@@ -96,9 +96,9 @@ def test_another_file_may_be_named(run: Path, tmp_path: Path, prefect_api: str):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("evaluation.json", "is what the run measures under its own settings; name another file"),
-        ("config.json", "is there and no evaluation; name another file"),
-        ("seed-0", "is there and no evaluation; name another file"),
+        ("evaluation.json", "holds the evaluation under the run's own settings; name another file"),
+        ("config.json", "exists and is no evaluation; name another file"),
+        ("seed-0", "exists and is no evaluation; name another file"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(run: Path, name: str, text: str):
@@ -127,7 +127,7 @@ def test_probabilities_are_exported_for_calarena(run: Path, prefect_api: str):
 def test_another_format_is_refused(run: Path):
     status, _, err = semix("evaluate", str(run), "--export", "csv")
     assert status == 2
-    assert "--export = csv: calarena is the one format there is" in err
+    assert "--export = csv: the only format is calarena" in err
 
 
 def test_train_ends_in_the_same_table(run: Path):
@@ -180,7 +180,7 @@ def test_json_is_the_evaluation(run: Path, prefect_api: str):
 
 def test_what_training_decided_is_refused(run: Path, monkeypatch):
     before = (run / "config.json").read_bytes()
-    text = r"^--set = epochs=2: was decided by training; only evaluation\.\* can be measured anew"
+    text = r"^--set = epochs=2: is a setting of training; only evaluation\.\* can change"
     with pytest.raises(InputError, match=text):
         evaluate(run, overrides=["evaluation.bins=3", "epochs=2"])
     with pytest.raises(InputError, match=r"^evaluation\.shift\.corruptions = mist: choose from"):

@@ -29,9 +29,9 @@ from semix.data.verify import damage
 from semix.flows.artifacts import artifact_key
 from semix.flows.build import BuildFailed, build, resume
 from semix.flows.build_flow import build_flow
-from semix.flows.build_steps import check_work, opened
-from semix.flows.calling import handed, run_flow
-from semix.flows.flow_runs import running
+from semix.flows.build_steps import check_work, open_or_create
+from semix.flows.calling import from_caller, run_flow
+from semix.flows.flow_runs import run_context
 from semix.flows.slots import SlotSettings
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.root import create_root, plan_of
@@ -83,14 +83,14 @@ def test_values_that_cannot_be_are_refused_by_their_name(kind, name, value):
 
 
 def test_a_flow_function_runs_only_as_a_flow(tmp_path):
-    with pytest.raises(AssertionError, match="only in a flow"), running("build"):
+    with pytest.raises(AssertionError, match="only in a flow"), run_context("build"):
         pass
 
 
 def test_without_a_config_only_places_may_change(built):
-    assert plan_of(opened(built.url, "", ["real.path=null"])).digest == built.plan.digest
+    assert plan_of(open_or_create(built.url, "", ["real.path=null"])).digest == built.plan.digest
     with pytest.raises(InputError, match=r"^overrides = mixing\.seed=1: a root keeps the settings"):
-        opened(built.url, "", ["mixing.seed=1"])
+        open_or_create(built.url, "", ["mixing.seed=1"])
 
 
 def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
@@ -100,13 +100,15 @@ def test_a_root_of_another_version_is_named(hasty_config, tmp_path):
     root.store.put("plan.json", json.dumps(plan).encode())
     text = r"^.*/plan\.json generator\.wings: unknown setting; .*wrote this root: use that"
     with pytest.raises(InputError, match=text):
-        check_work(opened(str(tmp_path), "", []), SlotSettings())
+        check_work(open_or_create(str(tmp_path), "", []), SlotSettings())
 
 
 def test_a_flow_takes_what_its_caller_made_ready_and_no_later_one_does(prefect_api, monkeypatch):
-    looking = flow(lambda: (handed(Path), handed(str)), name="looking", persist_result=False)
+    looking = flow(
+        lambda: (from_caller(Path), from_caller(str)), name="looking", persist_result=False
+    )
     monkeypatch.setitem(sys.modules, "looking", SimpleNamespace(look=looking))
-    assert run_flow("looking.look", ready=CHECKOUT) == (CHECKOUT, None)
+    assert run_flow("looking.look", prepared=CHECKOUT) == (CHECKOUT, None)
     assert run_flow("looking.look") == (None, None)
 
 
@@ -232,7 +234,7 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
     said = (tmp_path / "log").read_text
     assert build.wait(120) == 1, said()
     assert f"this run in Prefect: {url_for(run)}" in said()
-    assert "error: cancelled in Prefect; what was committed stays" in said()
+    assert "error: cancelled in Prefect; committed work stays" in said()
     assert client.read_flow_run(run.id).state.is_cancelled()
     root = Root(str(tmp_path / "cancelled"))
     assert root.missing() and damage(root, full=True) == []

@@ -80,7 +80,7 @@ def test_auto_is_cuda_where_there_is_a_gpu(nvidia_smi):
 def test_a_broken_driver_does_not_mean_the_cpu(nvidia_smi, monkeypatch, tmp_path, script, fault):
     monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
     nvidia_smi(script)
-    text = rf"^CUDA_VISIBLE_DEVICES = unset: nvidia-smi cannot say .* \({fault}.*or to nothing, for"
+    text = rf"^CUDA_VISIBLE_DEVICES = unset: nvidia-smi cannot list .* \({fault}.*or to nothing for"
     for name in ("auto", "cuda"):
         with pytest.raises(InputError, match=text):
             check_machines(Machines(device=name))
@@ -135,13 +135,13 @@ def test_a_gpu_that_the_driver_does_not_show_is_not_no_gpu(gpu_file, nvidia_smi,
     with pytest.raises(InputError, match="No devices were found"):
         visible_gpus()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(InputError, match="there is no nvidia-smi, and there is a GPU"):
+    with pytest.raises(InputError, match="there is a GPU but no nvidia-smi"):
         visible_gpus()
     monkeypatch.setattr(os, "open", raising(PermissionError))  # a job without GPUs
     assert visible_gpus() == []
     driver_gpus.cache_clear()
     monkeypatch.setattr(os, "open", raising(OSError))
-    with pytest.raises(InputError, match="there is no nvidia-smi, and there is a GPU"):
+    with pytest.raises(InputError, match="there is a GPU but no nvidia-smi"):
         visible_gpus()
 
 

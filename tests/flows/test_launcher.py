@@ -42,13 +42,13 @@ def gpus(monkeypatch):
     [
         (Machines(3, 2, 0, MAIN), r"^processes = 3: 2 machines share them equally; choose a mul"),
         (Machines(1, 2, 0, MAIN), r"^processes = 1: 2 machines share them equally"),
-        (Machines(2, 2, 2, MAIN), r"^machine_rank = 2: choose 0 to 1, another one on each machine"),
+        (Machines(2, 2, 2, MAIN), r"^machine_rank = 2: choose 0 to 1, a different one on each"),
         (Machines(2, 1, 1), r"^machine_rank = 1: choose 0 to 0"),
         (Machines(2, 2, 0), r"^main_process = none: give HOST:PORT of machine 0, the same on ev"),
         (Machines(2, 2, 0, "host"), r"^main_process = host: give HOST:PORT of machine 0"),
         (Machines(2, 2, 0, "host:70000"), r"^main_process = host:70000: give HOST:PORT"),
         (Machines(1, 1, 0, MAIN), r"^main_process = 10\.0\.0\.1:29500: is for several machines"),
-        (Machines(8, 2, 0, MAIN), r"^processes = 4: one a GPU, and 3 are visible; choose fewer$"),
+        (Machines(8, 2, 0, MAIN), r"^processes = 4: one per GPU, and 3 are visible; choose fewer$"),
     ],
 )
 def test_what_does_not_go_together_is_named(gpus, machines, text):
@@ -91,7 +91,7 @@ def test_machine_1_waits_until_machine_0_has_begun_the_same(tmp_path, monkeypatc
     assert json.loads(path.read_text())["epochs"] == config.epochs
     late.join()
     monkeypatch.setattr(training, "CLAIM_TIMEOUT_S", 0.05)
-    with pytest.raises(InputError, match=r"^out = .*/run: machine 0 has not begun these settings"):
+    with pytest.raises(InputError, match=r"^out = .*/run: machine 0 has not begun"):
         claim(other, run, second)
 
 

@@ -7,7 +7,7 @@ from semix.data.errors import InputError
 from semix.data.root import Root
 from semix.flows.build import check
 from semix.flows.prices import Price, price_of_check, price_of_root, words_of_check, words_of_root
-from semix.flows.progress import standing
+from semix.flows.progress import derived_figures
 
 from tests.command import semix
 from tests.pipeline.roots import made
@@ -56,7 +56,7 @@ def test_a_price_that_can_be_read_in_two_ways_is_refused_with_the_form_to_write(
 
 @pytest.mark.parametrize("text", ["cheap", "-2", "2 or 3", "1e5", "EUR"])
 def test_a_price_that_is_no_number_is_refused(text):
-    with pytest.raises(InputError, match=r"^--price = .*: give what an hour of one GPU costs, as"):
+    with pytest.raises(InputError, match=r"^--price = .*: give the price of one GPU"):
         Price.read(text)
 
 
@@ -75,7 +75,7 @@ def test_the_check_tells_money_of_its_hours(hasty_config, tmp_path):
     stages = {"generate": 10.0, "clip": 10 / 3, "choosing noise": 20 / 3}
     assert found["stages"] == pytest.approx(stages)
     assert words_of_check(found, price) == (
-        "24.00 EUR, of which choosing noise 8.00 EUR; at the batch's speed 20.00 EUR (generate "
+        "24.00 EUR, of which noise selection 8.00 EUR; at the measured speed 20.00 EUR (generate "
         "10.00 EUR, choosing noise 6.67 EUR, clip 3.33 EUR)"
     )
     unknown = price_of_check({**facts, "hours": None}, price)
@@ -86,7 +86,7 @@ def test_a_root_tells_what_it_has_cost_and_what_is_left(hasty_config, tmp_path):
     root = Root(made(hasty_config, tmp_path / "root").url)
     root.discard(3)
     found, price = root.progress(), Price(3600.0)
-    left = standing(found)["worker_seconds_left"]
+    left = derived_figures(found)["worker_seconds_left"]
     told = price_of_root(found, left, price)
     assert told["spent"] == pytest.approx(found.seconds)
     assert told["left"] == pytest.approx(left) and left > 0
@@ -103,4 +103,4 @@ def test_status_and_check_take_a_price(hasty_config, tmp_path):
     assert found["price"]["currency"] == "EUR" and found["price"]["left"] in (None, 0)
     assert found["price"]["spent"] == pytest.approx(Root(url).progress().seconds / 3600 * 2.49)
     status, _, err = semix("status", url, "--price", "cheap")
-    assert status == 2 and "--price = cheap: give what an hour of one GPU costs" in err
+    assert status == 2 and "--price = cheap: give the price of one GPU for one hour" in err

@@ -16,7 +16,7 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.verify import damage
 from semix.flows.build import BuildFailed, build, extend, resume
-from semix.flows.build_steps import Selection, most_failed
+from semix.flows.build_steps import ShardSelection, failure_limit
 from semix.flows.commands.looking import noise_in_words
 from semix.flows.relabel import relabel
 from semix.pipeline.config import BuildConfig
@@ -144,20 +144,20 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
     obstacle.mkdir()
     left_out = "1 of 8 shards failed and are left out: 3; the index is without them"
     with caplog.at_level(logging.WARNING, "semix.build"):  # of 8 shards 13 % is one
-        left = resume(Root(root.url), slots=1, selection=Selection(skip_failed="13%"))
+        left = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="13%"))
     assert left_out in caplog.text
     assert (left.missing(), left.attempts(3)) == ([3], 1)
     assert root.indices() == ["index/0.json", "index/1.json"]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "semix.build"):
-        left = build(hasty_config, root.url, slots=1, selection=Selection(skip_failed="1"))
+        left = build(hasty_config, root.url, slots=1, selection=ShardSelection(skip_failed="1"))
     assert left_out in caplog.text
     assert left.attempts(3) == 1  # it was not tried
     with pytest.raises(BuildFailed, match="1 of 8 shards not made: 3"):
-        resume(Root(root.url), slots=1, selection=Selection(skip_failed="0"))
+        resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="0"))
     obstacle.rmdir()
     root.discard(6)
-    again = resume(Root(root.url), slots=1, selection=Selection(retry_failed=True))
+    again = resume(Root(root.url), slots=1, selection=ShardSelection(retry_failed=True))
     assert again.missing() == [6]
     assert again.record(3).attempt == 2
 
@@ -169,9 +169,9 @@ def test_failed_shards_can_be_left_out_and_tried_again(prefect_api, root, hasty_
 def test_limits(limit, shards):
     if shards is None:
         with pytest.raises(InputError, match=r"skip-failed = .*give a number of shards, as 5"):
-            most_failed(limit, 1000)
+            failure_limit(limit, 1000)
     else:
-        assert most_failed(limit, 1000) == shards
+        assert failure_limit(limit, 1000) == shards
 
 
 def test_noise_is_told_in_words():
@@ -189,7 +189,7 @@ def test_show_prints_a_series_and_makes_its_picture(root, tmp_path):
     assert lines[0] == f"group 44, shard 7: {root.record(7).tar}"
     assert lines[1] == "classes  eight (8), nine (9)"
     assert lines[3] == "noise    random"
-    assert lines[-2:] == ["pixels made anew equal the stored ones", f"picture  {picture}"]
+    assert lines[-2:] == ["regenerated pixels equal the stored ones", f"picture  {picture}"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     root.discard(7)
     status, out, _ = semix("show", root.url, "44")

@@ -131,7 +131,7 @@ def test_a_server_with_our_key_can_be_used(server):
 def test_a_wrong_key_and_none_are_told_apart(server):
     expected = {
         "semix:another": r"refuses the key that is set here \(HTTP 401\)",
-        None: r"asks for a key .*; set PREFECT_API_AUTH_STRING",
+        None: r"requires a key .*; set PREFECT_API_AUTH_STRING",
     }
     for key, words in expected.items():
         with client_of(server.url, **{"api.auth_string": key}):
@@ -158,11 +158,11 @@ def test_what_is_no_prefect_is_named():
 
 def test_the_versions_of_both_sides_are_compared():
     with answering(200, b'"2.20.4"') as url:
-        expected = rf"runs Prefect 2\.20\.4, and here is {version_here()}: .* same major version"
+        expected = rf"runs Prefect 2\.20\.4, but here is {version_here()}: .* same major version"
         with pytest.raises(InputError, match=expected):
             require_server(url)
     with answering(200, b'"3.6.0"') as url:
-        assert "lets requests past its key; upgrade to 3.6.28" in require_server(url).warning
+        assert "whose key can be bypassed; upgrade to 3.6.28" in require_server(url).warning
     with answering(200, b'"3.7.0"') as url:
         assert f"older than {version_here()} here" in require_server(url).warning
 
@@ -200,7 +200,7 @@ def flow_on(server, monkeypatch):
     from semix.flows.run_server import prefect_server
 
     # else the server of all tests is used
-    monkeypatch.setattr("semix.flows.run_server._ours", None)
+    monkeypatch.setattr("semix.flows.run_server._own_server", None)
 
     def run(function, *, before=lambda: None, **settings):
         with client_of(server.url, **settings), prefect_server() as url:
@@ -394,4 +394,4 @@ def test_our_own_server_on_a_locked_database_says_so(tmp_path):
     with sqlite3.connect(tmp_path / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
         done = run()
-    assert done.returncode == 1 and "is locked, which Prefect needs; end the process" in done.stderr
+    assert done.returncode == 1 and "is locked; end the process" in done.stderr

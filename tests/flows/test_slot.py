@@ -22,8 +22,8 @@ from semix.data.store import Store
 from semix.data.tar import read_shard
 from semix.flows import child
 from semix.flows.build import resume
-from semix.flows.build_steps import Selection
-from semix.flows.child import Outcome, supervise
+from semix.flows.build_steps import ShardSelection
+from semix.flows.child import ChildExit, supervise
 from semix.flows.slots import SlotSettings, slot
 from semix.flows.slots.slot import (
     RETRIES,
@@ -202,7 +202,7 @@ def test_a_pause_ends_with_the_flow(run_slot, caplog):
     finally:
         logging.getLogger("semix.build").removeHandler(handler)
     assert result is None
-    assert "Cancelled('slot 0 was stopped; what it committed stays')" in caplog.text
+    assert "Cancelled('slot 0 was stopped; its committed shards stay')" in caplog.text
 
 
 # A worker of the project, which one shard kills.
@@ -236,7 +236,7 @@ def test_a_shard_that_kills_its_worker_keeps_it_from_no_other(run_slot, root, bu
     assert tries[0].message == "killed by signal 9 (SIGKILL)"
     assert root.store.list("leases") == []
     assert root.images() == {s: tar for s, tar in built.images().items() if s != 3}
-    left = resume(Root(root.url), slots=1, selection=Selection(skip_failed="1"))
+    left = resume(Root(root.url), slots=1, selection=ShardSelection(skip_failed="1"))
     assert left.missing() == [3]
 
 
@@ -353,7 +353,7 @@ def small(tmp_path) -> Root:
     return make_root(tmp_path / "mixed", shards=3)
 
 
-def killed(root: Root, *held: int | str) -> Outcome:
+def killed(root: Root, *held: int | str) -> ChildExit:
     """How a process ended that held this."""
     command = [sys.executable, "-c", HOLD, root.url, *map(str, held)]
     return supervise(command, on_line=print, environment={"PYTHONPATH": str(CHECKOUT)})
@@ -393,7 +393,7 @@ def test_a_shard_that_was_being_made_failed_once_and_is_free(work):
 def test_what_a_worker_wrote_down_itself_is_not_written_down_again(small):
     small.discard(1)
     outcome = killed(small, 1)
-    assert record_lost(small.url, outcome, told=True) == []
+    assert record_lost(small.url, outcome, recorded=True) == []
     assert small.failures() == {}
     assert small.store.list("leases") == []
 

@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (SlotSettings(MOST_SLOTS + 1), r"slots = 191: 0 to 190; more machines take a part each"),
+        (SlotSettings(MOST_SLOTS + 1), r"slots = 191: 0 to 190; to use more"),
         (SlotSettings(-1), r"slots = -1: 0 to 190"),
         (SlotSettings(runner="slurm"), r"runner = slurm: is none of local, dask, ray"),
         (SlotSettings(device="tpu"), r"device = tpu: is none of auto, cpu, cuda"),
@@ -184,8 +184,8 @@ def test_a_store_that_is_silent_for_a_while_ends_no_slot(tmp_path, monkeypatch, 
     assert (len(looks), len(told)) == (7, 4)  # the last once the slot had ended
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warned == [
-        "progress is not known, the slots go on: [Errno 116] Stale file handle",
-        "progress is not known, the slots go on: url = s3://bucket: refused: log in again",
+        "progress is not known; the slots go on: [Errno 116] Stale file handle",
+        "progress is not known; the slots go on: url = s3://bucket: refused: log in again",
     ]
 
 

@@ -48,7 +48,7 @@ def test_a_folder_of_pictures_becomes_models_and_a_config_that_builds(pictures, 
     assert plan.config.generator.model == found["diffusion"]
     assert plan.config.annotation.model == found["clip"]
     assert plan.config.annotation.scale != "auto"
-    assert "# Gives the labels of series" in Path(found["config"]).read_text()
+    assert "# Gives labels of" in Path(found["config"]).read_text()
 
 
 def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_path):
@@ -58,8 +58,8 @@ def test_again_it_finds_them_and_leaves_a_config_that_was_changed(pictures, tmp_
     (models / "build.yaml").write_text("mine: true\n")
     status, out, err = semix("standins", str(pictures), "--out", str(models))
     assert status == 0, err
-    assert "the models were there" in out
-    assert "build.yaml is there and stays" in err
+    assert "the models were trained already" in out
+    assert "build.yaml exists and stays" in err
     assert (models / "build.yaml").read_text() == "mine: true\n"
     assert standins.standins(str(pictures), models)["clip"] == first["clip"]
 

@@ -22,9 +22,9 @@ from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.flows import study_flow
 from semix.flows.artifacts import artifact_key
-from semix.flows.child import Outcome
+from semix.flows.child import ChildExit
 from semix.flows.study import StudyFailed, failure_message, study
-from semix.flows.study_flow import Failure, work
+from semix.flows.study_flow import TrainingFailure, work
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
@@ -201,14 +201,14 @@ def test_a_slot_whose_gpu_is_lost_ends_and_others_go_on(prefect_api, tmp_path, m
         if environment != {"CUDA_VISIBLE_DEVICES": "4"}:
             begun.wait(60)  # the other slot has a job
         elif lost:
-            return Failure("crashed: CUDA error")
+            return TrainingFailure("crashed: CUDA error")
         else:
             lost.extend(job.runs[1:])
             begun.set()
         trained.append(str(run.relative_to(tmp_path)))
         return None
 
-    monkeypatch.setattr(study_flow, "train", train)
+    monkeypatch.setattr(study_flow, "train_run", train)
     faults = {"4": "it does not answer", "7": ""}
     monkeypatch.setattr(study_flow, "gpu_fault", lambda e, _: faults[e["CUDA_VISIBLE_DEVICES"]])
     monkeypatch.setattr(study_flow, "settings_of", lambda run: None)
@@ -237,7 +237,7 @@ def test_a_damaged_file_of_one_run_ends_no_slot(prefect_api, tmp_path, monkeypat
 
     monkeypatch.setattr(study_flow, "take_over", take_over)
     monkeypatch.setattr(
-        study_flow, "_launch", lambda *_, **__: (Outcome(1, 0, False, False, ()), "")
+        study_flow, "_launch", lambda *_, **__: (ChildExit(1, 0, False, False, ()), "")
     )
     (tmp_path / "a" / "damaged").mkdir(parents=True)
     ended = SimpleQueue()
@@ -263,7 +263,7 @@ def test_what_cannot_be_run_starts_nothing(config, tmp_path):
     with pytest.raises(InputError, match=r"^--only = digits: no cell has this name"):
         study(config, out, only=["digits"])
     assert not out.exists()
-    with pytest.raises(InputError, match=r"^out = gs://bucket/x: networks are trained in a folder"):
+    with pytest.raises(InputError, match=r"^out = gs://bucket/x: must be a folder"):
         study(config, "gs://bucket/x")
 
 

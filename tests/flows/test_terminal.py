@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from semix.data.root import RootProgress
 from semix.flows.commands.making import next_commands
-from semix.flows.progress import Steps, describe, shown, standing
+from semix.flows.progress import Steps, derived_figures, describe, progress_display
 from semix.flows.terminal import details_in, print_findings, set_up_logging
 
 from tests.command import semix
@@ -65,7 +65,7 @@ def test_details_go_to_a_file_while_the_screen_is_anothers(tmp_path, capsys):
 def test_a_builds_lines_count_images(monkeypatch, caplog):
     clock = iter([0.0, 20.0, 40.0, 60.0])
     monkeypatch.setattr("semix.flows.progress.time.monotonic", lambda: next(clock))
-    with caplog.at_level(logging.INFO, logger="semix.build"), shown("generate") as show:
+    with caplog.at_level(logging.INFO, logger="semix.build"), progress_display("generate") as show:
         for images in (0, 128, 384):
             show(replace(NONE, done=images // 128, images_done=images))
     assert caplog.messages == [
@@ -79,10 +79,10 @@ def test_series_left_out_are_told_where_there_are_any_and_not_waited_for():
     """Of 9 shards of 15 series of 8 images, two series of the second could not be stored."""
     half = replace(NONE, done=2, groups_done=28, images_done=224, left_out=2, seconds=112.0)
     assert describe(half, 2.0) == "2 series left out, 2 images/s, about 7 min left"  # 840 images
-    assert standing(half)["worker_seconds_left"] == 420.0
+    assert derived_figures(half)["worker_seconds_left"] == 420.0
     whole = replace(half, done=9, groups_done=133, images_done=1064)
     assert describe(whole, 2.0) == "2 series left out, 2 images/s"
-    assert standing(whole)["worker_seconds_left"] == 0.0
+    assert derived_figures(whole)["worker_seconds_left"] == 0.0
     assert describe(NONE, None) == ""
 
 
@@ -108,7 +108,7 @@ def test_what_the_quickstart_suggests_writes_into_its_folder_or_what_git_ignores
 def test_a_bar_counts_images_too(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr("semix.flows.progress.console", screen)
-    with shown("generate") as show:
+    with progress_display("generate") as show:
         show(replace(NONE, done=3, images_done=384))
     assert "384 of 1,080 images" in screen.file.getvalue()
 

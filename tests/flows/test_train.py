@@ -15,7 +15,7 @@ from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.flows import train_flow as module
 from semix.flows.artifacts import artifact_key
-from semix.flows.child import Outcome
+from semix.flows.child import ChildExit
 from semix.flows.launcher import SILENCE, Machines, launch_command, launcher_settings
 from semix.flows.train import train
 from semix.flows.train_flow import TrainerLost, TrainFailed, failure, launch, pauses
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
 
 @pytest.mark.parametrize("place", ["s3://bucket/run", Path("s3://bucket/run")])
 def test_networks_are_trained_in_a_folder(config, place):
-    with pytest.raises(InputError, match=r"^out = s3://bucket/run: networks are trained in a fold"):
+    with pytest.raises(InputError, match=r"^out = s3://bucket/run: must be a folder"):
         train(config, place)
 
 
@@ -149,7 +149,7 @@ def test_a_failed_training_says_why(prefect_api, code, text, status, lost):
 
 
 def test_no_other_is_trained_beside_one_that_cannot_be_ended():
-    found = failure(Outcome(7, -9, hung=False, stuck=True, last_lines=()), [])
+    found = failure(ChildExit(7, -9, hung=False, stuck=True, last_lines=()), [])
     assert str(found).startswith("training ended: process 7 is stuck in the kernel; SIGKILL")
     assert not isinstance(found, TrainerLost)
 
@@ -188,7 +188,7 @@ def test_sigterm_to_semix_stops_the_trainer_after_a_step(prefect_api, unbroken, 
         log.seek(0)
         text = log.read()
     assert status == 143, text
-    assert "stopped; what is trained is in a checkpoint, and the same command goes on" in text
+    assert "stopped; the training is in a checkpoint, and the same command goes on" in text
     assert checkpoint_of(run).state["position"] < SETTINGS["epochs"]  # it was not through
     assert not processes_on(run)
     assert_same_results_here(unbroken, train_here(run))

@@ -25,7 +25,7 @@ from semix.data.real import load_real
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.tar import GroupSample, read_shard
-from semix.flows.evaluate import checked, measured
+from semix.flows.evaluate import measure_run, prepare_evaluation
 from semix.pipeline.annotate import Encoders
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import BuildConfig, GeneratorConfig
@@ -421,8 +421,8 @@ def test_trainings_and_their_figures_are_those_of_the_cpu(settings, train_on):
     with emulated_cuda():
         found = train_on("cuda", *RUNS[settings])
         assert_same_run(found, expected)
-        settings = checked(found, ["evaluation.bins=10"], device="cuda")
-        again = measured(settings, found, device="cuda", fresh=True)
+        settings = prepare_evaluation(found, ["evaluation.bins=10"], device="cuda")
+        again = measure_run(settings, found, device="cuda", fresh=True)
     evaluate_run(expected, device="cpu", fresh=True)
     assert [row["plain"]["nll"] for row in again["rows"]] == [
         row["plain"]["nll"]

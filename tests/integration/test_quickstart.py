@@ -13,7 +13,7 @@ import pytest
 import torch
 from semix.data.dataset import MixedDataset
 from semix.data.quality import end_points, endpoint_agreement, series_quality
-from semix.flows.quickstart import CHOSEN, METHODS, RANDOM
+from semix.flows.quickstart import METHODS, RANDOM, SELECTED
 from sklearn.svm import SVC
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -64,7 +64,7 @@ def test_every_method_is_in_its_report(out):
     shown = json.loads((out / "report.json").read_text())
     assert len(shown["methods"]) == len(METHODS) + 1  # a head stage is a method of its own
     assert (out / "report.html").is_file() and (out / "series.png").is_file()
-    assert len(MixedDataset(str(out / CHOSEN)).weights) == 135
+    assert len(MixedDataset(str(out / SELECTED)).weights) == 135
 
 
 def test_a_second_run_makes_nothing(out):

@@ -88,7 +88,7 @@ def make_bucket(servers: Team, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [(None, "asks for a key"), ("semix:another", "refuses the key")]
+    ("key", "told"), [(None, "requires a key"), ("semix:another", "refuses the key")]
 )
 def test_only_the_key_opens_the_server(servers: Team, key, told):
     from semix.flows.server_probe import require_server

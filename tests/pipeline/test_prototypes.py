@@ -10,7 +10,7 @@ from semix.data.formats import PAIRS, PROTOTYPES, Pairs, record_name
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.verify import damage
-from semix.flows.build_steps import put_damage_aside
+from semix.flows.build_steps import quarantine_damage
 from semix.pipeline.prototypes import ensure_prototypes, prepare, read_prototypes
 from semix.pipeline.root import create_root
 
@@ -124,7 +124,7 @@ def test_damaged_pairs_are_named_by_a_worker_and_drawn_again_by_a_resume(similar
     similar.discard(2)
     assert work(similar) == 78
     assert "pairs.json = damaged: cannot be read" in capsys.readouterr().err
-    put_damage_aside(Root(similar.url))
+    quarantine_damage(Root(similar.url))
     assert work(similar) == 0
     assert similar.store.get(PAIRS) == drawn
     similar.store.put(PAIRS, drawn[:-3])  # where nothing else is left to do
