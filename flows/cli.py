@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from semix.data.errors import InputError
 from semix.data.files import FULL
+from semix.data.installation import DISTRIBUTION
 from semix.data.printable import print_traceback
 from semix.flows.commands import looking, making, operating, training
 from semix.flows.commands.help_pages import CommandPage, CommandsPage
@@ -56,7 +57,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 
 def _version(requested: bool) -> None:
     if requested:
-        emit(f"semix {metadata.version('semix')}")
+        emit(f"semix {metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 
 

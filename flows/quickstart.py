@@ -35,7 +35,7 @@ CONFIGS = READY / "quickstart"
 RANDOM, SELECTED = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
     RANDOM: ("random noise", ()),
-    SELECTED: ("chosen noise", ("noise.strategy=select", "noise.candidates=4")),
+    SELECTED: ("selected noise", ("noise.strategy=select", "noise.candidates=4")),
 }
 # Methods and their mixed datasets; the MaC-Cal head stage of csm.yaml counts as a method, too.
 METHODS = {"ce": None, "csm": RANDOM, "csm-fedlas": RANDOM, "csm-chosen-noise": SELECTED}

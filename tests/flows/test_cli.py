@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 from semix.data.errors import InputError
 from semix.data.formats import LeftOut, record_name
+from semix.data.installation import DISTRIBUTION
 from semix.data.leases import living
 from semix.data.root import Root
 from semix.data.settings import load_settings
@@ -297,7 +298,7 @@ def test_a_report_takes_the_mixed_dataset_that_a_run_used(tmp_path):
 
 
 def test_the_version_is_that_of_the_package():
-    assert semix("--version") == (0, f"semix {version('semix')}\n", "")
+    assert semix("--version") == (0, f"semix {version(DISTRIBUTION)}\n", "")
 
 
 @pytest.mark.parametrize("command", ["browse {root}", "show {root} 0", "export {root} --to {to}"])

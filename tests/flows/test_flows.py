@@ -23,6 +23,7 @@ from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 from semix.data.errors import InputError
+from semix.data.installation import DISTRIBUTION
 from semix.data.root import Root
 from semix.data.settings import load_settings
 from semix.data.verify import damage
@@ -275,7 +276,7 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
         assert run.name == "build mixed"
         assert set(run.tags) == {"semix", "build"}
-        assert run.flow_version == version("semix")
+        assert run.flow_version == version(DISTRIBUTION)
         assert run.state.is_failed()
         assert "1 of 8 shards not made: 3" in run.state.message
         assert sorted(ended_tasks(run.id, 2)) == ["generate slot 0", "plan"]
