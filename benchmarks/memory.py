@@ -22,7 +22,7 @@ def run() -> Result:
 def make_shards() -> tuple[float, float, float]:
     """Resident megabytes after the first shards and after all, and the highest ever."""
     from semix.pipeline.shard import generate_shard
-    from semix.pipeline.work import finish
+    from semix.pipeline.shard_job import finish
 
     from benchmarks.models import build_config, opened
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from semix.calib.metrics import reliability_bins
 from semix.calib.metrics.measures import calibration_metrics, classwise_error, expected_error
-from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -74,7 +74,7 @@ def top_label_ece(logits: Tensor, targets: Tensor) -> float:
 
 
 def classwise_ece(logits: Tensor, targets: Tensor) -> float:
-    return classwise_error(read_predictions(*as_given(logits, targets), BINS).classes)
+    return classwise_error(read_predictions(*validated_inputs(logits, targets), BINS).classes)
 
 
 def torchmetrics_ece(logits: Tensor, targets: Tensor) -> float:

@@ -13,7 +13,7 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import inversion_pair
 from semix.pipeline.noise import select_noise
 from semix.pipeline.noise.cost import Rung, rungs
-from semix.pipeline.noise.search import Choice, Scorer
+from semix.pipeline.noise.search import NoiseSelection, Scorer
 from semix.pipeline.noise.source import scoring_conditions
 
 from benchmarks.measure import Result, line
@@ -72,7 +72,7 @@ def config_of(candidates: int) -> BuildConfig:
     return build_config(noise, "generator.steps=20")
 
 
-def regrets(whole: Sequence[Choice], halved: Sequence[Choice]) -> torch.Tensor:
+def regrets(whole: Sequence[NoiseSelection], halved: Sequence[NoiseSelection]) -> torch.Tensor:
     """Full stability lost, in standard deviations over the candidates of the same choice."""
     lost = []
     for all_, few in zip(whole, halved, strict=True):
@@ -98,10 +98,10 @@ class Search:
 
     def __call__(
         self, jobs: Sequence[Job], schedule: list[Rung]
-    ) -> tuple[list[Choice], int, float]:
+    ) -> tuple[list[NoiseSelection], int, float]:
         """The choices, the rows and the CPU seconds."""
         self.rows, start = 0, time.process_time()
-        found: list[Choice] = []
+        found: list[NoiseSelection] = []
         for at in range(0, len(jobs), TOGETHER):
             part = jobs[at : at + TOGETHER]
             found += select_noise(

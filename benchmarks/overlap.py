@@ -16,9 +16,9 @@ from semix.data.root import Root
 from semix.data.store import Store
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.shard import encode_series, generate_shard, make_batch
+from semix.pipeline.shard_job import BuildJob, Making, finish
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 from semix.pipeline.standins import StandIns
-from semix.pipeline.work import Building, Making, finish
 from semix.pipeline.worker import Worker
 
 from benchmarks.measure import Result, interleaved, ratio
@@ -103,7 +103,7 @@ def encoded(result: Result, folder: Path, models: StandIns) -> None:
 def published(result: Result, models: StandIns) -> None:
     """A worker's shards into a slow store, against claiming and making them alone."""
     root, plan, loaded = opened(made_by(models, "shards.groups_per_shard=4"))
-    work = Building(root)
+    work = BuildJob(root)
     work.models, work.load = loaded, lambda **_: None  # type: ignore[method-assign]
 
     def each(end: Callable[[Making[Any]], object]) -> None:

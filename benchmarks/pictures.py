@@ -15,7 +15,7 @@ from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import Models, generate_shard
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
 from sklearn.datasets import load_digits
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 from PIL import Image
-from semix.calib.real_images import ReadImages
+from semix.calib.real_images import StreamedImages
 from semix.data.machine import cores
 from semix.data.real import RealDataConfig, load_real
 from torch import Tensor
@@ -52,7 +52,7 @@ def beside_image_folder(result: Result, folder: Path, side: int) -> None:
             name="imagefolder", path=str(folder), image_size=side, validation_per_class=1
         )
     )
-    images = ReadImages(real.train, side, workers=workers)
+    images = StreamedImages(real.train, side, workers=workers)
     size = Resize(side, interpolation=InterpolationMode.BICUBIC)
     peer = ImageFolder(str(folder / "train"), Compose([size, CenterCrop(side), PILToTensor()]))
     memory: list[float] = []

@@ -17,10 +17,10 @@ from semix.data.splits import RealDataConfig
 from semix.data.tar import read_shard
 from semix.pipeline.annotate import FEATURES, Annotator
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.measurement import PrototypeFile
+from semix.pipeline.prototype_statistics import PrototypeFile
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import (
-    Relabelling,
+    RelabelJob,
     ensure_set_prototypes,
     label_shard,
     label_stored,
@@ -28,8 +28,8 @@ from semix.pipeline.relabel import (
     relabelled_config,
 )
 from semix.pipeline.root import create_root
-from semix.pipeline.standins import Recipe, Stage, train_standins
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
+from semix.pipeline.standins import Recipe, TrainingStage, train_standins
 from torch import Tensor
 
 from benchmarks.measure import Result, interleaved, slope
@@ -77,9 +77,9 @@ def report(result: Result, seconds: dict[str, list[float]], peer_seconds: float)
 def small_clip() -> Path:
     """A wide CLIP of two layers, hardly trained: all it must do is tell classes apart."""
     recipe = Recipe(
-        Stage(2, 16, 1e-3),
-        Stage(2, 16, 1e-3),
-        Stage(30, 32, 2e-3),
+        TrainingStage(2, 16, 1e-3),
+        TrainingStage(2, 16, 1e-3),
+        TrainingStage(30, 32, 2e-3),
         clip_width=256,
         clip_layers=2,
     )
@@ -110,18 +110,18 @@ def filled_root(images: int, *, size: int = SIZE, series: int = 64) -> Root:
 PAIRS = [["zero", "one"], ["two", "three"], ["four", "five"], ["six", "seven"], ["eight", "nine"]]
 
 
-def started(root: Root, clip: Path) -> Relabelling:
+def started(root: Root, clip: Path) -> RelabelJob:
     """A new label set whose encoder is loaded; that is no part of the work."""
     labels = plan_set(root, relabelled_config(root, [f"annotation.model=local-dir:{clip}"]))
     ensure_set_prototypes(labels, device="cpu")
-    work = Relabelling(labels)
-    work.load(device="cpu", beat=lambda: None)
+    work = RelabelJob(labels)
+    work.load(device="cpu", heartbeat=lambda: None)
     assert work.annotator is not None
     work.annotator.encoders.load()
     return work
 
 
-def relabel(work: Relabelling) -> None:
+def relabel(work: RelabelJob) -> None:
     """All shards from their images, on this thread."""
     assert work.annotator is not None
     for shard, record in work.labels.root.committed().items():
@@ -155,7 +155,7 @@ def export(root: Root, folder: Path) -> list[str]:
 
 
 def peer(
-    folder: Path, names: list[str], work: Relabelling
+    folder: Path, names: list[str], work: RelabelJob
 ) -> tuple[float, dict[tuple[int, int], float]]:
     """As the official code goes about it, with its errors repaired.
 

@@ -85,5 +85,5 @@ def built(root: Root, slots: int) -> dict[str, float]:
 
 
 def commit_times(root: Root) -> list[float]:
-    facts: dict[str, Any] = root.store.facts("shards")
+    facts: dict[str, Any] = root.store.infos("shards")
     return [fact.modified for name, fact in facts.items() if name.endswith(".json")]

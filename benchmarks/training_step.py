@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.config import TrainConfig
 from semix.calib.real_data import open_data
 from semix.calib.stage_one import BaseStage
@@ -54,12 +54,14 @@ def run() -> Result:
     return result
 
 
-def bare_step(network: torch.nn.Module, config: TrainConfig) -> Callable[[Batch], torch.Tensor]:
+def bare_step(
+    network: torch.nn.Module, config: TrainConfig
+) -> Callable[[TrainingBatch], torch.Tensor]:
     """CSM's step as one would write it: two passes, both losses, clipping, update, figures."""
     network.train()
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 
-    def step(batch: Batch) -> torch.Tensor:
+    def step(batch: TrainingBatch) -> torch.Tensor:
         logits, _ = network(batch.images)
         real = functional.cross_entropy(logits, batch.targets)
         p = network(batch.mixed_images)[0].softmax(1)

@@ -6,53 +6,54 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from semix.calib.results import Method, Split, load_methods
+from semix.calib.results import EvalSplit, MethodResult, load_methods
 from semix.data.errors import InputError
+from semix.data.installation import install_command
 
-NAME = "semix"  # of the benchmark; its ending says how many classes there are
+NAME = "semix"  # of the benchmark; CalArena reads the kind of task from its ending
 COLUMNS = ("dataset", "model", "cal_size", "test_size", "n_classes")
 
 
 def export_calarena(run: Path, folder: Path) -> list[Path]:
-    """Write `semix-multiclass.h5`, or -binary of two classes, and its index of experiments.
+    """Write `semix-multiclass.h5`, or -binary for two classes, and its index of experiments.
 
     A stage of a seed is one experiment, `DATASET/RUN-STAGE-seedN`: calibrators are fitted on its
-    validation images and judged on its test images.
+    validation images and evaluated on its test images.
 
     Returns:
-        The files.
+        The paths of the two files.
     Raises:
-        InputError: h5py is not installed; a run that is not measured, see `load_methods`.
+        InputError: h5py is not installed, or the run is not measured, see `load_methods`.
     """
     h5py = _h5py()
-    experiments = [found for method in load_methods([run]) for found in _experiments(method)]
-    binary = experiments[0][2]["probas_test"].ndim == 1  # as all of one run
+    experiments = [each for method in load_methods([run]) for each in _experiments(method)]
+    binary = experiments[0][2]["probas_test"].ndim == 1  # the same for all of one run
     name = f"{NAME}-{'binary' if binary else 'multiclass'}"
     folder.mkdir(parents=True, exist_ok=True)
     data, index = folder / f"{name}.h5", folder / f"{name}-experiments.csv"
     with h5py.File(data, "w") as file:
-        for place, model, parts in experiments:
-            group = file.create_group(f"{place}/{model}")
+        for dataset, model, parts in experiments:
+            group = file.create_group(f"{dataset}/{model}")
             for part, values in parts.items():
                 group.create_dataset(part, data=values, compression="gzip")
     _write_index(index, experiments, COLUMNS[:-1] if binary else COLUMNS)
     return [data, index]
 
 
-def _experiments(method: Method) -> list[tuple[str, str, dict[str, np.ndarray]]]:
-    """Dataset, model and arrays of every seed."""
-    found = []
+def _experiments(method: MethodResult) -> list[tuple[str, str, dict[str, np.ndarray]]]:
+    """The dataset, model and arrays of every seed."""
+    experiments = []
     for unit, measured in method.seeds.items():
         parts = {}
-        splits: tuple[tuple[Split, str], ...] = (("validation", "cal"), ("test", "test"))
+        splits: tuple[tuple[EvalSplit, str], ...] = (("validation", "cal"), ("test", "test"))
         for split, short in splits:
             logits, targets = measured.predictions(split)
             p = logits.softmax(1).numpy().astype(np.float32)
             parts[f"probas_{short}"] = p[:, 1] if p.shape[1] == 2 else p
             parts[f"labels_{short}"] = targets.numpy().astype(np.int32)
         model = f"{_plain(method.run.name)}-{measured.stage}-seed{unit.seed}"
-        found.append((_plain(method.dataset), model, parts))
-    return found
+        experiments.append((_plain(method.dataset), model, parts))
+    return experiments
 
 
 def _write_index(
@@ -60,18 +61,18 @@ def _write_index(
     experiments: Sequence[tuple[str, str, dict[str, np.ndarray]]],
     columns: Sequence[str],
 ) -> None:
-    from pandas import DataFrame  # a second, for this command alone
+    from pandas import DataFrame  # takes a second to import
 
     rows = [
-        (place, model, len(p["probas_cal"]), len(p["probas_test"]), p["probas_test"].shape[-1])
-        for place, model, p in experiments
+        (dataset, model, len(p["probas_cal"]), len(p["probas_test"]), p["probas_test"].shape[-1])
+        for dataset, model, p in experiments
     ]
     frame = DataFrame(rows, columns=list(COLUMNS))
     frame[list(columns)].to_csv(path, index=False)
 
 
 def _plain(text: str) -> str:
-    """A name without what divides paths in an HDF5 file."""
+    """A name without the characters that separate paths in an HDF5 file."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "data"
 
 
@@ -79,7 +80,7 @@ def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        remedy = "needs h5py; install it with `pip install 'semix[export]'`"
+        remedy = f"needs h5py; run {install_command('export')}"
         raise InputError("export", "calarena", remedy) from error
-    found: ModuleType = h5py
-    return found
+    module: ModuleType = h5py
+    return module

@@ -1,12 +1,12 @@
-"""Find what cannot be trained or measured before anything is read or written."""
+"""Refuse settings that cannot be trained or measured, before anything is read or written."""
 
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from semix.calib.config import (
-    LEAST,
     LOSSES,
     METHODS,
+    MIN_IMAGES_PER_PROCESS,
     MIXED_LOSSES,
     MODELS,
     EvaluationConfig,
@@ -22,27 +22,26 @@ from semix.data.label_sets import LabelSet
 from semix.data.real import class_names
 from semix.data.root import Root
 
-# Methods that change the classifier themselves; the papers exclude a second head on them.
+# Methods that change the classifier; their papers exclude a second head.
 WITHOUT_HEAD = ("plp", "balcal")
 
 
 def check(config: TrainConfig) -> None:
-    """Find what cannot be trained before an image is read or a file is written.
+    """Refuse settings that cannot be trained, before an image is read or a file is written.
 
     Raises:
-        InputError: what `check_settings` or `check_parts` refuses.
+        InputError: as `check_settings` and `check_parts`.
     """
     check_settings(config)
     check_parts(config)
 
 
 def check_settings(config: TrainConfig) -> None:
-    """What can be found without torch, which takes seconds to import.
+    """Check what can be checked without torch, which takes seconds to import.
 
     Raises:
         InputError: an unknown loss, method, model or parameter; settings that exclude each other;
-            a mixed dataset that is not there, not finished, or of other classes, or has no such
-            labels.
+            a mixed dataset that is missing, unfinished, of other classes, or without the labels.
     """
     names = class_names(config.real)
     config.loss.check(LOSSES, "loss")
@@ -65,7 +64,7 @@ def check_settings(config: TrainConfig) -> None:
 
 
 def check_parts(config: TrainConfig) -> None:
-    """Build what is trained, without its weights.
+    """Build all modules that are trained, without their weights.
 
     Raises:
         InputError: a value that a loss, method, model or head refuses, or two that do not fit.
@@ -93,7 +92,7 @@ def check_parts(config: TrainConfig) -> None:
 
 
 def check_launch(config: TrainConfig, processes: int) -> None:
-    """Find what the processes would refuse one after the other, without torch.
+    """Check, without torch, what every launched process would refuse.
 
     Raises:
         InputError: batches that they cannot share, trackers that are not installed.
@@ -103,19 +102,21 @@ def check_launch(config: TrainConfig, processes: int) -> None:
 
 
 def check_shares(config: TrainConfig, processes: int, *, images: int | None = None) -> None:
-    """Raises InputError for batches that cannot be shared out; names the setting.
+    """Raises InputError for batches that processes cannot share; names the setting.
 
     Args:
-        images: of the training set, where they are counted: a head's batch may depend on them.
+        images: in the training set, once counted: the batch size of a head may depend on them.
     """
     sizes = {"batch_size": config.batch_size}
     if config.head is not None:
         size = config.head.batch_size if images is None else config.head.batch_of(images)
         sizes |= {} if size is None else {"head.batch_size": size}
     for field, size in sizes.items():
-        if size % processes or size // processes < LEAST:
+        if size % processes or size // processes < MIN_IMAGES_PER_PROCESS:
             remedy = f"{processes} processes share it equally; choose a multiple of {processes}"
-            raise InputError(field, size, f"{remedy}, with {LEAST} images for each at least")
+            raise InputError(
+                field, size, f"{remedy}, with {MIN_IMAGES_PER_PROCESS} images for each at least"
+            )
     check_accumulation(config.batch_size // processes, config.accumulate)
 
 
@@ -131,16 +132,16 @@ def _check_views(config: TrainConfig) -> None:
     if config.head is None or config.head.views is None:
         return
     if not (config.augment.shift or config.augment.flip):
-        remedy = "nothing is augmented, so that all views are alike; leave it out"
+        remedy = "nothing is augmented, so all views are equal; leave it out"
         raise InputError("head.views", config.head.views, remedy)
     if not config.head.augment:
-        remedy = "there are none to take turns, as head.augment is false; set it, or leave this out"
+        remedy = "head.augment is false, so all views are equal; set it, or leave this out"
         raise InputError("head.views", config.head.views, remedy)
 
 
-def _check_image_size(config: TrainConfig, wanted: int | None) -> None:
-    if wanted not in (None, config.real.image_size):
-        remedy = f"the model takes {wanted} pixels; set real.image_size or model.image_size to fit"
+def _check_image_size(config: TrainConfig, size: int | None) -> None:
+    if size not in (None, config.real.image_size):
+        remedy = f"the model takes {size} pixels; set real.image_size or model.image_size to fit"
         raise InputError("real.image_size", config.real.image_size, remedy)
 
 
@@ -150,11 +151,11 @@ def _check_losses(config: TrainConfig, num_classes: int) -> None:
     parts = {"": config.loss}
     if isinstance(config.head, MaCCalConfig):
         parts["head."] = config.head.loss
-    for place, part in parts.items():
+    for prefix, part in parts.items():
         try:
             build_training_loss(part.name, num_classes, num_samples=1, params=part.params)
         except InputError as error:
-            raise InputError(f"{place}{error.field}", error.value, error.remedy) from None
+            raise InputError(f"{prefix}{error.field}", error.value, error.remedy) from None
 
 
 def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
@@ -164,9 +165,9 @@ def _check_mixed(config: MixedConfig, names: tuple[str, ...]) -> None:
             LabelSet(root, config.labels)
     except InputError as error:
         raise InputError(f"mixed.{error.field}", error.value, error.remedy) from None
-    found = tuple(root.plan.class_names)
-    if found != names:
-        remedy = f"its classes are {', '.join(found)}; the real data's are {', '.join(names)}"
+    mixed_names = tuple(root.plan.class_names)
+    if mixed_names != names:
+        remedy = f"its classes are {', '.join(mixed_names)}; the real data's are {', '.join(names)}"
         raise InputError("mixed.url", config.url, remedy)
     if not root.indices():
         raise InputError("mixed.url", config.url, "is not finished; run `semix resume` first")
@@ -179,30 +180,30 @@ SHOWN = 5  # names in one message
 
 
 def check_evaluation(config: EvaluationConfig, names: Sequence[str], *, image_size: int) -> None:
-    """Refuse settings that nobody could measure.
+    """Refuse settings under which a run cannot be measured.
 
     Args:
         names: the run's classes.
         image_size: pixels of a side of its images.
     Raises:
         InputError: an unknown corruption or severity, images too small to corrupt, or an
-            out-of-distribution dataset that is not there or shows some of the classes.
+            out-of-distribution dataset that is missing or shows some of the classes.
     """
     if config.shift is not None:
         _check_shift(config.shift, image_size)
     for name, real in config.ood.items():
         field = f"evaluation.ood.{name}"
         if name == MEAN:
-            raise InputError("evaluation.ood", name, "is what the mean over sets is called")
+            raise InputError("evaluation.ood", name, "names the mean over sets; rename it")
         try:
-            found = class_names(real)
+            ood_names = class_names(real)
         except InputError as error:
             raise InputError(f"{field}: {error.field}", error.value, error.remedy) from None
-        known = {_plain(own) for own in names}
-        shared = [other for other in found if _plain(other) in known]
+        normalised = {_normalised_name(each) for each in names}
+        shared = [each for each in ood_names if _normalised_name(each) in normalised]
         if shared:
             more = f" and {len(shared) - SHOWN} more" if len(shared) > SHOWN else ""
-            remedy = "the run has these classes too, so its images are not foreign; choose others"
+            remedy = "the run has these classes too, so the images are not OOD; choose others"
             raise InputError(f"{field} classes", ", ".join(shared[:SHOWN]) + more, remedy)
 
 
@@ -222,7 +223,7 @@ def corruption_names(config: ShiftConfig) -> tuple[str, ...]:
 
 
 def _check_shift(config: ShiftConfig, image_size: int) -> None:
-    from semix.calib.corruptions import SEVERITIES, SMALLEST
+    from semix.calib.corruptions import MIN_SIDE, SEVERITIES
 
     for severity in config.severities:
         if severity not in SEVERITIES:
@@ -234,10 +235,10 @@ def _check_shift(config: ShiftConfig, image_size: int) -> None:
             raise InputError(f"evaluation.shift.{field}", list(values), "give each once")
     if not corruption_names(config):
         raise InputError("evaluation.shift.corruptions", "[]", "name at least one, or standard")
-    if image_size < SMALLEST:
-        remedy = f"corruptions need {SMALLEST} pixels of a side; leave evaluation.shift out"
+    if image_size < MIN_SIDE:
+        remedy = f"corruptions need {MIN_SIDE} pixels of a side; leave evaluation.shift out"
         raise InputError("real.image_size", image_size, remedy)
 
 
-def _plain(name: str) -> str:
+def _normalised_name(name: str) -> str:
     return name.strip().lower().replace("_", " ").replace("-", " ")

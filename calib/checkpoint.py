@@ -27,14 +27,14 @@ from torch import Tensor, nn
 
 PARTIAL = ".partial"
 COMPLETE = re.compile(r"\d{6,}(-\d{8,})?")
-OURS = re.compile(rf"{COMPLETE.pattern}|\.{COMPLETE.pattern}\{PARTIAL}")
+CHECKPOINT_NAMES = re.compile(rf"{COMPLETE.pattern}|\.{COMPLETE.pattern}\{PARTIAL}")
 OBJECTS = "objects"  # .json, and .safetensors for the tensors in it
 
 StateDict = Mapping[str, Any]  # tensors and plain values, as torch's `state_dict` gives them
 
 
 class State(TypedDict):
-    """state.json: whose a checkpoint is, and where."""
+    """state.json: the run that a checkpoint belongs to, and its position in it."""
 
     config: dict[str, object]  # the run's identity
     digest: str  # of settings and data
@@ -62,23 +62,23 @@ class Checkpoint:
         load_exactly(module, self.path / f"{name}.safetensors")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """In memory: a file that is mapped cannot be removed from a network's disk."""
+        """Copies in memory, as a memory-mapped file cannot be removed from a network drive."""
         path = self.path / f"{name}.safetensors"
-        found = load_tensors(path)
+        mapped = load_tensors(path)
         with _refused_unless_safetensors(path):
-            return {name: tensor.clone() for name, tensor in found.items()}
+            return {name: tensor.clone() for name, tensor in mapped.items()}
 
     def objects(self) -> StateDict:
-        """Optimiser state and the like, on the CPU, as `save_checkpoint` took it.
+        """Optimiser state and other objects that `save_checkpoint` wrote, on the CPU.
 
         Raises:
-            InputError: a file of them is damaged, or of another form.
+            InputError: a file is damaged, or of another form.
         """
         path, tensors = self.path / f"{OBJECTS}.json", self.tensors(OBJECTS)
         try:
-            found = from_json(read_json(path), tensors)
-            if isinstance(found, dict):
-                return found
+            objects = from_json(read_json(path), tensors)
+            if isinstance(objects, dict):
+                return objects
         except (OSError, ValueError, KeyError, TypeError, RuntimeError):
             pass  # RuntimeError: nested too deeply for Python, or no image to be channels-last
         raise InputError("checkpoint", path, f"is damaged; remove {self.path} to begin anew")
@@ -95,14 +95,14 @@ def save_checkpoint(
 ) -> Path:
     """Publish a checkpoint as `folder/NNNNNN`, then remove the older ones, and nothing else.
 
-    In the middle of an epoch its name goes on with the step, so that it comes after the one from
-    before the epoch and before the one after.
+    In the middle of an epoch the step is appended to the name, so that the checkpoint sorts between
+    those of before and after the epoch.
 
     A kill at any moment leaves the older checkpoint, both, or the new one.
 
     Args:
         position: epochs done over all stages; the highest complete one is the latest.
-        step: steps done of the epoch that was begun then.
+        step: steps done of the epoch that follows.
         tensors: state of modules; each becomes NAME.safetensors.
         objects: state dictionaries of tensors and plain values; see `to_json`.
         state: a `State`.
@@ -111,7 +111,7 @@ def save_checkpoint(
     """
     require_no_link("checkpoint", folder)
     target = folder / (f"{position:06d}-{step:08d}" if step else f"{position:06d}")
-    if not target.exists():  # else a run that went on from here came back to it
+    if not target.exists():  # it exists if a run resumed from it and stopped before a step
         partial = folder / f".{target.name}{PARTIAL}"
         remove_tree(partial)
         partial.mkdir(parents=True)
@@ -125,15 +125,15 @@ def save_checkpoint(
         partial.rename(target)
         sync_folder(folder)
     for other in folder.iterdir():
-        if other != target and OURS.fullmatch(other.name):
+        if other != target and CHECKPOINT_NAMES.fullmatch(other.name):
             remove_tree(other)
     return target
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest complete checkpoint in `folder`; None if there is none."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    complete = sorted(p for p in found if COMPLETE.fullmatch(p.name) and _is_real_folder(p))
+    paths = folder.iterdir() if folder.is_dir() else ()
+    complete = sorted(p for p in paths if COMPLETE.fullmatch(p.name) and _is_real_folder(p))
     return Checkpoint(complete[-1]) if complete else None
 
 
@@ -145,7 +145,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     """Dictionaries, lists, tuples, tensors and plain values as JSON; `from_json` is its inverse.
 
     Args:
-        tensors: takes the tensors in, under the names that the JSON has for them.
+        tensors: filled with the tensors, under their names in the JSON.
     Raises:
         TypeError: a value of another kind.
     """
@@ -155,7 +155,7 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
             tensors[name] = value
             return {"tensor": name, "channels_last": _is_channels_last(value)}
         case Mapping():
-            # Not JSON's own objects: an optimiser numbers its parameters, and those know texts.
+            # Pairs, not a JSON object: an optimiser numbers its parameters, JSON keys are texts.
             pairs = [[_key(key), to_json(item, tensors)] for key, item in value.items()]
             return {"dict": pairs}
         case tuple():
@@ -164,19 +164,19 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
             return [to_json(item, tensors) for item in value]
         case None | bool() | int() | float() | str():
             return value
-    raise TypeError(f"{type(value).__name__}: a checkpoint holds tensors and plain values alone")
+    raise TypeError(f"{type(value).__name__}: a checkpoint holds only tensors and plain values")
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `to_json` was given.
+    """The inverse of `to_json`.
 
     Raises:
-        ValueError, KeyError, TypeError, RuntimeError: another form, or a tensor that is not there.
+        ValueError, KeyError, TypeError, RuntimeError: another form, or a missing tensor.
     """
     match value:
         case {"tensor": str(name), "channels_last": bool(channels_last), **rest} if not rest:
             tensor = tensors[name]
-            # In another order of memory, sums may end in other last bits.
+            # In another memory order, sums may differ in their last bits.
             return tensor.to(memory_format=torch.channels_last) if channels_last else tensor
         case {"dict": list(pairs), **rest} if not rest:
             return {_key(key): from_json(item, tensors) for key, item in pairs}
@@ -186,7 +186,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [from_json(item, tensors) for item in value]
         case None | bool() | int() | float() | str():
             return value
-    raise ValueError("of a form that no checkpoint has")
+    raise ValueError("no checkpoint has this form")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -206,10 +206,10 @@ def save_tensors(
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What `save_tensors` noted with the tensors; empty where there is no such file.
+    """The metadata that `save_tensors` wrote with the tensors; empty if the file is missing.
 
     Raises:
-        InputError: no safetensors file.
+        InputError: the file is no safetensors file.
     """
     if not path.is_file():
         return {}
@@ -219,26 +219,26 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def load_exactly(module: nn.Module, path: Path) -> None:
-    """Fill a module from safetensors; every tensor must be there, of the same shape.
+    """Fill a module from safetensors; the file must have every tensor, of the same shape.
 
     Raises:
-        InputError: names the first tensor that is missing, left over or of another shape; or no
-            safetensors file.
+        InputError: names the first tensor that is missing, left over or of another shape; or the
+            file is no safetensors file.
     """
-    found, own = load_tensors(path), module.state_dict()
-    for name in [*own, *found]:
-        shapes = [tuple(part[name].shape) if name in part else "none" for part in (found, own)]
+    stored, state = load_tensors(path), module.state_dict()
+    for name in [*state, *stored]:
+        shapes = [tuple(part[name].shape) if name in part else "none" for part in (stored, state)]
         if shapes[0] != shapes[1]:
             remedy = f"the model has {shapes[1]}; was it trained for other classes or settings?"
             raise InputError(f"{path}: {name}", shapes[0], remedy)
-    module.load_state_dict(found)
+    module.load_state_dict(stored)
 
 
 @contextmanager
 def _refused_unless_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, RuntimeError) as error:  # or no memory for what it claims to hold
+    except (SafetensorError, RuntimeError) as error:  # or too little memory for what it declares
         remedy = f"is no whole safetensors file ({error}); restore it, or train this seed again"
         raise InputError("weights", path, remedy) from None
 
@@ -257,18 +257,18 @@ def _is_channels_last(tensor: Tensor) -> bool:
     )
 
 
-# What the process of this index has of what all had, by the stage.
-Share = Callable[[Sequence[StateDict], int], StateDict]
+# From the progress of all former processes, the progress of the process with this index.
+Reshard = Callable[[Sequence[StateDict], int], StateDict]
 
 
-def added(parts: Sequence[Tensor], index: int) -> Tensor:
-    """A sum over processes: all of it in the first, nothing in the others."""
+def sum_in_first_process(parts: Sequence[Tensor], index: int) -> Tensor:
+    """Give the sum over processes to the first process and zeros to the others."""
     total = torch.stack(list(parts)).sum(0)
     return total if index == 0 else torch.zeros_like(total)
 
 
-class OfProcess(TypedDict):
-    """What a process alone has in the middle of an epoch."""
+class ProcessState(TypedDict):
+    """The state of one process in the middle of an epoch."""
 
     random: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -276,74 +276,78 @@ class OfProcess(TypedDict):
 
 
 @dataclass(frozen=True)
-class Middle:
-    """Where an epoch was stopped, and what each process has of its own there.
+class MidEpochState:
+    """Where an epoch was stopped, and the state of each process there.
 
     Attributes:
         step: steps done of the epoch.
     """
 
     step: int
-    processes: list[OfProcess]
+    processes: list[ProcessState]
 
     @classmethod
-    def here(
+    def gather(
         cls,
         step: int,
-        kept: StateDict,
+        progress: StateDict,
         *,
         modules: Mapping[str, nn.Module],
         accelerator: Accelerator,
-    ) -> "Middle":
-        """Gather it; every process must call.
+    ) -> "MidEpochState":
+        """Gather the state of all processes; every process must call.
 
         Args:
-            kept: tensors on the CPU and plain values.
+            progress: tensors on the CPU and plain values.
             modules: of the stage, by name.
         """
-        own: OfProcess = {
+        state: ProcessState = {
             "random": random_state(accelerator.device),
-            "buffers": {name: b.detach().cpu().clone() for name, (b, _) in _own(modules).items()},
-            "kept": dict(kept),
+            "buffers": {
+                name: b.detach().cpu().clone() for name, (b, _) in _process_buffers(modules).items()
+            },
+            "kept": dict(progress),
         }
-        return cls(step, gather_object([own]))
+        return cls(step, gather_object([state]))
 
     @classmethod
-    def of(cls, state: StateDict | None) -> "Middle | None":
-        """From a checkpoint; None if it was written between two epochs."""
+    def from_checkpoint(cls, state: StateDict | None) -> "MidEpochState | None":
+        """The state in a checkpoint; None if that was written between two epochs."""
         return None if state is None else cls(**state)
 
     def state_dict(self) -> StateDict:
         return {"step": self.step, "processes": self.processes}
 
     def restore(
-        self, modules: Mapping[str, nn.Module], accelerator: Accelerator, *, share: Share
+        self, modules: Mapping[str, nn.Module], accelerator: Accelerator, *, reshard: Reshard
     ) -> StateDict:
-        """Put back random state and buffers of this process; returns `kept`.
+        """Restore random state and buffers of this process; returns its progress.
 
-        Another number of processes may go on than stopped: statistics of batch norms are then the
-        mean of all, sums are the first process's, and a process that was not there before keeps
-        the random state that its epoch began with.
+        The number of processes may have changed: statistics of batch norms are then the mean over
+        the former processes, the first process takes all sums, and an additional process keeps the
+        random state that its epoch began with.
 
         Args:
-            share: what a process has of all processes' `kept`, then.
+            reshard: called then, for this process's part of all former processes' progress.
         """
-        index, before = accelerator.process_index, len(self.processes)
-        if index < before:
+        index, count = accelerator.process_index, len(self.processes)
+        if index < count:
             set_random_state(self.processes[index]["random"])
-        if before == accelerator.num_processes:
-            own = self.processes[index]
-            for name, (buffer, _) in _own(modules).items():
-                buffer.copy_(own["buffers"][name])
-            return own["kept"]
-        for name, (buffer, is_sum) in _own(modules).items():
-            all_had = [process["buffers"][name] for process in self.processes]
-            buffer.copy_(added(all_had, index) if is_sum else torch.stack(all_had).mean(0))
-        return share([process["kept"] for process in self.processes], index)
+        if count == accelerator.num_processes:
+            state = self.processes[index]
+            for name, (buffer, _) in _process_buffers(modules).items():
+                buffer.copy_(state["buffers"][name])
+            return state["kept"]
+        for name, (buffer, is_sum) in _process_buffers(modules).items():
+            values = [process["buffers"][name] for process in self.processes]
+            buffer.copy_(
+                sum_in_first_process(values, index) if is_sum else torch.stack(values).mean(0)
+            )
+        return reshard([process["kept"] for process in self.processes], index)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of torch's global generators, on the CPU and on the device."""
+    """State of torch's global generators, on the CPU and on the device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states[device.type] = torch.get_device_module(device).get_rng_state()
@@ -356,16 +360,16 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
         torch.get_device_module(kind).set_rng_state(states[kind])
 
 
-def _own(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, bool]]:
-    """Buffers in which processes may differ within an epoch, and whether they are sums of it.
+def _process_buffers(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, bool]]:
+    """Buffers in which processes may differ within an epoch, and whether they are sums over it.
 
-    Statistics of batch norms are each process's own until the epoch ends; sums of an epoch are
-    not in a module's state at all.
+    Each process has its own batch norm statistics until the epoch ends; sums over an epoch are
+    non-persistent buffers.
     """
-    found = {}
+    buffers = {}
     for part, module in modules.items():
         saved = module.state_dict().keys()
         for name, buffer in module.named_buffers():
             if buffer.is_floating_point() or name not in saved:
-                found[f"{part}.{name}"] = buffer, name not in saved
-    return found
+                buffers[f"{part}.{name}"] = buffer, name not in saved
+    return buffers

@@ -21,8 +21,8 @@ from semix.data.exclusion import Exclusion
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
-LEAST = 2  # images of a kind for each process: one alone has no variance to normalise by
-Parameters = Mapping[str, Sequence[str]]  # of each part, by its name
+MIN_IMAGES_PER_PROCESS = 2  # of a kind: a batch norm needs the variance of at least two
+Parameters = Mapping[str, Sequence[str]]  # names of parameters by name of loss, method or model
 
 LOSSES: Parameters = {
     "ce": (),
@@ -73,13 +73,13 @@ MODELS: Parameters = {
 }
 
 
-def told(parts: Parameters) -> dict[str, JsonValue]:
-    """What a schema says of a field that names one of them."""
+def schema_parts(parts: Parameters) -> dict[str, JsonValue]:
+    """The entry in a field's JSON schema that lists the names which the field may have."""
     return {"parts": {name: list(params) for name, params in parts.items()}}
 
 
 class PartConfig(Settings):
-    """A loss or a model by name; every other key is one of its own parameters."""
+    """A loss, method or model by name; every other key is one of its parameters."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -98,7 +98,7 @@ class OptimiserConfig(Settings):
     """Optimiser and learning rate; the defaults are those of the papers."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser")
-    learning_rate: float = Field(0.1, gt=0, description="at its highest")
+    learning_rate: float = Field(0.1, gt=0, description="peak learning rate")
     momentum: float = Field(
         0.9, ge=0, lt=1, description="of sgd; the others have betas 0.9 and 0.999"
     )
@@ -109,7 +109,7 @@ class OptimiserConfig(Settings):
     milestones: tuple[int, ...] = Field(
         (80, 120), description="multistep: epochs after which the learning rate falls"
     )
-    factor: float = Field(0.1, gt=0, le=1, description="multistep: what it is multiplied with")
+    factor: float = Field(0.1, gt=0, le=1, description="multistep: factor of each fall")
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises from 0")
     clip_norm: float | None = Field(
         2.0, gt=0, description="largest norm of the model's gradient; none does not clip"
@@ -126,11 +126,11 @@ class MixedConfig(Settings):
     weight: float = Field(1.0, ge=0, description="of the mixed loss; the real loss has weight 1")
     loss: str = Field("l2", description="l2: squared error of probabilities; or soft_ce")
     per_real: float = Field(
-        2.0, gt=0, le=16, description="mixed images a real one; 2 are CSM's: an end, an inner one"
+        2.0, gt=0, le=16, description="mixed images per real image; CSM: 2, an end and an inner one"
     )
     batch_norm: Literal["shared", "eval_on_mixed", "separate"] = Field(
         "shared",
-        description="statistics of batch norms: of both passes, of real images alone, or of each",
+        description="statistics of batch norms: of both passes, of real images only, or of each",
     )
     class_matched: bool = Field(
         True, description="each real image draws a group of its own class, as CSM does"
@@ -143,14 +143,14 @@ class MixedConfig(Settings):
     )
     rule: Literal["stored", "mixing_ratio"] = Field(
         "stored",
-        description="labels as they are stored, by `labels` and `scale`; or the conditioning "
-        "weights themselves, as an ablation",
+        description="the stored labels, as `labels` and `scale` choose them; or, as an ablation, "
+        "the conditioning weights",
     )
     exclude: Exclusion | None = Field(None, description="rules for series to leave out")
     memory_gib: float = Field(
         8.0,
         ge=0,
-        description="decode images once into memory if they fit; else they are read when drawn",
+        description="decode images once into memory if they fit; else read them when drawn",
     )
     cache_gib: float = Field(
         50.0, ge=0, description="copies of shards on this machine, of a root that is not local"
@@ -164,10 +164,10 @@ class MixedConfig(Settings):
         return self
 
 
-class ForeignDataConfig(RealDataConfig):
-    """Labelled pictures of which the test images show none of the classes."""
+class OODDataConfig(RealDataConfig):
+    """Labelled out-of-distribution pictures: the test images show none of the run's classes."""
 
-    grey: bool = Field(False, description="in shades of grey, as foreign to pictures in grey")
+    grey: bool = Field(False, description="convert to grey, to compare with grey test images")
 
 
 class AugmentConfig(Settings):
@@ -177,10 +177,10 @@ class AugmentConfig(Settings):
     flip: bool = Field(False, description="mirror half of the images; wrong for digits")
 
 
-# Of second stages: the paper's images a step and learning rate, of 45,000 images in some 352 steps
-# an epoch. A small set in such large batches has a handful: the masks of an epoch then take more
+# Of second stages: the paper's batch size and learning rate, for 45,000 images in some 352 steps
+# per epoch. A small set makes only a handful of such batches: the masks of an epoch then take more
 # than it learns back, and the head ends points below the network. So batches are halved until an
-# epoch has steps enough, and the learning rate with them (Goyal et al. 2017's linear scaling).
+# epoch has enough steps, and the learning rate with them (linear scaling, Goyal et al. 2017).
 HEAD_BATCH, HEAD_RATE = 128, 0.1
 HEAD_STEPS, HEAD_SMALLEST = 128, 4
 
@@ -188,12 +188,12 @@ HEAD_STEPS, HEAD_SMALLEST = 128, 4
 class HeadOptimiserConfig(OptimiserConfig):
     """As for the classifier, at one learning rate throughout."""
 
-    # The classifier's has a value always; here the images of a step may decide it.
+    # The classifier's rate always has a value; here the batch size may decide it.
     learning_rate: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description=f"at its highest; none: {HEAD_RATE:g}, times batch_size / {HEAD_BATCH} where "
-        "that is derived, too",
+        description=f"peak learning rate; none: {HEAD_RATE:g}, times batch_size / {HEAD_BATCH} "
+        "where batch_size is derived, too",
     )
     schedule: Literal["multistep", "cosine", "constant"] = Field(
         "constant", description="of the learning rate; cosine falls to 0 with every step"
@@ -201,10 +201,10 @@ class HeadOptimiserConfig(OptimiserConfig):
 
 
 class TSTOptimiserConfig(HeadOptimiserConfig):
-    """TST's own: Adam, with neither weight decay nor clipping."""
+    """The optimiser of TST: Adam, with neither weight decay nor clipping."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("adam", description="optimiser")
-    learning_rate: float | None = Field(1e-4, gt=0, description="at its highest")
+    learning_rate: float | None = Field(1e-4, gt=0, description="peak learning rate")
     weight_decay: float = Field(0.0, ge=0, description="on all weights")
     clip_norm: float | None = Field(
         None, gt=0, description="largest norm of the head's gradient; none does not clip"
@@ -217,22 +217,22 @@ AUGMENTED = (
 
 
 class SecondStageConfig(Settings):
-    """What every second stage has: a head trained on the frozen network, from real images alone."""
+    """Settings of every second stage: a head trained on the frozen network and real images."""
 
     epochs: int = Field(40, ge=1, description="passes over the real training images")
     batch_size: int | None = Field(
         None,
         ge=2,
-        description=f"images a step, over all processes; none: {HEAD_BATCH}, halved down to "
-        f"{HEAD_SMALLEST} until the training images make {HEAD_STEPS} steps an epoch, so "
+        description=f"images per step, over all processes; none: {HEAD_BATCH}, halved down to "
+        f"{HEAD_SMALLEST} until the training images make {HEAD_STEPS} steps per epoch, so "
         f"{HEAD_BATCH} from {HEAD_BATCH * HEAD_STEPS:,} images on",
     )
     optimiser: HeadOptimiserConfig = Field(HeadOptimiserConfig(), description="of the head")
     views: int | None = Field(
         None,
         ge=1,
-        description="augmented views of each image whose features are made once and used in turn;"
-        " none makes features anew each epoch, or once where nothing is augmented",
+        description="augmented views per image, whose features are computed once and used in turn;"
+        " none computes features anew each epoch, or once where nothing is augmented",
     )
     augment: bool = Field(True, description=AUGMENTED)
     reduction: Literal["mean", "sum"] = Field(
@@ -240,7 +240,7 @@ class SecondStageConfig(Settings):
     )
 
     def batch_of(self, images: int) -> int:
-        """Images of a step, with so many training images."""
+        """Images per step, for this number of training images."""
         if self.batch_size is not None:
             return self.batch_size
         size = HEAD_BATCH
@@ -249,7 +249,7 @@ class SecondStageConfig(Settings):
         return size
 
     def optimiser_of(self, images: int) -> OptimiserConfig:
-        """The optimiser with its learning rate, with so many training images."""
+        """The optimiser with its learning rate, for this number of training images."""
         if self.optimiser.learning_rate is not None:
             return self.optimiser
         share = 1.0 if self.batch_size is not None else self.batch_of(images) / HEAD_BATCH
@@ -266,7 +266,7 @@ class MaCCalConfig(SecondStageConfig):
     method: Literal["mac_cal"] = Field("mac_cal", description="mac_cal, tst or vtst")
     augment: bool = Field(False, description=AUGMENTED)
     loss: PartConfig = Field(
-        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+        PartConfig(name="ce"), description="on real images", json_schema_extra=schema_parts(LOSSES)
     )
     select: Literal["last", "ece"] = Field(
         "last", description="which epoch's head to keep; ece is that on validation"
@@ -290,8 +290,8 @@ class MaCCalConfig(SecondStageConfig):
     delta_min: float = Field(0.001, gt=0, le=1, description="largest change at the end")
     extra_pass: bool = Field(
         True,
-        description="take accuracy and confidence from a pass of their own after each epoch; means"
-        " over its steps lag behind",
+        description="take accuracy and confidence from a separate pass after each epoch; means"
+        " over the steps of an epoch lag behind",
     )
 
 
@@ -308,7 +308,7 @@ class TSTConfig(SecondStageConfig):
 
 
 def method(head: Any) -> str:
-    """Of which method settings are, whatever was written. Errors name the field after this."""
+    """The method that settings of a head name. Errors name the field after this function."""
     default = "mac_cal"
     if isinstance(head, dict):
         return str(head.get("method", default))
@@ -338,36 +338,36 @@ class ShiftConfig(Settings):
     )
 
 
-def _switched(shift: Any) -> Any:
-    """What true and false mean, beside the settings themselves."""
+def _shift_from_bool(shift: Any) -> Any:
+    """Read true as the default settings and false as none."""
     return {True: {}, False: None}[shift] if isinstance(shift, bool) else shift
 
 
-def _unmixed(precision: Any) -> Any:
-    """`no` is false to YAML."""
+def _precision_from_bool(precision: Any) -> Any:
+    """Read false as `no`, which YAML takes for false."""
     return "no" if precision is False else precision
 
 
 class EvaluationConfig(Settings):
-    """Measures of the test images, of shifted ones and of foreign ones."""
+    """Measures of the test images, of shifted and of out-of-distribution (OOD) images."""
 
     bins: int = Field(15, ge=1, description="of every binned measure")
     bootstrap: int = Field(
         1000, ge=0, description="resamples of the test images for 95 % intervals; 0 makes none"
     )
-    shift: Annotated[ShiftConfig | None, BeforeValidator(_switched)] = Field(
+    shift: Annotated[ShiftConfig | None, BeforeValidator(_shift_from_bool)] = Field(
         None, description="none measures no corrupted images; true: with these defaults"
     )
-    ood: dict[str, ForeignDataConfig] = Field(
-        {}, description="datasets by name whose test images show none of the classes"
+    ood: dict[str, OODDataConfig] = Field(
+        {}, description="OOD datasets by name; their test images show none of the classes"
     )
 
 
-# Of a seed's validation logits: which of them decides when to stop or what to keep.
+# Measures of the validation logits, one of which decides when to stop or which epoch to keep.
 Criterion = Literal["accuracy", "nll", "ece", "adaptive_ece", "classwise_ece", "brier"]
 
-# They decide which seeds are trained, what they are called, what is shown and measured and where
-# images are kept, not what a seed becomes.
+# Settings that decide which seeds are trained, how they are named, what is shown and measured and
+# where images are held, but not the weights of a seed.
 Outside = Mapping[str, bool | Mapping[str, bool]]
 OUTSIDE_IDENTITY: Outside = {
     "name": True,
@@ -407,33 +407,33 @@ class TrainConfig(Settings):
     real_memory_gib: float = Field(
         8.0,
         ge=0,
-        description="decode real images once, into memory and onto the GPU, if they fit; else they "
-        "are read when drawn",
+        description="decode real images once, into memory and onto the GPU, if they fit; else read "
+        "them when drawn",
     )
     real_workers: int | None = Field(
         None,
         ge=0,
-        description="processes of each trainer that read them; none: as many as it has cores",
+        description="processes per trainer that read real images; none: as many as it has cores",
     )
     mixed: MixedConfig | None = Field(None, description="mixed dataset; none trains on real only")
     loss: PartConfig = Field(
-        PartConfig(name="ce"), description="on real images", json_schema_extra=told(LOSSES)
+        PartConfig(name="ce"), description="on real images", json_schema_extra=schema_parts(LOSSES)
     )
     method: PartConfig = Field(
         PartConfig(name="plain"),
-        description="what becomes of real images before the loss",
-        json_schema_extra=told(METHODS),
+        description="how real images are mixed or the classifier is changed in training",
+        json_schema_extra=schema_parts(METHODS),
     )
     model: PartConfig = Field(
         description="the classifier; resnet18 to resnet152 take the ImageNet stem (a 7x7 "
         f"convolution of stride 2, max pooling) where real.image_size is {IMAGENET_FROM} or more, "
         f"else a 3x3 one; `stem: {SMALL_STEM}` or `stem: {IMAGENET_STEM}` says otherwise",
-        json_schema_extra=told(MODELS),
+        json_schema_extra=schema_parts(MODELS),
     )
     epochs: int = Field(200, ge=1, description="passes over the real training images")
-    batch_size: int = Field(128, ge=2, description="real images a step, over all processes")
+    batch_size: int = Field(128, ge=2, description="real images per step, over all processes")
     accumulate: int = Field(
-        1, ge=1, description="parts that a step's batch is run in, where it does not fit at once"
+        1, ge=1, description="micro-batches per step, where a batch does not fit at once"
     )
     augment: AugmentConfig = Field(AugmentConfig(), description="of training images")
     optimiser: OptimiserConfig = Field(OptimiserConfig(), description="of the classifier")
@@ -442,27 +442,29 @@ class TrainConfig(Settings):
     )
     early_stop: EarlyStopConfig | None = Field(None, description="none trains all epochs")
     ema: float | None = Field(
-        None, gt=0, lt=1, description="decay a step of averaged weights, which are then measured"
+        None, gt=0, lt=1, description="decay per step of averaged weights, which are then measured"
     )
-    compile: bool = Field(False, description="of the network, by torch.compile")
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_unmixed)] = Field(
+    compile: bool = Field(False, description="compile the network with torch.compile")
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"], BeforeValidator(_precision_from_bool)
+    ] = Field(
         "no",
         description="of the network; losses are always float32; no: float32, on a GPU with TF32 "
         "convolutions as torch has them",
     )
     head: HeadConfig | None = Field(None, description="stage two; none trains no second head")
-    seeds: Seeds = Field((0,), description="each trains a model of its own, one after the other")
+    seeds: Seeds = Field((0,), description="each trains one model, one after the other")
     checkpoint_every: int = Field(10, ge=1, description="epochs between checkpoints")
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
-        ("tensorboard",), description="that get the figures of every epoch; history.jsonl always"
+        ("tensorboard",), description="get the figures of every epoch; history.jsonl has them, too"
     )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="what is measured")
 
     @field_validator("model")
     @classmethod
     def _has_the_stem_for_its_images(cls, model: PartConfig, info: ValidationInfo) -> PartConfig:
-        """Large images get the stem for them, as a setting: it is part of a run's identity."""
-        real = info.data.get("real")  # none where it is refused
+        """Write the ImageNet stem for large images into the settings, so into the identity."""
+        real = info.data.get("real")  # none if it is invalid
         if real is None or model.name not in EITHER_STEM or "stem" in model.params:
             return model
         if real.image_size < IMAGENET_FROM:
@@ -470,16 +472,18 @@ class TrainConfig(Settings):
         return PartConfig.model_validate({**model.model_dump(), "stem": IMAGENET_STEM})
 
     def identity(self) -> dict[str, object]:
-        """What decides the result of a seed, as plain values."""
+        """The settings that decide the result of a seed, as plain values."""
         return self.model_dump(mode="json", exclude=OUTSIDE_IDENTITY)
 
 
 def check_accumulation(share: int, count: int) -> None:
-    """Raises InputError unless a process's real images make `count` equal parts.
+    """Raises InputError unless a process's real images divide into `count` equal parts.
 
     Args:
         share: real images of a process's batch.
     """
-    if share % count or (count > 1 and share // count < LEAST):
-        remedy = f"the {share} real images of a process make no such number of equal parts"
-        raise InputError("accumulate", count, f"{remedy} of {LEAST} images or more")
+    if share % count or (count > 1 and share // count < MIN_IMAGES_PER_PROCESS):
+        remedy = f"the {share} real images of a process do not divide into so many equal parts"
+        raise InputError(
+            "accumulate", count, f"{remedy} of {MIN_IMAGES_PER_PROCESS} images or more"
+        )

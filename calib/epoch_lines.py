@@ -1,4 +1,4 @@
-"""Lines on how far a stage's training is: one per epoch, and within long epochs."""
+"""Progress lines of a stage's training: one per epoch, and more within long epochs."""
 
 import time
 from collections.abc import Mapping
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from semix.data.printable import print_line
 
 QUIET_S = 5.0  # between lines, so that short epochs do not print one each
-BRIEF = 64  # letters of figures; with a name and times a line is two rows of a narrow terminal
-LONG_S = 20.0  # without a line, until one says how far an epoch is
+BRIEF = 64  # characters of figures; with name and times a line fills two rows of a narrow terminal
+LONG_S = 20.0  # without a line, until one reports progress within an epoch
 
 
 class EpochLines:
-    """Lines with rate and remaining time, one per epoch but not too many.
+    """Prints lines with rate and remaining time, at most one per epoch and QUIET_S.
 
     Args:
         label: begins each line.
-        epochs: of the stage at most; it may stop early.
-        images: real images of an epoch, over all processes.
-        steps: of an epoch.
+        epochs: of the stage; it may stop earlier.
+        images: real images per epoch, over all processes.
+        steps: per epoch.
         first: epochs that were done before.
-        printing: false in processes that keep quiet.
+        printing: false in all processes but the main one.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class EpochLines:
         self._begun: tuple[int, int, float] | None = None  # an epoch, its first step, when
 
     def show_features(self, done: int) -> None:
-        """Called while a stage makes an epoch's features, with how many images have theirs."""
+        """Called while a stage computes an epoch's features, with the number of images done."""
         if self._is_due(LONG_S):
             self._print(f"features of {done:,} of {self.images:,} images")
 
     def show_step(self, epoch: int, done: int) -> None:
-        """Called after every step, with the steps of the epoch that are done.
+        """Called after every step, with the number of steps done in the epoch.
 
-        An epoch's first step warms up, so it is not measured.
+        The first step of an epoch is a warm-up and not measured.
         """
         if not self.printing:
             return
@@ -52,10 +52,10 @@ class EpochLines:
             self._print(f"{where}  {step_s * self.steps:.3g} s per epoch  {left} left")
 
     def show_epoch(self, done: int, figures: Mapping[str, float | None], *, last: bool) -> None:
-        """Called after every epoch; the last one's line is always printed.
+        """Called after every epoch; the line of the last one is always printed.
 
         Args:
-            done: epochs of the stage.
+            done: epochs of the stage that are done.
         """
         if not (self._is_due(QUIET_S) or last):
             return
@@ -82,16 +82,16 @@ SILENT = EpochLines("", epochs=1, images=1, steps=1, first=0, printing=False)
 
 
 def brief(figures: Mapping[str, float | None]) -> str:
-    """The figures of a line that a terminal shows: HISTORY has all of them."""
+    """The most important figures, as many as a line has room for; history.jsonl has all."""
 
-    def place(name: str) -> int:
+    def rank(name: str) -> int:
         first = ("loss", "accuracy")
         return first.index(name) if name in first else 3 - name.startswith("validation_")
 
-    known = {name: value for name, value in figures.items() if value is not None}
+    values = {name: value for name, value in figures.items() if value is not None}
     line = ""
-    for name in sorted(known, key=place):
-        longer = f"{line}  {name} {known[name]:.4g}".strip()
+    for name in sorted(values, key=rank):
+        longer = f"{line}  {name} {values[name]:.4g}".strip()
         if len(longer) > BRIEF:
             break
         line = longer
@@ -99,7 +99,7 @@ def brief(figures: Mapping[str, float | None]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:07`, `12:30`, `3:05:00`."""
+    """Format seconds as `0:07`, `12:30` or `3:05:00`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -15,30 +15,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from semix.calib.metrics import ReliabilityBins, reliability_bins
-from semix.calib.results import ACCURACY, ECE, Method, Summary
+from semix.calib.results import ACCURACY, ECE, MethodResult, Summary
 from semix.data.pages import DARK, LIGHT, Theme
 from semix.data.quality import WeightCurve
 
-FEW = 20  # predictions; a bin with fewer is drawn pale, as its accuracy is mostly chance
+MIN_COUNT = 20  # bins with fewer predictions are drawn pale: their accuracy is mostly chance
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": ["sans-serif"],
     "font.size": 9,
-    "svg.fonttype": "none",  # text stays text: smaller, sharper, and in the reader's own font
+    "svg.fonttype": "none",  # text stays text: smaller, sharper, and in the reader's font
     "svg.hashsalt": "semix",  # the same numbers give the same bytes
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
 DPI = 150
-TITLE = 22  # letters in a line above a small diagram
-MARKERS = "Ds^v" * 8  # another where the twenty colours begin anew
+TITLE = 22  # characters per line of the title of a small diagram
+MARKERS = "Ds^v" * 8  # the next one each time the twenty colours repeat
 
 
-# Of the page: SVG, twice
+# Figures of the page: SVG, one per theme
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure twice, as data URIs: for light and for dark pages."""
+    """One figure for light and for dark pages, as data URIs."""
 
     light: str
     dark: str
@@ -64,7 +64,7 @@ def weight_figure(curve: WeightCurve) -> Picture:
 
 
 def reliability_picture(bins: ReliabilityBins) -> Picture:
-    """Accuracy against confidence in each bin; below, how the predictions spread over them."""
+    """Accuracy against confidence in each bin; below, the histogram of the predictions."""
 
     def draw(figure: Figure, theme: Theme) -> None:
         top, bottom = figure.subplots(
@@ -79,19 +79,19 @@ def reliability_picture(bins: ReliabilityBins) -> Picture:
     return _both_themes(draw, width=2.75, height=3.5)
 
 
-def pooled_bins(method: Method, kind: str = "plain") -> ReliabilityBins:
+def pooled_bins(method: MethodResult, kind: str = "plain") -> ReliabilityBins:
     """Reliability bins over the test predictions of all seeds together.
 
     Args:
         kind: "plain", or "scaled" by each seed's temperature.
     Raises:
-        InputError: a logits file is gone.
+        InputError: a logits file is missing.
     """
     logits, targets = [], []
     for row in method.seeds.values():
-        found, true = row.predictions("test")
-        logits.append(found / (row.temperature if kind == "scaled" else 1.0))
-        targets.append(true)
+        seed_logits, seed_targets = row.predictions("test")
+        logits.append(seed_logits / (row.temperature if kind == "scaled" else 1.0))
+        targets.append(seed_targets)
     return reliability_bins(torch.cat(logits), torch.cat(targets), bins=method.bins)
 
 
@@ -99,10 +99,10 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     count, accuracy, gaps = (value.numpy() for value in (bins.count, bins.accuracy, bins.gap))
     left, width = _left_and_width(len(count))
     for index in np.flatnonzero(count):
-        strength = 1.0 if count[index] >= FEW else 0.35
-        place = {"x": left[index], "width": width, "align": "edge"}
+        strength = 1.0 if count[index] >= MIN_COUNT else 0.35
+        box = {"x": left[index], "width": width, "align": "edge"}
         gap = gaps[index]
-        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **place)
+        axes.bar(height=accuracy[index], color=theme.first, alpha=0.75 * strength, **box)
         # Orange from accuracy up to confidence: overconfident. Hatched blue down to confidence:
         # underconfident.
         colour, hatch = (theme.second, None) if gap > 0 else ("none", "/////")
@@ -114,7 +114,7 @@ def _draw_gaps(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
             hatch=hatch,
             linewidth=0,
             alpha=0.85 * strength,
-            **place,
+            **box,
         )
     axes.plot([0, 1], [0, 1], color=theme.muted, linestyle=":", linewidth=1.2)
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -124,7 +124,7 @@ def _draw_histogram(axes: Axes, bins: ReliabilityBins, theme: Theme) -> None:
     share = bins.share.numpy()
     left, width = _left_and_width(len(share))
     axes.bar(left, share, width=width, align="edge", color=theme.muted)
-    axes.set_yscale("log")  # most predictions are near 1; the others must still be seen
+    axes.set_yscale("log")  # most predictions are near 1; the others must stay visible
     axes.set(xlabel="confidence", ylabel="share", ylim=(1e-4, 1))
     axes.set_yticks([1e-3, 1e-1], minor=False)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
@@ -157,42 +157,42 @@ def _both_themes(draw: Callable[[Figure, Theme], None], *, width: float, height:
     return Picture(light=render(LIGHT), dark=render(DARK))
 
 
-# Of a study: PNG
+# Figures of a study: PNG
 
 
-def write_figures(methods: Sequence[Method], folder: Path, *, dataset: str) -> list[str]:
-    """Three PNG files of what is measured on one dataset.
+def write_figures(methods: Sequence[MethodResult], folder: Path, *, dataset: str) -> list[str]:
+    """Write three PNG files with the results on one dataset.
 
     Returns:
         Their names, without the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {
+    figures = {
         f"ece-{dataset}.png": ece_figure,
         f"accuracy-ece-{dataset}.png": accuracy_figure,
         f"reliability-{dataset}.png": reliability_figure,
     }
-    for name, draw in drawn.items():
+    for name, draw in figures.items():
         with matplotlib.rc_context(STYLE):
             draw(methods).savefig(folder / name, dpi=DPI, metadata={"Software": None})
-    return list(drawn)
+    return list(figures)
 
 
-def ece_figure(methods: Sequence[Method]) -> Figure:
-    """A dot a seed with its bootstrap interval where there is one; bar: mean and deviation."""
+def ece_figure(methods: Sequence[MethodResult]) -> Figure:
+    """One dot per seed with its bootstrap interval, if measured; bar: mean and deviation."""
     figure = Figure(figsize=(6.4, 0.9 + 0.34 * len(methods)), layout="constrained")
     axes = figure.add_subplot()
-    for place, method in enumerate(methods):
+    for position, method in enumerate(methods):
         values = method.values(ECE)
-        found = Summary.of(values.values())
-        error = 100 * (found.sd or 0.0)
-        axes.errorbar(100 * found.mean, place, xerr=error, fmt="D", color=LIGHT.ink, capsize=3)
+        summary = Summary.of(values.values())
+        error = 100 * (summary.sd or 0.0)
+        axes.errorbar(100 * summary.mean, position, xerr=error, fmt="D", color=LIGHT.ink, capsize=3)
         for seed, height in zip(values, _spread_out(len(values)), strict=True):
-            axes.plot(100 * values[seed], place + height, "o", color=LIGHT.first, markersize=4)
+            axes.plot(100 * values[seed], position + height, "o", color=LIGHT.first, markersize=4)
             limits = method.seeds[seed].intervals.get(method.kind, {}).get(ECE.key)
             if limits:
                 ends = [100 * limit for limit in limits]
-                axes.plot(ends, [place + height] * 2, color=LIGHT.first, alpha=0.4)
+                axes.plot(ends, [position + height] * 2, color=LIGHT.first, alpha=0.4)
     axes.set_yticks(range(len(methods)), [_plain(method.label) for method in methods])
     axes.invert_yaxis()
     axes.set_xlabel(f"ECE % ({methods[0].bins} bins)")
@@ -203,14 +203,14 @@ def ece_figure(methods: Sequence[Method]) -> Figure:
     return figure
 
 
-def accuracy_figure(methods: Sequence[Method]) -> Figure:
+def accuracy_figure(methods: Sequence[MethodResult]) -> Figure:
     """Each method's mean, with its seeds as small dots."""
-    height = max(4.4, 0.5 + 0.18 * len(methods))  # the legend has a line a row
+    height = max(4.4, 0.5 + 0.18 * len(methods))  # the legend has one line per method
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
-    for place, method in enumerate(methods):
-        colour, marker = colours[place % len(colours)], MARKERS[place // len(colours)]
+    for index, method in enumerate(methods):
+        colour, marker = colours[index % len(colours)], MARKERS[index // len(colours)]
         points = [
             [100 * value for value in method.values(measure).values()]
             for measure in (ACCURACY, ECE)
@@ -225,8 +225,8 @@ def accuracy_figure(methods: Sequence[Method]) -> Figure:
     return figure
 
 
-def reliability_figure(methods: Sequence[Method]) -> Figure:
-    """A diagram a method as trained, its seeds' test predictions together."""
+def reliability_figure(methods: Sequence[MethodResult]) -> Figure:
+    """One diagram per method as trained, of the test predictions of all its seeds."""
     plain = [method for method in methods if method.kind == "plain"]
     columns = min(4, len(plain))
     lines = -(-len(plain) // columns)
@@ -246,10 +246,10 @@ def reliability_figure(methods: Sequence[Method]) -> Figure:
 
 
 def _spread_out(count: int) -> list[float]:
-    """Heights about 0, so that dots do not hide each other."""
-    return [0.0] if count == 1 else [0.3 * (place / (count - 1) - 0.5) for place in range(count)]
+    """Vertical offsets about 0, so that dots do not hide each other."""
+    return [0.0] if count == 1 else [0.3 * (index / (count - 1) - 0.5) for index in range(count)]
 
 
 def _plain(text: str) -> str:
-    """A label in which matplotlib finds no formula."""
+    """Escape a label, so that matplotlib reads no formula in it."""
     return text.replace("$", r"\$")

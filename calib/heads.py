@@ -1,4 +1,4 @@
-"""Second-stage heads: bottleneck, TST, VTST, MaC-Cal's sparsity."""
+"""Second-stage heads: MaC-Cal's masked bottleneck with its sparsity control, TST, VTST."""
 
 import math
 from itertools import pairwise
@@ -32,16 +32,16 @@ class MaskedBottleneckHead(nn.Module):
         in_features: D.
         num_classes: K.
         hidden: width of the hidden layer; None is max(2K, D/4).
-        mask_mode: "reset" sets masked weights to 0 for good when an epoch starts; "preserve"
-            keeps their value for the epochs that unmask them.
+        mask_mode: "reset" sets masked weights to 0 permanently when an epoch starts; "preserve"
+            keeps their values for the epochs that unmask them.
         inference: the weights in eval mode. "last": under the last mask. "expected": all,
-            times p. "dense": all as they are, which makes calibration worse than no head.
+            times p. "dense": all, unscaled, which makes calibration worse than no head.
         allow_unscaled: permit "dense".
     Raises:
         InputError: a size below 1, an unknown mode, or an inference that does not fit the mode.
 
-    Source: MaC-Cal (arXiv 2508.09116), eqs. (8)-(11). The paper leaves open how masked weights
-    live on; "reset" is the reading under which its ablation makes sense.
+    Source: MaC-Cal (arXiv 2508.09116), eqs. (8)-(11). The paper does not say what becomes of
+    masked weights; "reset" is the reading that agrees with its ablation.
     """
 
     mask1: Tensor  # bool [H, D], True where the weight is kept
@@ -142,13 +142,13 @@ def _check_modes(mask_mode: str, inference: str, *, allow_unscaled: bool) -> Non
         raise InputError("head.inference", inference, remedy)
 
 
-GUARD = 0.05  # accuracy below stage one's at which more masking would cost too much
-NEARLY = 0.1  # of the way from chance to stage one's accuracy: no better than chance
-LOOKED_AT = 3  # epochs after one another that tell a lost head from an unlucky one
+ACCURACY_GUARD = 0.05  # the largest loss of accuracy against stage one at which p may still fall
+CHANCE_MARGIN = 0.1  # up to this fraction of stage one's gain over chance counts as chance
+CHANCE_EPOCHS = 3  # consecutive epochs after which a head counts as lost, not as unlucky
 
 
 class ControllerState(TypedDict):
-    """All of a `SparsityController` that changes with the epochs."""
+    """The state of a `SparsityController` that changes with the epochs."""
 
     p: float
     epoch: int
@@ -162,12 +162,12 @@ class SparsityController:
         (12)  p <- clamp(p + clip(gamma Acc - Conf, -delta, +delta), p_min, 1)
         (13)  delta_e = delta_max (delta_min / delta_max)^(e / E)
 
-    Overconfident on the training set, so Conf > gamma Acc: p falls, more is masked, confidence
-    falls. p never falls while accuracy is 5 points below that of stage one.
+    If the head is overconfident on the training set, Conf > gamma Acc, then p falls, more weights
+    are masked and confidence falls. p never falls while accuracy is 5 points below stage one's.
 
-    Masks that set weights to 0 for good can take more than an epoch gives back: the gradient of
-    each layer is a product with the other, so a head with few weights left learns ever less and
-    ends at chance. Where accuracy is there, or falls on towards it, p rises by all of delta_max.
+    Masks that set weights to 0 permanently can remove more than an epoch learns: the gradient of
+    each layer is a product with the other layer, so a head with few weights learns less and less
+    and ends at chance. If accuracy is at chance, or keeps falling towards it, p rises by delta_max.
 
     Args:
         epochs: E, of the head's training.
@@ -220,12 +220,12 @@ class SparsityController:
         return self.delta_max * math.pow(self.delta_min / self.delta_max, epoch / self.epochs)
 
     def end_epoch(self, *, accuracy: float, confidence: float) -> float:
-        """Note the epoch and set p for the next, which is returned. Eq. (12).
+        """Record the epoch and return p for the next one. Eq. (12).
 
         Args:
             accuracy, confidence: means over the epoch's masked training passes, in [0, 1].
         Raises:
-            ValueError: a value is no fraction, or all epochs are done.
+            ValueError: a value lies outside [0, 1], or all epochs are done.
         """
         for name, value in (("accuracy", accuracy), ("confidence", confidence)):
             if not 0 <= value <= 1:
@@ -243,33 +243,33 @@ class SparsityController:
             }
         )
         change = min(max(self.gamma * accuracy - confidence, -delta), delta)
-        if accuracy < self.base_accuracy - GUARD:
+        if accuracy < self.base_accuracy - ACCURACY_GUARD:
             change = max(change, 0.0)
-        if self.at_chance() or self._falls_on():
+        if self.at_chance() or self._keeps_falling():
             change = self.delta_max
         self.p = min(max(self.p + change, self.p_min), 1.0)
         self.epoch += 1
         return self.p
 
     def at_chance(self) -> bool:
-        """Whether the last epochs were hardly better than a guess, which stage one is."""
-        better = self.base_accuracy - self.chance
-        last = self._accuracies(LOOKED_AT)
-        known = len(last) == LOOKED_AT and better > GUARD
-        return known and max(last) <= self.chance + NEARLY * better
+        """Whether the last epochs were hardly better than a guess, unlike stage one."""
+        gain = self.base_accuracy - self.chance
+        last = self._accuracies(CHANCE_EPOCHS)
+        decidable = len(last) == CHANCE_EPOCHS and gain > ACCURACY_GUARD
+        return decidable and max(last) <= self.chance + CHANCE_MARGIN * gain
 
-    def _falls_on(self) -> bool:
-        """Whether accuracy fell epoch after epoch, to below half of what stage one learnt."""
-        last = self._accuracies(LOOKED_AT + 1)
+    def _keeps_falling(self) -> bool:
+        """Whether accuracy fell in each of the last epochs, to below half of stage one's gain."""
+        last = self._accuracies(CHANCE_EPOCHS + 1)
         fell = all(after < before for before, after in pairwise(last))
-        known = len(last) == LOOKED_AT + 1
-        return known and fell and last[-1] < (self.base_accuracy + self.chance) / 2
+        decidable = len(last) == CHANCE_EPOCHS + 1
+        return decidable and fell and last[-1] < (self.base_accuracy + self.chance) / 2
 
     def _accuracies(self, count: int) -> list[float]:
         return [line["accuracy"] for line in self.history[-count:]]
 
     def state_dict(self) -> ControllerState:
-        """For a checkpoint; the masks are buffers of the head."""
+        """The state for a checkpoint; the masks are buffers of the head."""
         return {
             "p": self.p,
             "epoch": self.epoch,
@@ -321,16 +321,15 @@ class VTSTHead(nn.Module):
     """Features [N, D] to logits [N, K] through z ~ N(mean, variance), both of the features.
 
     Two networks D -> 3Z -> Z give the mean and, through log sigmoid, the log variance, so the
-    variance is below 1. In training mode z is drawn once a sample from torch's global generator.
-    In eval mode the result is the log of the class probabilities' mean over `samples` draws; the
-    noise behind them is a buffer, one set for all samples: what is predicted for a sample depends
-    on nothing else.
+    variance is below 1. In training mode z is drawn once per sample from torch's global generator.
+    In eval mode the result is the log of the class probabilities' mean over `samples` draws. Their
+    noise is a buffer, the same for all samples, so a prediction depends only on its features.
 
     Args:
         in_features: D.
         num_classes: K.
         latent: Z.
-        samples: draws behind a prediction.
+        samples: draws per prediction.
     Raises:
         InputError: a latent width or a number of draws below 1.
 
@@ -374,10 +373,10 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Module:
-    """A fresh head, features [N, D] to logits [N, K]. Raises InputError for values it refuses."""
+    """A fresh head, features [N, D] to logits [N, K]. Raises InputError for invalid values."""
     if config.method == "mac_cal":
         chance = 1 / num_classes
-        SparsityController(base_accuracy=1.0, chance=chance, **controller_params(config))  # refuses
+        SparsityController(base_accuracy=1.0, chance=chance, **controller_params(config))  # checks
         return MaskedBottleneckHead(
             in_features,
             num_classes,
@@ -392,6 +391,6 @@ def build_head(config: HeadConfig, in_features: int, num_classes: int) -> nn.Mod
 
 
 def controller_params(config: MaCCalConfig) -> dict[str, Any]:
-    """What `SparsityController` takes, besides what stage one found."""
+    """The arguments of `SparsityController` that are settings."""
     names = {"epochs", "p_start", "p_min", "gamma", "delta_max", "delta_min"}
     return config.model_dump(include=names)

@@ -1,4 +1,4 @@
-"""A judge of images: the classifiers of a run that saw real images alone, asked together."""
+"""A judge of images: the ensemble of a run's classifiers, trained on real images alone."""
 
 from pathlib import Path
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 class Judge:
-    """Reads images as the class to which a run's classifiers give most probability on average.
+    """Predicts the class to which a run's classifiers give the highest mean probability.
 
     Attributes:
-        name: a sentence's object that says who judges.
+        name: a noun phrase that names the judge in a sentence.
 
     Args:
         run: folder of a finished run.
         device: auto, cpu, cuda or cuda:N.
     Raises:
-        InputError: the run is not finished, or trained on mixed images; no such device.
+        InputError: the run is not finished, or was trained on mixed images; no such device.
     """
 
     def __init__(self, run: Path, *, device: str = "auto") -> None:
@@ -32,18 +32,18 @@ class Judge:
         self.run, self.device = run, torch.device(resolve_device(device))
         self.config = stored_settings(run)
         if self.config.mixed is not None:
-            remedy = "trained on mixed images; name a run that saw real ones alone"
+            remedy = "was trained on mixed images; name a run trained on real images alone"
             raise InputError("judge", run, remedy)
         seeds = sorted({row["seed"] for row in read_json(run / EVALUATION)["rows"]})
         self.classifiers = [load_classifier(run, seed) for seed in seeds]
         which = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
-        self.name = f"{which} that saw real training images alone"
+        self.name = f"{which} trained on real images alone"
 
     def refuse_other_classes(self, class_names: tuple[str, ...]) -> None:
-        """Raises InputError if the run tells other classes apart."""
+        """Raise InputError if the run has other classes."""
         known = tuple(read_data(self.run)["class_names"])
         if known != tuple(class_names):
-            remedy = f"tells {', '.join(known[:5])}, ... apart, which are not the dataset's classes"
+            remedy = f"has classes {', '.join(known[:5])}, ..., which are not the dataset's"
             raise InputError("judge", self.run, remedy)
 
     def classes(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The loop of a stage: epochs, steps, and what each says."""
+"""The training loop: epochs of a stage, the step, its figures, checks for divergence."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from semix.calib.batches import Batch, Part, micro_batches
-from semix.calib.checkpoint import Checkpoint, Middle, State, StateDict, save_checkpoint
+from semix.calib.batches import MicroBatch, TrainingBatch, micro_batches
+from semix.calib.checkpoint import Checkpoint, MidEpochState, State, StateDict, save_checkpoint
 from semix.calib.config import OptimiserConfig, TrainConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.losses import MixedLoss, build_mixed_loss
@@ -23,7 +23,7 @@ from semix.calib.methods import Method
 from semix.calib.network import Network, mixed_pass
 from semix.calib.processes import Vote, share_gradients, wait_for_all
 from semix.calib.run_folder import HISTORY
-from semix.calib.stopping import Interrupted, Stop, Stopped
+from semix.calib.stopping import Interrupted, ShouldStop, Stopped
 from semix.calib.trackers import Tracking
 from semix.data.errors import InputError
 from semix.data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
@@ -35,20 +35,20 @@ CHECKPOINT = "checkpoint"
 Figures = dict[str, float | None]
 
 
-class Stage(Protocol):
-    """What is trained epoch by epoch, with all of its state after any step."""
+class TrainingStage(Protocol):
+    """A stage of training, with all of its state after any step."""
 
     name: str
     epochs: int
-    images: int  # real images an epoch, over all processes
-    steps: int  # of an epoch
-    middle: Middle | None  # where an epoch was stopped; part of its state
+    images: int  # real images per epoch, over all processes
+    steps: int  # per epoch
+    mid_epoch: MidEpochState | None  # where an epoch was stopped; part of the state
 
     @property
     def finished(self) -> bool:
-        """Whether it ends before its last epoch; part of its state, alike in every process."""
+        """Whether the stage ends before its last epoch; equal in all processes, part of state."""
 
-    def train_epoch(self, epoch: int, stop: Stop, lines: EpochLines) -> Figures: ...
+    def train_epoch(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures: ...
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]: ...
 
@@ -60,19 +60,19 @@ class Stage(Protocol):
 
 
 @dataclass
-class Walk:
-    """How the epochs of one seed are walked, over its stages.
+class Trainer:
+    """Trains one seed epoch by epoch, over its stages: checkpoints, history, progress.
 
     Attributes:
         folder: of the seed.
         label: begins each line of progress.
-        config, digest: of the run; every checkpoint says whose it is.
+        config, digest: of the run; written into every checkpoint.
         every: epochs between checkpoints.
         stop: asked after every step, in every process.
         tracking: gets the figures of every epoch, in the main process.
         position: epochs done over all stages.
-        seconds: spent on those epochs, with what was before an interruption.
-        begun_s: seconds spent on an epoch that was stopped in its middle.
+        seconds: spent on those epochs, including before an interruption.
+        begun_s: seconds spent on an epoch that was stopped before its end.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class Walk:
     digest: str
     every: int
     accelerator: Accelerator
-    stop: Stop
+    stop: ShouldStop
     tracking: Tracking
     position: int = 0
     seconds: float = 0.0
@@ -91,10 +91,10 @@ class Walk:
     def __post_init__(self) -> None:
         self.vote = Vote(self.stop, self.accelerator)
 
-    def go_on_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    def resume_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Take position and seconds from a checkpoint, which is returned.
 
-        The history loses the epochs that no checkpoint holds; they are trained again.
+        Epochs after the checkpoint are removed from the history; they are trained again.
         """
         if checkpoint is not None:
             self.position = checkpoint.state["position"]
@@ -107,14 +107,14 @@ class Walk:
             self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint
 
-    def run(self, stage: Stage, checkpoint: Checkpoint | None) -> None:
+    def run(self, stage: TrainingStage, checkpoint: Checkpoint | None) -> None:
         """Train a stage to its end.
 
         Args:
-            checkpoint: of this stage, to go on from; None begins the stage.
+            checkpoint: of this stage, to resume from; None begins the stage.
         Raises:
-            Interrupted: `stop` said so in some process.
-            Diverged: a loss or weight is NaN or infinite; nothing of that epoch is kept.
+            Interrupted: `stop` returned true in some process.
+            Diverged: a loss or weight is NaN or infinite; the epoch is not saved.
         """
         first = 0
         if checkpoint is not None:
@@ -134,16 +134,16 @@ class Walk:
                 break
             figures = self._train(stage, epoch, lines)
             last = epoch + 1 == stage.epochs or stage.finished
-            stopping = self.vote.look()
+            stopping = self.vote.ask_together()
             if stopping or last or (epoch + 1) % self.every == 0:
                 self._save(stage, epoch + 1)
-            # After the checkpoint: nobody may be listening.
+            # After the checkpoint, as printing fails if nobody reads standard output.
             lines.show_epoch(epoch + 1, figures, last=last)
             if stopping:
                 raise Interrupted(f"{label}: stopped after epoch {epoch + 1}")
 
-    def _train(self, stage: Stage, epoch: int, lines: EpochLines) -> Figures:
-        """Train an epoch and note its figures."""
+    def _train(self, stage: TrainingStage, epoch: int, lines: EpochLines) -> Figures:
+        """Train an epoch and write its figures to the history."""
         started = time.perf_counter()
         try:
             figures = stage.train_epoch(epoch, self.vote, lines)
@@ -152,7 +152,7 @@ class Walk:
         except Stopped:
             self.begun_s += time.perf_counter() - started
             self._save(stage, epoch)
-            step = stage.middle.step if stage.middle else 0
+            step = stage.mid_epoch.step if stage.mid_epoch else 0
             where = f"stopped in epoch {epoch + 1} after step {step}"
             raise Interrupted(f"{self.label} {stage.name}: {where}") from None
         seconds = self.begun_s + time.perf_counter() - started
@@ -167,14 +167,14 @@ class Walk:
             self.tracking.note(self.position, line)
         return figures
 
-    def _save(self, stage: Stage, epoch: int) -> None:
-        """Write a checkpoint; no process goes on, or ends, before it is there.
+    def _save(self, stage: TrainingStage, epoch: int) -> None:
+        """Write a checkpoint; all processes wait until it is written.
 
         Args:
             epoch: epochs done of the stage.
         """
         if self.accelerator.is_main_process:
-            step = stage.middle.step if stage.middle else 0
+            step = stage.mid_epoch.step if stage.mid_epoch else 0
             state: State = {
                 "config": self.config,
                 "digest": self.digest,
@@ -198,11 +198,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """L = L_real(real images) + weight * L_mixed(mixed images), one update a batch.
+    """L = L_real(real images) + weight * L_mixed(mixed images), one update per batch.
 
-    Two forward passes share the network, the mixed one last, as in CSM's code. The real loss,
-    with whatever state it has, never sees a mixed image. Parameters of loss and method are in the
-    optimiser, outside the clipping.
+    Two forward passes share the network, the mixed one last, as in CSM's code. The real loss and
+    its state never see a mixed image. Parameters of loss and method are in the optimiser, outside
+    the clipping.
 
     Attributes:
         forward: the network as accelerate has prepared it.
@@ -217,8 +217,8 @@ class TrainingStep:
     optimiser: AcceleratedOptimizer
     accelerator: Accelerator
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Returns the FIGURES of this process's share, float32 [7]."""
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        """Make one update; returns the FIGURES of this process's share, float32 [7]."""
         *first, last = micro_batches(batch, self.config.accumulate)
         figures = []
         for part in first:
@@ -228,12 +228,12 @@ class TrainingStep:
         self._update()
         return torch.stack(figures).sum(0) if first else figures[0]
 
-    def _backward(self, part: Part) -> Tensor:
+    def _backward(self, part: MicroBatch) -> Tensor:
         """Add a part's gradients; returns its share of the step's figures."""
         batch = part.batch
         outcome = self.method(self.forward, batch, self.loss)
         real = total = part.real * outcome.loss
-        mixed, softness = torch.zeros_like(real), real.new_zeros(4, dtype=torch.float32)
+        mixed, mixed_means = torch.zeros_like(real), real.new_zeros(4, dtype=torch.float32)
         settings = self.config.mixed
         if settings is not None and batch.mixed_images is not None:
             assert batch.mixed_labels is not None
@@ -243,12 +243,12 @@ class TrainingStep:
                     self.forward, batch.mixed_images, batch.mixed_labels, self.mixed_loss
                 )
             mixed = part.mixed * loss
-            softness = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
+            mixed_means = confidence_and_label(logits, batch.mixed_labels, batch.mixed_kinds)
             total = real + settings.weight * mixed
         self.accelerator.backward(total)
         right = part.real * (outcome.logits.argmax(1) == outcome.targets).float().mean()
         figures = torch.stack([real.detach().float(), mixed.detach().float(), right])
-        return torch.cat([figures, softness])
+        return torch.cat([figures, mixed_means])
 
     def _update(self) -> None:
         share_gradients(self.loss.parameters(), self.accelerator)
@@ -261,7 +261,7 @@ class TrainingStep:
         self.optimiser.zero_grad()
 
 
-def prepared_step(
+def prepare_step(
     config: TrainConfig,
     network: Network,
     method: Method,
@@ -269,7 +269,7 @@ def prepared_step(
     *,
     accelerator: Accelerator,
 ) -> TrainingStep:
-    """A step with an optimiser for all that these modules learn, both as accelerate wants them."""
+    """A step and an optimiser for the parameters of all modules, prepared by accelerate."""
     parameters = [p for module in (network, loss, method) for p in module.parameters()]
     forward, optimiser = accelerator.prepare(
         TrainingForward(network, compiled=config.compile),
@@ -290,19 +290,19 @@ def prepared_step(
 class TrainingForward(nn.Module):
     """Runs a network in training.
 
-    What accelerate prepares gets a forward of another precision, and what torch compiles another
-    class. Around the network rather than in it, both leave the names of its state, its copies and
-    its measuring in float32 alone.
+    accelerate replaces the forward of a module by one of another precision, and torch.compile
+    replaces its class. This wrapper takes both changes, so that the network keeps the names of its
+    state, can be copied, and is measured in float32.
 
     Raises:
-        InputError: there is no folder for what is compiled.
+        InputError: there is no folder for compiled programs.
     """
 
     def __init__(self, network: nn.Module, *, compiled: bool) -> None:
         super().__init__()
         if compiled:
             keep_compiled_to_ourselves()
-        # Real and mixed images come in batches of two sizes, each worth a program of its own.
+        # Real and mixed images come in batches of two sizes; each gets its own program.
         self.network = torch.compile(network, dynamic=False) if compiled else network
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,21 +314,21 @@ class TrainingForward(nn.Module):
 def check_compiler(device: torch.device) -> None:
     """Raises InputError if torch.compile lacks the compiler that it calls for this device."""
     variable, program = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")
-    wanted = os.environ.get(variable, program)
-    if shutil.which(wanted) is None:
-        remedy = f"needs the compiler {wanted}, which is not there; install it, name another in "
+    compiler = os.environ.get(variable, program)
+    if shutil.which(compiler) is None:
+        remedy = f"needs the compiler {compiler}, which is not there; install it, name another in "
         raise InputError("compile", True, f"{remedy}{variable}, or leave compile off")
 
 
 def confidence_and_label(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
-    """How sure a network is of mixed images, beside how sure their labels are.
+    """Mean confidence and mean label of mixed images, for the class with the largest label.
 
     Args:
         logits, labels: [M, K].
-        kinds: as `Batch.mixed_kinds`, [M, 2]; a part's rows give its share of the means.
+        kinds: as `TrainingBatch.mixed_kinds`, [M, 2]; rows of a part give its share of the means.
     Returns:
-        float32 [4], without gradient: of end points the mean probability of the class with the
-        largest label, and of that label; then both of inner images, 0 where there are none.
+        float32 [4], without gradient: for end points the mean probability of the class with the
+        largest label, and the mean of that label; then both for inner images; 0 without images.
     """
     label, largest = labels.max(1, keepdim=True)  # [M, 1]
     confidence = logits.detach().float().softmax(1).gather(1, largest)
@@ -345,8 +345,8 @@ FIGURES = (
     "mixed_confidence_interior",
     "mixed_label_interior",
 )
-LOSSES = {"real": 0, "mixed": 1}  # the figures that must be finite
-CHECK_EVERY = 50  # steps between two looks, each a wait for the device
+LOSS_FIGURES = {"real": 0, "mixed": 1}  # the figures that must be finite
+CHECK_EVERY = 50  # steps between two checks, each of which waits for the device
 
 
 class EpochRecord:
@@ -354,7 +354,7 @@ class EpochRecord:
 
     Args:
         steps: of the epoch.
-        accelerator: of the processes, which look and stop together.
+        accelerator: of the processes, which check and stop together.
     """
 
     def __init__(self, steps: int, accelerator: Accelerator) -> None:
@@ -362,7 +362,7 @@ class EpochRecord:
         self.figures = torch.zeros(steps, len(FIGURES), device=accelerator.device)
 
     def note(self, step: int, figures: Tensor) -> None:
-        """Keep the figures of a step, float32 [7].
+        """Store the figures of a step, float32 [7].
 
         Raises:
             Diverged: every CHECK_EVERY steps, as `check`.
@@ -373,17 +373,17 @@ class EpochRecord:
 
     def check(self) -> None:
         """Raises Diverged, in every process, for the first loss that is NaN or infinite."""
-        bad = ~self.figures[:, : len(LOSSES)].isfinite().flatten()
-        places = torch.arange(len(bad), device=bad.device)
-        first = torch.where(bad, places, len(bad)).min()
-        place = int(self.accelerator.gather(first[None]).min())
-        if place < len(bad):
-            step, part = divmod(place, len(LOSSES))
+        bad = ~self.figures[:, : len(LOSS_FIGURES)].isfinite().flatten()
+        indices = torch.arange(len(bad), device=bad.device)
+        first = torch.where(bad, indices, len(bad)).min()
+        index = int(self.accelerator.gather(first[None]).min())
+        if index < len(bad):
+            step, part = divmod(index, len(LOSS_FIGURES))
             where = f"step {step + 1} of {len(self.figures)}"
-            raise Diverged(f"{where}: the {list(LOSSES)[part]} loss is NaN or infinite")
+            raise Diverged(f"{where}: the {list(LOSS_FIGURES)[part]} loss is NaN or infinite")
 
     def means(self) -> dict[str, float]:
-        """Over the steps and processes, which all have equally many images."""
+        """Means over steps and processes, which all have equally many images."""
         means = self.accelerator.reduce(self.figures.double().mean(0), reduction="mean")
         return dict(zip(FIGURES, means.tolist(), strict=True))
 
@@ -392,8 +392,8 @@ class Diverged(RuntimeError):
     """A loss or a weight is NaN or infinite; no checkpoint holds it."""
 
 
-def remedy(mixed_precision: str) -> str:
-    """What to change, as the end of a sentence."""
+def divergence_remedy(mixed_precision: str) -> str:
+    """The remedy for a divergence, as the end of a sentence."""
     change = "lower optimiser.learning_rate"
     if mixed_precision != "no":
         change += f" or leave mixed_precision {mixed_precision}"
@@ -401,7 +401,7 @@ def remedy(mixed_precision: str) -> str:
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raises Diverged that names the first tensor with a value that is NaN or infinite."""
+    """Raises Diverged if a value is NaN or infinite; names the first such tensor."""
     floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
     finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])  # one wait
     for name, good in zip(floating, finite.tolist(), strict=True):
@@ -424,11 +424,11 @@ def build_optimiser(
 
 
 def learning_rate(config: OptimiserConfig, step: int, *, steps: int, epochs: int) -> float:
-    """The learning rate of one step; nothing to save, nothing to restore.
+    """The learning rate of one step, a function of the step alone: no state to save.
 
     Args:
         step: from 0, over all epochs.
-        steps: in an epoch.
+        steps: per epoch.
     """
     rate = config.learning_rate
     if config.schedule == "multistep":

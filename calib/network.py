@@ -1,4 +1,4 @@
-"""The network that is trained: normalisation and classifier, averages, outputs for splits."""
+"""The trained network: normalisation and classifier, weight averages, outputs for splits."""
 
 import copy
 import math
@@ -17,13 +17,13 @@ from semix.calib.heads import build_head
 from semix.calib.losses.base import Outputs
 from semix.calib.methods import Method, build_method
 from semix.calib.models import build_model
-from semix.calib.real_data import Split, TrainingData
+from semix.calib.real_data import TrainingData, TrainingSplit
 from semix.calib.run_folder import (
     CONFIG,
     DATA,
     HEAD,
     MODEL,
-    Stage,
+    StageName,
     read_data,
     seed_folder,
     stored_settings,
@@ -38,10 +38,10 @@ CHUNK = 500  # images in one forward pass
 
 
 class Network(nn.Module):
-    """A model with its normalisation: what stage one trains and `model.safetensors` holds.
+    """A model with its normalisation, which stage one trains and `model.safetensors` holds.
 
     Args:
-        method: that trains it, and changes it first; without one it is not trained here.
+        method: trains the network and adapts it first; None if the network is only loaded.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """uint8 [N, S, S, 3] to [N, D]."""
-        found: Tensor = self.backbone.features(self.normalise(images))
-        return found
+        features: Tensor = self.backbone.features(self.normalise(images))
+        return features
 
 
 class Classifier(nn.Module):
@@ -84,7 +84,7 @@ class Classifier(nn.Module):
         return logits.float()
 
 
-def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
+def load_classifier(run: Path, seed: int, stage: StageName = "base") -> Classifier:
     """A classifier that a run has trained, on the CPU and in eval mode.
 
     Args:
@@ -106,7 +106,7 @@ def load_classifier(run: Path, seed: int, stage: Stage = "base") -> Classifier:
 
 
 def _without_weights(config: TrainConfig) -> TrainConfig:
-    """What was trained replaces pretrained weights, whose file may be gone by now."""
+    """Drop pretrained weights: the trained ones replace them, and the file may be gone by now."""
     values = config.model.model_dump()
     values.pop("weights", None)
     return config.model_copy(update={"model": PartConfig.model_validate(values)})
@@ -122,7 +122,7 @@ Policy = Literal["shared", "eval_on_mixed", "separate"]
 
 
 class SeparateNorm(_BatchNorm):
-    """A batch norm with a second one, `mixed`, that takes its place while mixed images pass.
+    """A batch norm with a second one, `mixed`, which replaces it in passes of mixed images.
 
     Source: Xie et al. 2020, "Adversarial Examples Improve Image Recognition", section 3.2: an
     auxiliary batch norm, affine parameters and statistics, for images of another kind.
@@ -132,15 +132,15 @@ class SeparateNorm(_BatchNorm):
     on_mixed = False
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.mixed(x) if self.on_mixed else super().forward(x)
-        return found
+        normalised: Tensor = self.mixed(x) if self.on_mixed else super().forward(x)
+        return normalised
 
 
 def adopt_policy(network: nn.Module, policy: Policy) -> None:
-    """Make a fresh network ready for a policy; its state keeps the names it has without.
+    """Prepare a fresh network for a policy; existing names in its state do not change.
 
-    "separate" adds to every batch norm a copy of it, under its name and `.mixed`. Inference
-    never uses these.
+    "separate" adds to every batch norm a copy of it, named `.mixed`. Inference never uses the
+    copies.
 
     Raises:
         InputError: another policy than "shared" for a network without batch norms.
@@ -153,16 +153,16 @@ def adopt_policy(network: nn.Module, policy: Policy) -> None:
         kinds = {kind: _separate_kind(kind) for kind in map(type, norms)}
         for norm in norms:
             norm.mixed = copy.deepcopy(norm)
-            # In place, whatever kind of batch norm it is: its owner holds on to this object.
+            # Changed in place, as its parent module refers to this object.
             norm.__class__ = kinds[type(norm)]
 
 
 @contextmanager
 def mixed_pass(network: nn.Module, policy: Policy) -> Iterator[None]:
-    """While it lasts, batch norms treat what passes as mixed images.
+    """Within this context, batch norms treat images as mixed ones.
 
-    "shared": as they treat real ones. "eval_on_mixed": by their running statistics, which stay
-    as they are. "separate": by the second batch norms that `adopt_policy` has added.
+    "shared": like real images. "eval_on_mixed": with the running statistics, which do not change.
+    "separate": with the second batch norms that `adopt_policy` has added.
     """
     norms = _norms(network)
     training = [norm.training for norm in norms]
@@ -174,8 +174,8 @@ def mixed_pass(network: nn.Module, policy: Policy) -> Iterator[None]:
                 norm.on_mixed = True
         yield
     finally:
-        for norm, before in zip(norms, training, strict=True):
-            norm.training = before
+        for norm, was_training in zip(norms, training, strict=True):
+            norm.training = was_training
             if isinstance(norm, SeparateNorm):
                 norm.on_mixed = False
 
@@ -188,14 +188,14 @@ def _separate_kind(kind: type[_BatchNorm]) -> type[_BatchNorm]:
     return type(f"Separate{kind.__name__}", (SeparateNorm, kind), {})
 
 
-AVERAGED = ("running_mean", "running_var")  # statistics, which go with the weights they are of
+RUNNING_STATISTICS = ("running_mean", "running_var")  # averaged like the weights
 
 
 class WeightAverage:
     """A copy of a network whose weights are average <- decay average + (1 - decay) weights.
 
-    The first step's weights begin it. Batch norms' statistics are averaged likewise; every other
-    buffer is the network's own at the end of each epoch.
+    The average begins with the weights of the first step. Statistics of batch norms are averaged
+    likewise; every other buffer is copied from the network at the end of each epoch.
 
     Args:
         decay: in (0, 1).
@@ -213,59 +213,59 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Called after every step of the optimiser."""
-        # Not its update_parameters, which sends the number of steps to the device and waits.
-        own, new = _floating(self.network), _floating(network)
+        # Instead of update_parameters, which sends the number of steps to the device and waits.
+        averages, values = _floating(self.network), _floating(network)
         if self.model.n_averaged == 0:  # on the CPU, wherever the network is
-            for average, value in zip(own, new, strict=True):
+            for average, value in zip(averages, values, strict=True):
                 average.copy_(value)
         else:
-            self._average(own, new, self.model.n_averaged)
+            self._average(averages, values, self.model.n_averaged)
         self.model.n_averaged += 1
 
     @torch.no_grad()
     def copy_buffers(self, network: nn.Module) -> None:
-        """Take over, at the end of an epoch, what is no statistic: counters, chosen numbers."""
-        own = dict(self.network.named_buffers())
+        """Copy all buffers but running statistics, such as counters, at the end of an epoch."""
+        buffers = dict(self.network.named_buffers())
         for name, buffer in network.named_buffers():
-            if name.rpartition(".")[2] not in AVERAGED:
-                own[name].copy_(buffer)
+            if name.rpartition(".")[2] not in RUNNING_STATISTICS:
+                buffers[name].copy_(buffer)
 
 
 def _floating(module: nn.Module) -> list[Tensor]:
-    found = chain(module.parameters(), module.buffers())
-    return [tensor for tensor in found if tensor.is_floating_point()]
+    tensors = chain(module.parameters(), module.buffers())
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 class SplitOutputs:
     """The Feedback of one network: eval mode, float32, images without augmentation.
 
-    Each process runs an equal part and gathers the others', so that all hold the same numbers.
-    They are kept until `forget`.
+    Each process runs an equal part and gathers the others, so that all have the same outputs.
+    They are cached until `forget`.
 
     Args:
-        network: uint8 [N, S, S, 3] to logits and features; left in the mode it was in.
+        network: uint8 [N, S, S, 3] to logits and features; its mode does not change.
     """
 
     def __init__(self, network: nn.Module, data: TrainingData, accelerator: Accelerator) -> None:
         self.network, self.data, self.accelerator = network, data, accelerator
-        self._found: dict[Split, Outputs] = {}
+        self._outputs: dict[TrainingSplit, Outputs] = {}
 
-    def outputs(self, split: Split) -> Outputs:
-        """Of all images of the split, on the device. Every process must ask."""
-        if split not in self._found:
-            self._found[split] = self._run(split)
-        return self._found[split]
+    def outputs(self, split: TrainingSplit) -> Outputs:
+        """Outputs for all images of the split, on the device. Every process must call."""
+        if split not in self._outputs:
+            self._outputs[split] = self._run(split)
+        return self._outputs[split]
 
     def forget(self) -> None:
-        """The network has changed."""
-        self._found.clear()
+        """Discard cached outputs, as the network has changed."""
+        self._outputs.clear()
 
-    def _run(self, split: Split) -> Outputs:
+    def _run(self, split: TrainingSplit) -> Outputs:
         training = self.network.training
         self.network.eval()
         device = self.accelerator.device
         images = self.data.images(split, self.accelerator)
-        with closing(images.parts(self._own(len(images)).split(CHUNK))) as parts:
+        with closing(images.parts(self._local_indices(len(images)).split(CHUNK))) as parts:
             rows = self.accelerator.gather(in_parts(self._rows, parts, device=device))
         self.network.train(training)
         targets = torch.from_numpy(getattr(self.data.real, split).targets).to(device)
@@ -276,22 +276,22 @@ class SplitOutputs:
         logits, features = self.network(images)
         return torch.cat([logits.float(), features.float()], dim=1)  # [N, K + D]
 
-    def _own(self, count: int) -> Tensor:
-        """This process's part of the images; the last ones' are filled up with first images."""
+    def _local_indices(self, count: int) -> Tensor:
+        """Indices of this process's part of the images; the last parts repeat first images."""
         share = math.ceil(count / self.accelerator.num_processes)
         first = self.accelerator.process_index * share
         return torch.arange(first, first + share) % count
 
 
 def predict(classifier: nn.Module, images: Tensor, *, device: torch.device) -> Tensor:
-    """Logits of uint8 [N, S, S, 3], float32 [N, K] on the CPU. Takes the module's mode as it is."""
+    """Logits of uint8 [N, S, S, 3], float32 [N, K] on the CPU, in the module's present mode."""
     return in_chunks(classifier.to(device), images, device=device).cpu()
 
 
 def in_chunks(
     function: Callable[[Tensor], Tensor], rows: Tensor, *, device: torch.device | None = None
 ) -> Tensor:
-    """Apply a function without gradients to many rows, a part at a time."""
+    """Apply a function without gradients to many rows, one part at a time."""
     return in_parts(function, rows.split(CHUNK), device=device)
 
 
@@ -303,5 +303,5 @@ def in_parts(
     *,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The same, of rows that come in parts."""
+    """Apply a function without gradients to parts of rows, as they come."""
     return torch.cat([function(part.to(device or part.device)) for part in parts])

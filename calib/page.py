@@ -1,4 +1,4 @@
-"""One self-contained HTML page that shows what was made, trained and measured."""
+"""One self-contained HTML page on the mixed images, the trainings and their results."""
 
 import json
 import math
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from semix.calib.figures import FEW, Picture, pooled_bins, reliability_picture, weight_figure
+from semix.calib.figures import MIN_COUNT, Picture, pooled_bins, reliability_picture, weight_figure
 from semix.calib.replicates import Comparison, compare
 from semix.calib.results import (
     ACCURACY,
     ECE,
     NLL,
     Measure,
-    Method,
+    MethodResult,
     Summary,
     by_data,
     load_evaluation,
     load_methods,
     merged_versions,
     shown_in,
-    told_apart,
+    significant_change,
 )
 from semix.calib.run_folder import CONFIG, LINEAGE, Evaluation, read_data
 from semix.calib.tables import (
@@ -34,29 +34,29 @@ from semix.calib.tables import (
     differences,
     interval_text,
 )
+from semix.data.contact_sheet import spread_over_sets
 from semix.data.dataset import MixedDataset
 from semix.data.files import read_json, write_atomically
 from semix.data.lineage import Lineage, in_words
-from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.quality import SeriesQuality, series_quality, spearman, weight_curve
-from semix.data.series import spread_over_sets
 
-JUDGED = (ECE, NLL, ACCURACY)
-OWN_SECTION = ("seconds", "splits", "versions", "limits")  # facts that the page places itself
+HEADLINE_MEASURES = (ECE, NLL, ACCURACY)
+SECTION_FACTS = ("seconds", "splits", "versions", "limits")  # facts with a section of their own
 NBSP = "\N{NO-BREAK SPACE}"  # a number stays on one line with its spread and unit
 RHO = "\N{GREEK SMALL LETTER RHO}"
 
-Agreed = Mapping[str, Any]  # an `Agreement`, with what else is known of it
-Facts = Mapping[str, Any]  # whatever a caller wants to show; the known keys are `write_report`'s
+AgreementFigures = Mapping[str, Any]  # an `Agreement`, with the further keys of `write_report`
+ReportFacts = Mapping[str, Any]  # what a caller wants to show; known keys: see `write_report`
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One of several mixed datasets that differ in noise, and how a judge read its end points."""
+class ComparedNoise:
+    """One of several mixed datasets that differ in noise, and a judge's agreement with it."""
 
     label: str
     dataset: MixedDataset
-    agreement: Agreed
+    agreement: AgreementFigures
 
 
 def write_report(
@@ -64,25 +64,25 @@ def write_report(
     *,
     runs: Sequence[Path],
     mixed: MixedDataset | str | None,
-    agreement: Agreed | None,
-    facts: Facts,
+    agreement: AgreementFigures | None,
+    facts: ReportFacts,
     title: str,
-    compared: Sequence[Compared] = (),
+    compared: Sequence[ComparedNoise] = (),
 ) -> None:
     """Write one self-contained HTML page; no script, nothing loaded from elsewhere.
 
     Args:
         runs: finished run folders; the first method on a dataset is the baseline there.
-        mixed: the mixed dataset, or the URL of its root; None for runs without.
-        agreement: what `endpoint_agreement` returned, or None if it was not measured; may add
-            "classifier", a sentence on who judged, and "label_gap" with "alpha_gap", what
-            `label_gap` gave for the stored labels and for `mixture_labels`.
-        facts: what else to show. Known keys: "seconds" {stage: s}, "splits" {name: images},
+        mixed: the mixed dataset, or the URL of its root; None for runs without one.
+        agreement: the result of `endpoint_agreement`, or None if it was not measured; may add
+            "classifier", a sentence on the judge, and "label_gap" with "alpha_gap", the results of
+            `label_gap` for the stored labels and for `mixture_labels`.
+        facts: further facts. Known keys: "seconds" {stage: s}, "splits" {name: images},
             "versions" {library: version}, "limits" [sentence on what the numbers do not show].
             Any other key becomes a section if it holds a mapping, else a line.
         compared: mixed datasets that differ in their noise, to be shown side by side.
     Raises:
-        InputError: a run that is not evaluated, or whose logits are gone; two runs of one name;
+        InputError: a run that is not evaluated, or whose logits are missing; two runs of one name;
             a mixed root that cannot be read.
     """
     dataset = MixedDataset(mixed) if isinstance(mixed, str) else mixed
@@ -106,7 +106,7 @@ def write_report(
         noises=noise_rows(compared),
         facts=provenance(runs, facts),
         bins=methods[0].bins,
-        few=FEW,
+        few=MIN_COUNT,
     )
     write_atomically(path, text.encode())
 
@@ -116,17 +116,17 @@ def write_report(
 
 @dataclass(frozen=True)
 class Group:
-    """The methods on one set of real images: no others compare."""
+    """The methods on one set of real images; only these compare."""
 
     dataset: str
     baseline: str
     headlines: list[str]
     comparison: list[list[Line]]
     differences: list[list[Line]]
-    chance: dict[str, str]  # what the size of the test set leaves open
+    chance: dict[str, str]  # uncertainty from the size of the test set
 
 
-def _group(methods: Sequence[Method]) -> Group:
+def _group(methods: Sequence[MethodResult]) -> Group:
     baseline = methods[0]
     return Group(
         baseline.dataset,
@@ -138,8 +138,8 @@ def _group(methods: Sequence[Method]) -> Group:
     )
 
 
-def _chance(method: Method) -> dict[str, str]:
-    """Standard error of a method's accuracy that the size of the test set alone gives."""
+def _chance(method: MethodResult) -> dict[str, str]:
+    """Standard error of a method's accuracy from the size of the test set alone."""
     images = next(iter(method.seeds.values())).images("test")
     accuracy = method.summary(ACCURACY).mean
     error = math.sqrt(accuracy * (1 - accuracy) / images)
@@ -150,10 +150,10 @@ def _chance(method: Method) -> dict[str, str]:
     }
 
 
-def headlines(methods: Sequence[Method]) -> list[str]:
-    """One sentence for each method against the first, then one on temperature scaling.
+def headlines(methods: Sequence[MethodResult]) -> list[str]:
+    """One sentence per method against the first, then one on temperature scaling.
 
-    They are true for whatever the numbers are.
+    They are true whatever the numbers are.
     """
     baseline, *others = methods
     scaled = [f"{spread(method, ECE, 'scaled')} for {method.label}" for method in methods]
@@ -161,7 +161,7 @@ def headlines(methods: Sequence[Method]) -> list[str]:
     return [*against, f"After temperature scaling, mean ECE is {enumerate_words(scaled)}."]
 
 
-def spread(method: Method, measure: Measure, kind: str = "plain") -> str:
+def spread(method: MethodResult, measure: Measure, kind: str = "plain") -> str:
     """Mean ± standard deviation with its unit, such as "4.81 ± 0.52 %"."""
     text = measure.spread(method.summary(measure, kind))
     return f"{text}{measure.unit}".replace(" ", NBSP)
@@ -172,33 +172,33 @@ def enumerate_words(parts: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
-def _alone(method: Method) -> str:
-    found = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in JUDGED])
-    return f"Over {_seeds(method)}, {method.label} has mean {found}."
+def _alone(method: MethodResult) -> str:
+    means = enumerate_words([f"{_word(m)} {spread(method, m)}" for m in HEADLINE_MEASURES])
+    return f"Over {_seeds(method)}, {method.label} has mean {means}."
 
 
-def _against(method: Method, baseline: Method) -> str:
-    told: dict[str, list[str]] = {"better": [], "worse": [], "": []}
-    for measure in JUDGED:
-        found = compare(method.drawn(measure), baseline.drawn(measure))
-        verdict = told_apart(found, measure) if found else ""
-        told[verdict].append(_change(method, baseline, measure, found))
+def _against(method: MethodResult, baseline: MethodResult) -> str:
+    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    for measure in HEADLINE_MEASURES:
+        test = compare(method.resamples(measure), baseline.resamples(measure))
+        verdict = significant_change(test, measure) if test else ""
+        by_verdict[verdict].append(_change(method, baseline, measure, test))
     words = {"better": "better in", "worse": "worse in", "": "no significant difference in"}
-    parts = [f"{words[verdict]} {enumerate_words(each)}" for verdict, each in told.items() if each]
+    parts = [f"{words[key]} {enumerate_words(each)}" for key, each in by_verdict.items() if each]
     return f"Over {_seeds(method)}, {method.label} against {baseline.label}: {'; '.join(parts)}."
 
 
-def _change(method: Method, baseline: Method, measure: Measure, found: Comparison | None) -> str:
-    means = f"{spread(baseline, measure)} → {spread(method, measure)}"
-    if found is None:
+def _change(new: MethodResult, old: MethodResult, measure: Measure, test: Comparison | None) -> str:
+    means = f"{spread(old, measure)} → {spread(new, measure)}"
+    if test is None:
         return f"{_word(measure)} ({means}, no shared seeds)"
-    change = measure.text(found.change, signed=True)
-    told = f"{change} {interval_text(found, measure)}".rstrip()
-    why = f"; {found.too_few}" if found.too_few else ""
-    return f"{_word(measure)} ({means}, change {told}{why})"
+    change = measure.text(test.change, signed=True)
+    with_interval = f"{change} {interval_text(test, measure)}".rstrip()
+    why = f"; {test.too_few}" if test.too_few else ""
+    return f"{_word(measure)} ({means}, change {with_interval}{why})"
 
 
-def _seeds(method: Method) -> str:
+def _seeds(method: MethodResult) -> str:
     count = len(method.seeds)
     return "1 seed" if count == 1 else f"{count} seeds"
 
@@ -209,7 +209,7 @@ def _word(measure: Measure) -> str:
 
 @dataclass(frozen=True)
 class Diagram:
-    """One reliability diagram and the words beside it."""
+    """One reliability diagram with its texts."""
 
     label: str
     kind: str
@@ -218,7 +218,7 @@ class Diagram:
     picture: Picture
 
 
-def _diagram(method: Method, kind: str) -> Diagram:
+def _diagram(method: MethodResult, kind: str) -> Diagram:
     bins = pooled_bins(method, kind)
     ece = spread(method, ECE, kind)
     high = bins.confidence.numpy()[-1], bins.accuracy.numpy()[-1]
@@ -234,7 +234,7 @@ def _diagram(method: Method, kind: str) -> Diagram:
 
 @dataclass(frozen=True)
 class MixedPart:
-    """What the page shows of the mixed dataset."""
+    """The mixed dataset as shown on the page."""
 
     url: str
     index: str
@@ -246,7 +246,7 @@ class MixedPart:
     alphas: list[float]
     means: list[float]  # weight at each alpha, over all series
     curve: Picture
-    sheet: list[Series]
+    sheet: list[SeriesFigure]
 
 
 def _mixed_part(mixed: MixedDataset) -> MixedPart:
@@ -266,10 +266,10 @@ def _mixed_part(mixed: MixedDataset) -> MixedPart:
     )
 
 
-def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
+def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[SeriesFigure]:
     """Series spread evenly over the class pairs, then the one that follows alpha least.
 
-    Chosen by position, never by looks, so that the sheet shows what the dataset holds.
+    Selected by position, never by looks, so that the sheet represents the dataset.
     """
     rho = spearman(mixed.alphas, mixed.weights)
     worst = int(rho.argmin())
@@ -280,7 +280,7 @@ def contact_sheet(mixed: MixedDataset, count: int = 12) -> list[Series]:
     return [_series(mixed, group, note) for group, note in notes.items()]
 
 
-def _series(mixed: MixedDataset, group: int, note: str) -> Series:
+def _series(mixed: MixedDataset, group: int, note: str) -> SeriesFigure:
     record, series = mixed.groups[group], mixed[group]
     labels = [[(k, float(label[k])) for k in record.classes] for label in series["labels"]]
     record = record.model_copy(update={"labels": labels})
@@ -289,26 +289,26 @@ def _series(mixed: MixedDataset, group: int, note: str) -> Series:
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """A line of the comparison of noises; numbers as text, empty where there are none."""
+    """One row of the comparison of noises; numbers as text, empty if there are none."""
 
     label: str
     strategy: str
     series: int
     images: int
-    stability: str  # of the noises that were used
-    candidates: str  # of all that were scored: what random noises score
+    stability: str  # of the noises used
+    candidates: str  # of all scored noises: the stability of random ones
     agreement: str
     median: float  # Spearman(alpha, weight)
     mean: float
     not_monotone: float
 
 
-def noise_rows(compared: Sequence[Compared]) -> list[NoiseRow]:
-    """Stability scores of each dataset's noises, and what they bring."""
+def noise_rows(compared: Sequence[ComparedNoise]) -> list[NoiseRow]:
+    """Stability scores of each dataset's noises, and the quality of its series."""
     return [_noise_row(one) for one in compared]
 
 
-def _noise_row(one: Compared) -> NoiseRow:
+def _noise_row(one: ComparedNoise) -> NoiseRow:
     noises = [group.noise for group in one.dataset.groups]
     quality = series_quality(one.dataset.alphas, one.dataset.weights)
     used = [noise["stability"] for noise in noises if noise["stability"] is not None]
@@ -331,12 +331,12 @@ def _scores(scores: Sequence[float]) -> str:
     """`0.812 ± 0.034`: mean and standard deviation."""
     if not scores:
         return ""
-    found = Summary.of(scores)
-    return f"{found.mean:.3f}" + ("" if found.sd is None else f" ± {found.sd:.3f}")
+    summary = Summary.of(scores)
+    return f"{summary.mean:.3f}" + ("" if summary.sd is None else f" ± {summary.sd:.3f}")
 
 
-def _share(agreement: Agreed) -> str:
-    """`98.5 ± 0.9`: percent, with the standard error that the number of images alone gives.
+def _share(agreement: AgreementFigures) -> str:
+    """`98.5 ± 0.9`: percent, with the standard error from the number of images.
 
     Two hits and two misses are added first (Agresti and Coull 1998), else it is 0 at 100 %.
     """
@@ -358,7 +358,7 @@ class RunRecord:
     real: str  # digest of the real dataset
     mixed: str  # url, index and digest of the mixed dataset
     lineage: str  # its shards, their plan and models
-    seconds: float  # of training and of the last measuring
+    seconds: float  # of training and of the last evaluation
     config: str  # the whole resolved configuration, indented JSON
 
 
@@ -367,17 +367,17 @@ class Provenance:
     """Everything under "What was run"."""
 
     runs: list[RunRecord]
-    settings: list[tuple[str, list[str]]]  # only those in which the runs differ
+    settings: list[tuple[str, list[str]]]  # only those that differ between runs
     versions: dict[str, str]
-    seconds: dict[str, float]  # by the caller's stages, which may hold the trainings
-    training: dict[str, float]  # by run; they may have run side by side
+    seconds: dict[str, float]  # by the caller's stages, which may include the trainings
+    training: dict[str, float]  # by run; they may have run in parallel
     splits: dict[str, int]
     limits: list[str]
     other: dict[str, dict[str, str]]  # further facts by section
 
 
-def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
-    """Collect what the run folders and the caller's facts say.
+def provenance(runs: Sequence[Path], facts: ReportFacts) -> Provenance:
+    """Collect the records of the run folders and the caller's facts.
 
     Args:
         facts: as for `write_report`.
@@ -405,7 +405,7 @@ def provenance(runs: Sequence[Path], facts: Facts) -> Provenance:
         training={record.name: record.seconds for record in records},
         splits=dict(facts.get("splits", {})),
         limits=list(facts.get("limits", [])),
-        other=_sections({key: facts[key] for key in facts if key not in OWN_SECTION}),
+        other=_sections({key: facts[key] for key in facts if key not in SECTION_FACTS}),
     )
 
 
@@ -447,22 +447,22 @@ def _record(run: Path, evaluation: Evaluation, config: Mapping[str, object]) -> 
 
 
 def _lineage(run: Path) -> str:
-    """How many shards a run relied on, and what made them; empty without mixed images."""
+    """The number of shards that a run used, and their origin; empty without mixed images."""
     if not (run / LINEAGE).is_file():
         return ""
-    found: Lineage = read_json(run / LINEAGE)
-    return f"{len(found['shards']):,} shards; {in_words(found)}"
+    lineage: Lineage = read_json(run / LINEAGE)
+    return f"{len(lineage['shards']):,} shards; {in_words(lineage)}"
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Dotted names whose values differ; a part that some runs lack shows as absent settings."""
+    """Dotted names whose values differ; a section that a run lacks shows as absent settings."""
     every = sorted({name for config in configs for name in config})
     names = [name for name in every if not any(other.startswith(f"{name}.") for other in every)]
     rows = [(name, [config.get(name, DASH) for config in configs]) for name in names]
     return [(name, values) for name, values in rows if name != "name" and len(set(values)) > 1]
 
 
-def _sections(facts: Facts) -> dict[str, dict[str, str]]:
+def _sections(facts: ReportFacts) -> dict[str, dict[str, str]]:
     loose = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     sections = {key: flatten(value) for key, value in facts.items() if key not in loose}
     return ({"further facts": flatten(loose)} if loose else {}) | sections

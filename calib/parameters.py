@@ -1,4 +1,4 @@
-"""Make a named loss or model from settings, with one-line errors for what it does not take."""
+"""Construct losses, methods and models by name; refuse unknown names and invalid parameters."""
 
 import inspect
 import math
@@ -33,7 +33,7 @@ def construct(
 
 
 def refuse_unknown(params: Mapping[str, Any], known: Sequence[str], *, field: str) -> None:
-    """Raises InputError for the first parameter that is not among the known."""
+    """Raises InputError for the first parameter that is not among the known ones."""
     for name, value in params.items():
         if name not in known:
             remedy = f"unknown parameter; choose from {', '.join(known)}" if known else "takes none"
@@ -56,6 +56,6 @@ def in_range(
 
 
 def one_of(field: str, value: str, known: Sequence[str]) -> None:
-    """Raises InputError unless the value is one of the known."""
+    """Raises InputError unless the value is one of the known ones."""
     if value not in known:
         raise InputError(field, value, choices(value, known))

@@ -1,4 +1,4 @@
-"""Calibration after training, fitted on validation logits."""
+"""Post-hoc calibration, fitted on validation logits."""
 
 import logging
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 from semix.calib.metrics.measures import expected_error
-from semix.calib.metrics.one_pass import checked, equal_width
+from semix.calib.metrics.one_pass import equal_width, validated_float64
 from semix.calib.parameters import one_of
 from torch import Tensor
 from torch.nn import functional
@@ -16,13 +16,13 @@ from torch.nn import functional
 __all__ = ["Isotonic", "VectorScaling", "fit_isotonic", "fit_temperature", "fit_vector"]
 
 
-# Where every prediction is right, the NLL falls for ever as T goes to 0; where every one is
-# wrong, as T grows. Measured temperatures of networks lie between about 0.5 and 5.
+# If every prediction is right, the NLL falls for ever as T goes to 0; if every one is wrong, as
+# T grows. Measured temperatures of networks lie between about 0.5 and 5.
 LOWEST, HIGHEST = 0.01, 100.0
-# What the official repositories of focal loss, MbLS, ACLS and FeDLaS search by ECE.
+# The grid over which the official code of focal loss, MbLS, ACLS and FeDLaS minimises ECE.
 GRID, BINS = [step / 10 for step in range(1, 101)], 15
 
-FEW = 5  # classes that a warning names
+MAX_NAMED = 5  # classes that a warning names
 
 log = logging.getLogger("semix.calib")
 
@@ -41,18 +41,18 @@ def fit_temperature(
         criterion: "nll", to convergence; or "ece" with 15 bins of equal width, over the grid
             0.1, 0.2 .. 10 and with the least T on a tie, as many official repositories choose.
     Returns:
-        By the NLL, T in [0.01, 100], always positive. It is a bound, with a line in the log,
-        where the NLL has no minimum in between: 0.01 if every prediction is right, 100 if the
-        logits are worth nothing. It is 1 if every row of logits is constant, as T changes
-        nothing then. By the ECE, a T of the grid.
+        By the NLL, T in [0.01, 100]. It is one of the bounds, with a line in the log, if the NLL
+        has no minimum in between: 0.01 if every prediction is right, 100 if the logits carry no
+        information. It is 1 if every row of logits is constant, as T then changes nothing. By the
+        ECE, a T of the grid.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.checked`.
-        InputError: another criterion.
+        ValueError: see `semix.calib.metrics.one_pass.validated_float64`.
+        InputError: an unknown criterion.
 
     Source: Guo et al. 2017, section 4.2.
     """
     one_of("criterion", criterion, ("nll", "ece"))
-    logits, targets = checked(logits, targets)
+    logits, targets = validated_float64(logits, targets)
     if criterion == "ece":
         return _ece_temperature(logits, targets)
     temperature = nll_temperature(logits, targets)
@@ -63,8 +63,8 @@ def fit_temperature(
 
 
 def nll_temperature(logits: Tensor, targets: Tensor) -> float:
-    """What `fit_temperature` finds by the NLL, without a word, from checked logits and targets."""
-    # Softmax ignores a shift of its row; without it, large logits would cost digits.
+    """As `fit_temperature` by the NLL, without logging, from validated logits and targets."""
+    # Softmax ignores a shift of its row; subtracting the maximum keeps digits of large logits.
     logits = logits - logits.amax(1, keepdim=True)
     spread = -logits.mean().item()
     if spread == 0:
@@ -73,7 +73,7 @@ def nll_temperature(logits: Tensor, targets: Tensor) -> float:
         return LOWEST
     if _slope(logits, targets, 1 / HIGHEST) >= 0:
         return HIGHEST
-    # With logits of unit spread one step size and one tolerance fit all.
+    # With logits of unit spread one step size and one tolerance suit all.
     return spread / _best_inverse(logits / spread, targets)
 
 
@@ -114,16 +114,16 @@ def _best_inverse(logits: Tensor, targets: Tensor) -> float:
     return inverse.item()
 
 
-# Of the squared distance from temperature scaling, in units of each class's spread. It decides
-# only where the data do not, as for a class without an image or one that is always right.
+# Weight of the squared distance from temperature scaling, in units of each class's spread. It
+# matters only where the data decide nothing: a class without images, or one always right.
 PENALTY = 1e-8
 
 
 def refuse_other_classes(logits: Tensor, classes: int) -> None:
-    """Raises ValueError for logits that are not [N, classes]."""
+    """Raise ValueError for logits that are not [N, classes]."""
     if logits.ndim != 2 or logits.shape[1] != classes:
-        found = f"logits have shape {tuple(logits.shape)}"
-        raise ValueError(f"{found}: fitted on [N, {classes}]")
+        text = f"logits have shape {tuple(logits.shape)}"
+        raise ValueError(f"{text}: fitted on [N, {classes}]")
 
 
 @dataclass(frozen=True)
@@ -148,19 +148,19 @@ def fit_vector(logits: Tensor, targets: Tensor) -> VectorScaling:
 
     The NLL is convex, but need not have a minimum: a class without an image sends its b to minus
     infinity, separable data send w to infinity. So a penalty of 1e-8 pulls towards temperature
-    scaling, too weak to be seen elsewhere; the log names the classes that it alone holds.
+    scaling, too weak to matter elsewhere; the log names the classes that only the penalty fixes.
     Fit on validation data, never on the data that is measured afterwards.
 
     Args:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.validated_float64`.
 
     Source: Guo et al. 2017, section 4.2.
     """
-    logits, targets = checked(logits, targets)
-    # Columns of mean 0 and deviation 1: one step size and one penalty fit all.
+    logits, targets = validated_float64(logits, targets)
+    # Columns of mean 0 and deviation 1: one step size and one penalty suit all.
     centre, spread = logits.mean(0), logits.std(0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
     standard = (logits - centre) / spread
@@ -185,10 +185,10 @@ def _minimise(logits: Tensor, targets: Tensor, start: Tensor) -> Tensor:
 def minimise(
     loss: Callable[[Tensor], Tensor], start: Tensor, *, gradient: float, change: float
 ) -> Tensor:
-    """Where a smooth convex function of `start`'s shape is least, by LBFGS.
+    """The minimum of a smooth convex function, by LBFGS from `start`.
 
     Args:
-        gradient: its largest entry at the end; change: of a step that ends it too.
+        gradient: stop when its largest entry is below this; change: or the step is.
     """
     factors = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
@@ -211,14 +211,14 @@ def minimise(
 
 
 def _report_undetermined(logits: Tensor) -> None:
-    """Log the classes whose bias the NLL does not feel: it curves by less than the penalty."""
+    """Log the classes whose bias hardly changes the NLL: its curvature is below the penalty's."""
     p = logits.softmax(1)
     curvature = (p * (1 - p)).mean(0)  # of the NLL, by b
-    held = (curvature < 100 * PENALTY).nonzero()[:, 0].tolist()
-    if held:
+    classes = (curvature < 100 * PENALTY).nonzero()[:, 0].tolist()
+    if classes:
         text = "the data do not determine the vector scaling of class %s: kept near temperature"
-        more = f" and {len(held) - FEW} more" if len(held) > FEW else ""
-        log.warning(text, ", ".join(map(str, held[:FEW])) + more)
+        more = f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else ""
+        log.warning(text, ", ".join(map(str, classes[:MAX_NAMED])) + more)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Isotonic:
     Attributes:
         knots: for each class its x and y, float64 arrays of equal length, x rising from within
             [0, 1], y not falling in [0, 1]; before the first and behind the last x, y is level.
-        floor: what is put for anything smaller before the rows are made to sum to 1.
+        floor: the minimum of every entry before the rows are normalised.
     """
 
     knots: tuple[tuple[np.ndarray, np.ndarray], ...]
@@ -248,24 +248,24 @@ class Isotonic:
 
 
 def fit_isotonic(logits: Tensor, targets: Tensor) -> Isotonic:
-    """For each class the rising map of p_k that is least squares from 1[y = k].
+    """For each class the rising map of p_k that is closest to 1[y = k] in least squares.
 
-    The maps give 0 below the least p_k that an image of class k had, and may give 0 for every
-    class of a row. A zero that N images cannot prove is raised to 1 / (N K) before the rows are
-    made to sum to 1, so that log probabilities are finite; a row of zeros becomes uniform.
+    The maps are 0 below the least p_k that an image of class k had, and may be 0 for every class
+    of a row. N images cannot prove a zero: it is raised to 1 / (N K) before the rows are
+    normalised, so that log probabilities are finite; a row of zeros becomes uniform.
     Fit on validation data, never on the data that is measured afterwards.
 
     Args:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.validated_float64`.
 
     Source: Zadrozny and Elkan 2002, one against the rest, normalised.
     """
-    from sklearn.isotonic import IsotonicRegression  # a second, for this method alone
+    from sklearn.isotonic import IsotonicRegression  # takes a second to import
 
-    logits, targets = checked(logits, targets)
+    logits, targets = validated_float64(logits, targets)
     samples, classes = logits.shape
     p, labels = logits.softmax(1).numpy(), targets.numpy()
     knots = []

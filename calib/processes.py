@@ -1,4 +1,4 @@
-"""What processes that train one model together must agree on."""
+"""Coordinates processes that train one model: waiting, broadcasts, averages, votes to stop."""
 
 import itertools
 import logging
@@ -10,20 +10,20 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from semix.calib.stopping import Stop
+from semix.calib.stopping import ShouldStop
 from semix.data.errors import InputError
 from semix.data.printable import OncePerRun
 from torch import distributed, nn
 
 T = TypeVar("T")
-LOOK_S = 1.0  # a request to stop waits so long at most, and a step more; a look costs far less
-LONGEST_PAUSE_S = 0.5  # between two looks of who waits
-_waits = itertools.count()  # alike in all processes, which wait equally often
+VOTE_INTERVAL_S = 1.0  # longest wait of a request to stop, plus a step; a vote costs far less
+MAX_POLL_S = 0.5  # longest pause between two polls of a waiting process
+_waits = itertools.count()  # equal in all processes, which wait equally often
 
 
 def warn_once() -> None:
-    """Send our warnings to standard error: of the main process alone, and each kind once."""
-    main = os.environ.get("RANK", "0") == "0"  # as torchrun numbers processes, before they meet
+    """Send our warnings to standard error: from the main process only, and each kind once."""
+    main = os.environ.get("RANK", "0") == "0"  # set by torchrun, before the process group exists
     handler = logging.StreamHandler() if main else logging.NullHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     handler.addFilter(OncePerRun())
@@ -31,20 +31,20 @@ def warn_once() -> None:
 
 
 def leave_group() -> None:
-    """End the process group, if there is one; called in every process, with no exchange open.
+    """End the process group, if any; called in every process, with no collective pending.
 
-    Left to the interpreter's end, gloo's threads now and then abort a process that had finished.
+    Otherwise gloo's threads now and then abort a finished process when the interpreter ends.
     """
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def wait_for_all(accelerator: Accelerator) -> None:
-    """Wait until every process has come here, however long one of them works alone.
+    """Wait until every process arrives, however long one of them works alone.
 
-    A collective kills who waits in it for longer than the group's time limit, 10 minutes with
-    NCCL: less than measuring in the main process, or a slow disk, may take. And nothing asks for
-    a signal there. So whoever is early looks into the store through which the group was made.
+    A collective kills a process that waits longer than the group's time limit, 10 minutes with
+    NCCL: measuring in the main process, or a slow disk, may take longer. Nor does a collective
+    react to signals. So processes that are early poll the store that the group was made with.
     """
     if accelerator.num_processes == 1:
         return
@@ -53,32 +53,33 @@ def wait_for_all(accelerator: Accelerator) -> None:
     pause = 1e-3
     while store.add(key, 0) < accelerator.num_processes:
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_POLL_S)
     accelerator.wait_for_everyone()  # the process that serves the store may end after this
 
 
-def decided(ask: Callable[[], T], accelerator: Accelerator | None) -> T:
-    """What the main process finds, in every process: files come later to other machines.
+def broadcast_from_main(ask: Callable[[], T], accelerator: Accelerator | None) -> T:
+    """Call `ask` in the main process and return its result, or raise its InputError, in all.
 
-    All must call; who went by its own disk would wait where nobody comes.
+    Every process must call. On other machines files may appear later: processes that decided by
+    their own disk would wait for each other at different places.
     """
     if accelerator is None or accelerator.num_processes == 1:
         return ask()
-    found: T | InputError | None = None
+    answer: T | InputError | None = None
     if accelerator.is_main_process:
         try:
-            found = ask()
-        except InputError as refused:  # all refuse, each with the status of a refusal
-            found = refused
-    wait_for_all(accelerator)  # asking may take longer than a broadcast is waited for
-    told: T | InputError = broadcast_object_list([found])[0]
-    if isinstance(told, InputError):
-        raise told
-    return told
+            answer = ask()
+        except InputError as refused:  # raised in all processes, each with its exit status
+            answer = refused
+    wait_for_all(accelerator)  # asking may take longer than the time limit of a broadcast
+    result: T | InputError = broadcast_object_list([answer])[0]
+    if isinstance(result, InputError):
+        raise result
+    return result
 
 
 def share_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
-    """Average the gradients of parameters that no wrapper of accelerate looks after."""
+    """Average the gradients of parameters that accelerate has not wrapped."""
     if accelerator.num_processes > 1:
         for parameter in parameters:
             if parameter.grad is not None:
@@ -86,7 +87,7 @@ def share_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator
 
 
 def share_buffers(module: nn.Module, accelerator: Accelerator) -> None:
-    """Average the batch norms' statistics, of which each process has its own."""
+    """Average the batch norms' statistics, which differ between processes."""
     if accelerator.num_processes > 1:
         for buffer in module.buffers():
             if buffer.is_floating_point():
@@ -94,36 +95,36 @@ def share_buffers(module: nn.Module, accelerator: Accelerator) -> None:
 
 
 class Vote:
-    """Whether any process was asked to stop: called after every step, answered alike in all.
+    """Whether any process was asked to stop: called after every step, with one answer for all.
 
-    A process alone just asks. Several look together, which waits for the slowest and for the
-    device; so they do it once in as many steps as took LOOK_S, found anew at every look.
+    Several processes must exchange their answers, which waits for the slowest one and for the
+    device; so they vote once per VOTE_INTERVAL_S, and count anew how many steps that are.
 
     Args:
-        asked: whether this process was asked.
+        asked: whether this process was asked to stop.
     """
 
-    def __init__(self, asked: Stop, accelerator: Accelerator) -> None:
+    def __init__(self, asked: ShouldStop, accelerator: Accelerator) -> None:
         self.asked, self.accelerator = asked, accelerator
-        self.every = 1  # steps between two looks
+        self.every = 1  # steps between two votes
         self._steps, self._since = 0, time.monotonic()
 
     def __call__(self) -> bool:
         if self.accelerator.num_processes == 1:
             return self.asked()
         self._steps += 1
-        return self._steps >= self.every and self.look()
+        return self._steps >= self.every and self.ask_together()
 
-    def look(self) -> bool:
-        """Ask now; in every process at the same place."""
+    def ask_together(self) -> bool:
+        """Ask all processes now; every process must call after the same step."""
         if self.accelerator.num_processes == 1:
             return self.asked()
         seconds = time.monotonic() - self._since
-        own = torch.tensor([[float(self.asked()), seconds]], device=self.accelerator.device)
-        # The same two numbers in every process, so that all look again after the same step.
-        asked, slowest = self.accelerator.gather(own).amax(0).tolist()
+        ballot = torch.tensor([[float(self.asked()), seconds]], device=self.accelerator.device)
+        # The same two numbers in every process, so that all vote again after the same step.
+        asked, slowest = self.accelerator.gather(ballot).amax(0).tolist()
         if self._steps:
-            steps = int(LOOK_S * self._steps / max(slowest, 1e-6))
-            self.every = min(max(1, steps), 2 * self.every)  # one quick step proves little
+            steps = int(VOTE_INTERVAL_S * self._steps / max(slowest, 1e-6))
+            self.every = min(max(1, steps), 2 * self.every)  # a single step may be unusually quick
         self._steps, self._since = 0, time.monotonic()
         return bool(asked)

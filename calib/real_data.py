@@ -1,4 +1,4 @@
-"""Real and mixed images as training holds them."""
+"""The real and mixed datasets of a run, opened and checked for training."""
 
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, closing
@@ -11,8 +11,15 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from semix.calib.config import MixedConfig, TrainConfig
-from semix.calib.processes import decided
-from semix.calib.real_images import AT_ONCE, HeldImages, Images, ReadImages, open_images, ranges
+from semix.calib.processes import broadcast_from_main
+from semix.calib.real_images import (
+    DECODE_CHUNK,
+    ImageSource,
+    InMemoryImages,
+    StreamedImages,
+    open_images,
+    ranges,
+)
 from semix.calib.run_folder import DataRecord
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
@@ -22,7 +29,7 @@ from semix.data.splits import SPLITS, ImageSplit, RealDataset, shared_images
 from torch import Tensor
 
 GIB = 2**30
-Split = Literal["train", "validation"]
+TrainingSplit = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +37,9 @@ class TrainingData:
     """Opened data, for all seeds of a run.
 
     Attributes:
-        side: pixels of the real images.
-        memory: bytes of decoded real images that may be held; workers: processes that decode
-            those that are not, as `ReadImages` takes them.
+        side: pixels of a side of the real images.
+        memory: bytes of decoded real images that may be held.
+        workers: processes that decode images beyond that limit, as in `StreamedImages`.
         weights: digest of the pretrained weights that the network begins with.
     """
 
@@ -42,23 +49,23 @@ class TrainingData:
     memory: int = 8 * GIB
     workers: int | None = None
     weights: str | None = None
-    _opened: dict[Split, Images] = field(default_factory=dict, repr=False)
+    _opened: dict[TrainingSplit, ImageSource] = field(default_factory=dict, repr=False)
 
     @property
     def num_classes(self) -> int:
         return len(self.real.class_names)
 
-    def images(self, split: Split, accelerator: Accelerator | None = None) -> Images:
-        """The images of a split, of which training's are the first to be held in memory.
+    def images(self, split: TrainingSplit, accelerator: Accelerator | None = None) -> ImageSource:
+        """The images of a split; training images take precedence in memory.
 
         Args:
-            accelerator: of the processes that train together, which must all call.
+            accelerator: of the processes that train together; all of them must call.
         """
         if split not in self._opened:
             left = self.memory
             if split != "train":
-                held = self.images("train", accelerator)
-                left -= held.tensor.nbytes if isinstance(held, HeldImages) else 0
+                images = self.images("train", accelerator)
+                left -= images.tensor.nbytes if isinstance(images, InMemoryImages) else 0
             self._opened[split] = open_images(
                 getattr(self.real, split),
                 self.side,
@@ -68,25 +75,25 @@ class TrainingData:
             )
         return self._opened[split]
 
-    def read(self, split: ImageSplit) -> ReadImages:
-        """Images that are not worth holding."""
-        return ReadImages(split, self.side, workers=self.workers)
+    def read(self, split: ImageSplit) -> StreamedImages:
+        """Images that are read once, so not held in memory."""
+        return StreamedImages(split, self.side, workers=self.workers)
 
     @cached_property
     def train_targets(self) -> Tensor:
-        """int64 [N]."""
+        """Classes of the training images, int64 [N]."""
         return torch.from_numpy(self.real.train.targets)
 
     @cached_property
     def train_pixels(self) -> Tensor:
-        """How often each value is there in each channel of the training images, int64 [3, 256]."""
+        """Counts of the values in each channel of the training images, int64 [3, 256]."""
         images = self.images("train")
-        with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+        with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
             return count_pixels(parts)
 
     @cached_property
     def record(self) -> DataRecord:
-        """What `data.json` holds: names and digests of all that was read."""
+        """The content of `data.json`: names and digests of all data that a run reads."""
         digests = {split: getattr(self.real, split).digest for split in SPLITS}
         names = list(self.real.class_names)
         real = fingerprint({"class_names": names, **digests})
@@ -115,16 +122,16 @@ def open_data(
     weights: str | None = None,
     compare_splits: bool = True,
 ) -> TrainingData:
-    """Open what the settings name.
+    """Open the data that the settings name.
 
     Args:
-        pinned: mixed index to take where the settings name none.
-        weights: digest of the pretrained weights, where it is known; else the file is read.
-        compare_splits: look for images that two splits share, which decodes all of them:
-            those for training once for good, the others once more than they are used.
+        pinned: mixed index to use if the settings name none.
+        weights: digest of the pretrained weights, if known; else the file is read.
+        compare_splits: search for images that two splits share. This decodes all images; only
+            training images in memory need not be decoded again later.
     Raises:
-        InputError: what `load_real`, `MixedDataset` and `refuse_overlap` refuse; mixed images
-            of another size, of other classes, without one of them, or with labels that are none.
+        InputError: as `load_real`, `MixedDataset` and `refuse_overlap`; mixed images of another
+            size, of other classes, without one of the classes, or with invalid labels.
     """
     real = load_real(config.real)
     side = config.real.image_size
@@ -146,36 +153,36 @@ def open_data(
 
 
 def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -> None:
-    """Read all images once, in the main process alone, for what every process must know.
+    """Read all images once, in the main process only, and broadcast what every process needs.
 
     Raises:
         InputError: as `refuse_overlap`, in every process.
     """
     data.images("train", accelerator)
-    decided(partial(refuse_overlap, data, allowed=allowed), accelerator)
+    broadcast_from_main(partial(refuse_overlap, data, allowed=allowed), accelerator)
     for name in ("train_pixels", "record"):
-        found = decided(partial(getattr, data, name), accelerator)
-        vars(data)[name] = found  # where a cached property keeps it
+        value = broadcast_from_main(partial(getattr, data, name), accelerator)
+        vars(data)[name] = value  # fills the cached property
 
 
 def refuse_overlap(data: TrainingData, *, allowed: int = 0) -> None:
-    """Raises InputError if more images of validation and test are in an earlier split as well."""
+    """Raises InputError if more than `allowed` images of a split are in an earlier one as well."""
     with ExitStack() as stack:
         parts = {split: stack.enter_context(closing(_parts(data, split))) for split in SPLITS}
         shared = shared_images(parts)
     if len(shared) > allowed:
         names = [f"{split} {getattr(data.real, split).name(index)}" for split, index in shared[0]]
-        found = f"{len(shared)} images of validation or test are in an earlier split as well"
-        remedy = f"{found}, first {names[0]}, which is {names[1]}"
+        overlap = f"{len(shared)} images of validation or test are in an earlier split as well"
+        remedy = f"{overlap}, first {names[0]}, which is {names[1]}"
         raise InputError("real.allow_overlap", allowed, f"{remedy}; remove them, or allow them")
 
 
 def _parts(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
-    """Its images; of the training images the values are counted as they pass."""
+    """The images of a split, in parts; for training images, also counts their values."""
     training = split == "train"
     images = data.images("train") if training else data.read(getattr(data.real, split))
     pixels = count_pixels(())
-    with closing(images.parts(ranges(0, len(images), AT_ONCE))) as parts:
+    with closing(images.parts(ranges(0, len(images), DECODE_CHUNK))) as parts:
         for part in parts:
             if training:
                 pixels += count_pixels([part])
@@ -185,13 +192,13 @@ def _parts(data: TrainingData, split: str) -> Generator[np.ndarray, None, None]:
 
 
 def count_pixels(parts: Iterable[Tensor]) -> Tensor:
-    """How often each value is there in each channel of uint8 [n, S, S, 3], int64 [3, 256]."""
-    found = torch.zeros(3, 256, dtype=torch.int64)
+    """Counts of the values in each channel of uint8 [n, S, S, 3], int64 [3, 256]."""
+    counts = torch.zeros(3, 256, dtype=torch.int64)
     for images in parts:
         for channel in range(3):
             values = images[..., channel].flatten()
-            found[channel] += torch.bincount(values, minlength=256).cpu()
-    return found
+            counts[channel] += torch.bincount(values, minlength=256).cpu()
+    return counts
 
 
 def _open_mixed(
@@ -199,8 +206,8 @@ def _open_mixed(
 ) -> MixedDataset:
     mixed = _read_mixed(config, pinned, side)
     if mixed.class_names != real.class_names:
-        theirs, ours = (", ".join(names) for names in (mixed.class_names, real.class_names))
-        remedy = f"its classes are {theirs}; the real data's are {ours}"
+        of_mixed, of_real = (", ".join(each.class_names) for each in (mixed, real))
+        remedy = f"its classes are {of_mixed}; the real data's are {of_real}"
         raise InputError("mixed.url", config.url, remedy)
     if config.class_matched:
         try:
@@ -225,11 +232,12 @@ def _read_mixed(config: MixedConfig, pinned: str | None, side: int) -> MixedData
         )
     except InputError as error:
         raise _as_setting(error) from None
-    except ValueError as error:  # a shard or its labels are damaged; names it
+    except ValueError as error:  # names a damaged shard or its labels
         raise InputError("mixed.url", config.url, str(error)) from None
 
 
 def _as_setting(error: InputError) -> InputError:
-    """The same, of an argument of the mixed dataset, under the name of the setting."""
-    known = error.field.partition(".")[0] in MixedConfig.model_fields
-    return InputError(f"mixed.{error.field}" if known else error.field, error.value, error.remedy)
+    """Rename an argument of the mixed dataset in an error to the setting."""
+    is_setting = error.field.partition(".")[0] in MixedConfig.model_fields
+    field = f"mixed.{error.field}" if is_setting else error.field
+    return InputError(field, error.value, error.remedy)

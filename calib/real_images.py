@@ -1,4 +1,4 @@
-"""The images of a split as training asks for them: held where they fit, else read by workers."""
+"""The images of a split for training: decoded in memory if they fit, else streamed by workers."""
 
 import os
 import signal
@@ -21,34 +21,34 @@ from semix.data.threads import mapped
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-AT_ONCE = 512  # images that are decoded together where all are
-FEW = 2048  # images that are read sooner than a worker begins
-MOST_WORKERS = 16
+DECODE_CHUNK = 512  # images that are decoded together when a whole split is
+MIN_IMAGES_FOR_WORKERS = 2048  # fewer are read before a worker has started
+MAX_WORKERS = 16
 
 
-class Images(Protocol):
+class ImageSource(Protocol):
     """The N images of a split, square and of one size, in order.
 
     Attributes:
-        side: pixels.
+        side: pixels of a side.
     """
 
     side: int
 
     def __len__(self) -> int: ...
 
-    def to(self, device: torch.device) -> "Images":
-        """Where they are used, if they are held."""
+    def to(self, device: torch.device) -> "ImageSource":
+        """Move images in memory to a device; prepare streamed ones for copies to it."""
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        """The images at each int64 [n], uint8 [n, S, S, 3], in turn.
+        """For each int64 [n] of indices, the images, uint8 [n, S, S, 3].
 
         Raises:
-            InputError: one cannot be read.
+            InputError: an image cannot be read.
         """
 
 
-class HeldImages:
+class InMemoryImages:
     """Decoded images.
 
     Args:
@@ -61,21 +61,21 @@ class HeldImages:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def to(self, device: torch.device) -> "HeldImages":
-        return HeldImages(self.tensor.to(device))
+    def to(self, device: torch.device) -> "InMemoryImages":
+        return InMemoryImages(self.tensor.to(device))
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        for chosen in indices:
-            yield self.tensor.index_select(0, chosen.to(self.tensor.device))
+        for part in indices:
+            yield self.tensor.index_select(0, part.to(self.tensor.device))
 
 
-class ReadImages:
-    """Images that are decoded each time they are asked for, ahead of who takes them.
+class StreamedImages:
+    """Images that are decoded each time they are requested, ahead of their use.
 
     Args:
         workers: processes that decode; None: the machine's cores, shared among its trainers, or
-            none of them for few images.
-        pinned: parts lie where a GPU copies them from while the host goes on.
+            none for few images.
+        pinned: put images into pinned memory, for copies to a GPU while the host goes on.
     """
 
     def __init__(
@@ -86,53 +86,53 @@ class ReadImages:
     def __len__(self) -> int:
         return len(self.split)
 
-    def to(self, device: torch.device) -> "ReadImages":
+    def to(self, device: torch.device) -> "StreamedImages":
         pinned = device.type == "cuda"
-        return ReadImages(self.split, self.side, workers=self.workers, pinned=pinned)
+        return StreamedImages(self.split, self.side, workers=self.workers, pinned=pinned)
 
     def parts(self, indices: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        chosen = [part.numpy() for part in indices]  # a tensor would travel as an open file
+        arrays = [part.numpy() for part in indices]  # a tensor is sent to workers as an open file
         loader = DataLoader(
             _Parts(self.split),
             batch_size=None,
-            sampler=chosen,
-            num_workers=self._workers(chosen),
+            sampler=arrays,
+            num_workers=self._workers(arrays),
             pin_memory=self.pinned,
             worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # it draws from it, and must not from everyone's
+            generator=torch.Generator(),  # else the loader would draw from the global generator
         )
-        for found in loader:
-            if isinstance(found, InputError):
-                raise found
-            yield found
+        for images in loader:
+            if isinstance(images, InputError):
+                raise images
+            yield images
 
-    def _workers(self, chosen: Sequence[np.ndarray]) -> int:
+    def _workers(self, parts: Sequence[np.ndarray]) -> int:
         if self.workers is not None:
-            return min(self.workers, len(chosen))
-        if sum(map(len, chosen)) < FEW:
+            return min(self.workers, len(parts))
+        if sum(map(len, parts)) < MIN_IMAGES_FOR_WORKERS:
             return 0
-        own = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        return max(1, min(own, MOST_WORKERS, len(chosen)))
+        share = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        return max(1, min(share, MAX_WORKERS, len(parts)))
 
 
 class _Parts(Dataset[Tensor | InputError]):
-    """A refusal is an answer: what a DataLoader makes of an exception loses its kind."""
+    """Parts of a split. InputError is returned: a DataLoader would raise it as another type."""
 
     def __init__(self, split: ImageSplit) -> None:
         self.split = split
 
-    def __getitem__(self, chosen: np.ndarray) -> Tensor | InputError:
+    def __getitem__(self, indices: np.ndarray) -> Tensor | InputError:
         try:
-            return torch.from_numpy(self.split.images(chosen))
+            return torch.from_numpy(self.split.images(indices))
         except InputError as error:
             return error
 
 
 def _begin_worker(worker: int) -> None:
-    """Signals to all processes ask the trainer alone for an end; its workers go with it."""
+    """Ignore signals to stop, which the trainer handles; its workers end with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # What its parent's libraries would do at their end, as Prefect's, fails in a fork of it.
+    # Exit handlers of the parent's libraries, such as Prefect's, fail in a forked process.
     Finalize(None, os._exit, args=(0,), exitpriority=100)
 
 
@@ -148,71 +148,71 @@ def open_images(
     limit: int,
     workers: int | None = None,
     accelerator: Accelerator | None = None,
-) -> Images:
-    """The images of a split, decoded once on each machine if they fit.
+) -> ImageSource:
+    """The images of a split, decoded once per machine if they fit.
 
     Args:
-        side: pixels of theirs.
-        limit: bytes that they may take decoded.
-        accelerator: of the processes that train together, which must all call.
+        side: pixels of a side.
+        limit: bytes that the decoded images may take.
+        accelerator: of the processes that train together; all of them must call.
     Raises:
-        InputError: one cannot be decoded, or there is no room where processes share them.
+        InputError: an image cannot be decoded, or the shared file does not fit on the disk.
     """
     if len(split) * side * side * 3 > limit:
-        return ReadImages(split, side, workers=workers)
+        return StreamedImages(split, side, workers=workers)
     if accelerator is not None and accelerator.num_processes > 1:
         names = gather_object([machine()])
         if names.count(machine()) > 1:
-            return HeldImages(_shared(split, side, names=names, accelerator=accelerator))
-    return HeldImages(decode(split))
+            return InMemoryImages(_decode_shared(split, side, names=names, accelerator=accelerator))
+    return InMemoryImages(decode(split))
 
 
 def decode(split: ImageSplit) -> Tensor:
     """All images of a split, uint8 [N, S, S, 3]."""
-    found = torch.empty(len(split), *split.images([0]).shape[1:], dtype=torch.uint8)
-    with closing(_decoded(split)) as parts:
+    images = torch.empty(len(split), *split.images([0]).shape[1:], dtype=torch.uint8)
+    with closing(_decode_parts(split)) as parts:
         start = 0
         for part in parts:
-            found[start : start + len(part)] = torch.from_numpy(part)
+            images[start : start + len(part)] = torch.from_numpy(part)
             start += len(part)
-    return found
+    return images
 
 
-def _decoded(split: ImageSplit) -> Generator[np.ndarray, None, None]:
-    """Its images in order, on threads."""
-    threads = min(cores(), MOST_WORKERS)
-    every = [chosen.numpy() for chosen in ranges(0, len(split), AT_ONCE)]
-    return mapped(split.images, every, threads=threads)
+def _decode_parts(split: ImageSplit) -> Generator[np.ndarray, None, None]:
+    """The images of a split in order, decoded on threads."""
+    threads = min(cores(), MAX_WORKERS)
+    parts = [indices.numpy() for indices in ranges(0, len(split), DECODE_CHUNK)]
+    return mapped(split.images, parts, threads=threads)
 
 
-def _shared(
+def _decode_shared(
     split: ImageSplit, side: int, *, names: Sequence[str], accelerator: Accelerator
 ) -> Tensor:
-    """One copy for all processes of a machine, in the pages of a file without a name.
+    """One copy for all processes of a machine, memory-mapped from a file that is then unlinked.
 
     Args:
-        names: of the machine of each process.
+        names: the machine of each process.
     """
     first = names.index(machine())
     leads = accelerator.process_index == first
-    path = _written(split) if leads else None
-    wait_for_all(accelerator)  # while others decode
-    found = gather_object([path])[first]
-    if isinstance(found, InputError):
-        raise found
+    path = _decode_to_file(split) if leads else None
+    wait_for_all(accelerator)  # for the process that decodes
+    path = gather_object([path])[first]
+    if isinstance(path, InputError):
+        raise path
     size = len(split) * side * side * 3
-    images = torch.from_file(str(found), shared=False, size=size, dtype=torch.uint8)
+    images = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     wait_for_all(accelerator)
     if leads:
-        Path(found).unlink()
+        Path(path).unlink()
     return images.view(len(split), side, side, 3)
 
 
-def _written(split: ImageSplit) -> str | InputError:
-    """A file of the decoded images, or why there is none."""
+def _decode_to_file(split: ImageSplit) -> str | InputError:
+    """Write a file of the decoded images; returns its path, or the error that prevented it."""
     handle, name = tempfile.mkstemp(prefix="semix-images-")
     try:
-        with os.fdopen(handle, "wb") as file, closing(_decoded(split)) as parts:
+        with os.fdopen(handle, "wb") as file, closing(_decode_parts(split)) as parts:
             for part in parts:
                 file.write(part.data)
     except (InputError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The files of a run, and who may write them."""
+"""The files of a run: formats, names, checks before they are written, and the seed lock."""
 
 import fcntl
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NotRequired, get_args
 
 from semix.calib.config import OUTSIDE_IDENTITY, SMALL_STEM, Outside, TrainConfig
-from semix.calib.stopping import Interrupted, Stop, never
+from semix.calib.stopping import Interrupted, ShouldStop, never
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import fingerprint
@@ -20,17 +20,17 @@ from typing_extensions import TypedDict  # pydantic reads no other before Python
 CONFIG = "config.json"
 DATA = "data.json"
 EVALUATION = "evaluation.json"
-MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: what each stage trained
+MODEL, HEAD = "model.safetensors", "head.safetensors"  # of a seed: weights of each stage
 LINEAGE = "lineage.json"  # of a run with mixed images: `semix.data.lineage.Lineage`
-HISTORY = "history.jsonl"  # of a seed: a line an epoch, over its stages
+HISTORY = "history.jsonl"  # of a seed: one line per epoch, over its stages
 SCHEMA = 3  # of evaluation.json
-Stage = Literal["base", "head"]  # as files and rows are named after it
+StageName = Literal["base", "head"]  # as files and rows are named after it
 SHOWN = 5  # settings named in one message
 SECOND_RUN = "is not what this run began with; choose a fresh run folder or restore the setting"
 
 
 class MixedRecord(TypedDict):
-    """Of data.json: the mixed dataset as it was opened."""
+    """In data.json: the mixed dataset as it was opened."""
 
     url: str
     index: str
@@ -46,17 +46,17 @@ class DataRecord(TypedDict):
     real: str
     class_names: list[str]
     mixed: MixedRecord | None
-    weights: NotRequired[str]  # where the network begins with pretrained ones
+    weights: NotRequired[str]  # digest of pretrained weights that the network begins with
 
 
 # evaluation.json, of a run and of each seed
 
-# As trained, then each of: one temperature, an ensemble of that with what it was and with chance,
-# a scale and shift a class, the same held near one temperature, a matrix held so, a rising map a
-# class.
+# As trained, then by post-hoc calibration: one temperature; an ensemble of that with the
+# uncalibrated probabilities and with chance; scale and shift per class; the same, regularised
+# towards one temperature; a matrix, regularised likewise; an isotonic map per class.
 Kind = Literal["plain", "scaled", "ets", "vector", "svs", "sms", "isotonic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Intervals = dict[str, list[float]]  # by measure, both limits
+Intervals = dict[str, list[float]]  # both limits by measure
 
 
 class Shift(TypedDict):
@@ -65,11 +65,11 @@ class Shift(TypedDict):
     bins: int
     images: int
     mean: dict[str, float]
-    corruptions: dict[str, dict[str, dict[str, float]]]  # by name; by severity, and their mean
+    corruptions: dict[str, dict[str, dict[str, float]]]  # by name, then by severity and "mean"
 
 
 class Measures(TypedDict):
-    """Of the test images, by kind."""
+    """Measures of the test images, by kind of calibration."""
 
     bins: int
     temperature: float
@@ -81,42 +81,42 @@ class Measures(TypedDict):
     svs: dict[str, float]
     sms: dict[str, float]
     isotonic: dict[str, float]
-    conformal: dict[str, dict[str, float]]  # by score, of the scaled logits
-    intervals: NotRequired[Intervals]  # of the plain ones
-    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the others, by kind
+    conformal: dict[str, dict[str, float]]  # of the scaled logits, by nonconformity score
+    intervals: NotRequired[Intervals]  # of the plain measures
+    posthoc_intervals: NotRequired[dict[str, Intervals]]  # of the other measures, by kind
     drawn: NotRequired[
         dict[str, dict[str, list[float]]]
     ]  # by kind and measure: `semix.calib.replicates`
 
 
 class Row(Measures):
-    """One stage of one seed."""
+    """Measures of one stage of one seed."""
 
-    stage: Stage
+    stage: StageName
     seed: int
     logits: str  # a path below the run
-    source: str  # digest of what they come from
+    source: str  # digest of the settings, data and weights behind the logits
     shift: NotRequired[Shift]
-    ood: NotRequired[dict[str, dict[str, float]]]  # by dataset, and their mean
+    ood: NotRequired[dict[str, dict[str, float]]]  # by OOD dataset and "mean"
 
 
 class SeedEvaluation(TypedDict):
-    """Of a seed: what it was trained and measured under, and its stages."""
+    """evaluation.json of a seed: its settings and the measures of its stages."""
 
     schema: int
     config: dict[str, object]
     evaluation: dict[str, object]
     digest: str
     training_seconds: float
-    seconds: float  # of training and of this measuring
+    seconds: float  # of training and measuring
     rows: list[Row]
 
 
 class Evaluation(TypedDict):
-    """Of a run: the rows of all seeds.
+    """evaluation.json of a run: the rows of all seeds.
 
     Attributes:
-        warnings: what to look at before the figures are believed, each with what to change.
+        warnings: reasons to distrust the figures, each with a remedy.
     """
 
     schema: int
@@ -131,10 +131,10 @@ class Evaluation(TypedDict):
 
 @contextmanager
 def damage_of(path: Path) -> Iterator[None]:
-    """Around what reads a file of a run, which may come from elsewhere.
+    """Turn errors in reading a file of a run, which may come from elsewhere, into InputError.
 
     Raises:
-        InputError: it is damaged, or not what such a file holds; names it.
+        InputError: the file is damaged, or has another content; names the file.
     """
     try:
         yield
@@ -151,34 +151,34 @@ def seed_folder(run: Path, seed: int) -> Path:
 
 
 def seed_evaluation(run: Path, seed: int) -> Path:
-    """Written last for a seed: where it is, the seed is done."""
+    """Path of a seed's evaluation, which is written last: a seed that has one is done."""
     return seed_folder(run, seed) / EVALUATION
 
 
 def evaluation_beside(run: Path, config: TrainConfig) -> Path:
-    """Where a run is measured under other settings than its own: `evaluation-1a2b3c4d.json`."""
+    """Path of an evaluation under other settings than the run's: `evaluation-1a2b3c4d.json`."""
     name, suffix = EVALUATION.split(".")
     digest = fingerprint(config.evaluation.model_dump(mode="json"))
     return run / f"{name}-{digest[:8]}.{suffix}"
 
 
 def measured_seed(run: Path, seed: int) -> SeedEvaluation | None:
-    """What was measured of a seed; None if it is not done."""
+    """The evaluation of a seed; None if it is not done."""
     path = seed_evaluation(run, seed)
-    found: SeedEvaluation | None = read_json(path) if path.is_file() else None
-    return found
+    evaluation: SeedEvaluation | None = read_json(path) if path.is_file() else None
+    return evaluation
 
 
 def claim_run(config: TrainConfig, run: Path) -> Path:
     """Write the resolved settings to `config.json`, the file that `semix.calib.train` reads.
 
-    A run's folder in which no seed was begun takes any settings.
+    A run folder in which no seed was begun accepts any settings.
 
     Returns:
         The path of config.json.
     Raises:
-        InputError: seeds were begun under other settings; names the settings that differ. Or the
-            folder holds something else.
+        InputError: seeds were begun under other settings, which are named; or the folder is not
+            empty and no run folder.
     """
     refuse_other_run(config, run)
     path = run / CONFIG
@@ -190,7 +190,7 @@ def refuse_other_run(config: TrainConfig, run: Path) -> None:
     """Raises InputError as `claim_run`, and writes nothing."""
     path = run / CONFIG
     if not is_run(run):
-        Store(str(run)).refuse_strangers("training run")
+        Store(str(run)).require_empty_or_own("training run")
     if path.is_file() and _begun(run):
         refuse_differing(read_json(path), config.model_dump(mode="json"), run)
 
@@ -199,8 +199,8 @@ def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """The settings of a run folder's `config.json`.
 
     Raises:
-        InputError: they cannot be read, or they mean another network today than the one that was
-            trained: before the ImageNet stem was there, large images had the small one.
+        InputError: they cannot be read, or they now describe another network than was trained:
+            before the ImageNet stem existed, large images had the small one.
     """
     with damage_of(run / CONFIG):
         values = dict(read_json(run / CONFIG))
@@ -213,15 +213,15 @@ def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def _lacks_stem(values: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether reading the settings of a run has added a stem that it was not trained with."""
+    """Whether loading the settings of a run has added a stem that it was not trained with."""
     return "stem" in config.model.params and "stem" not in values["model"]
 
 
 def trained_run(run: Path) -> TrainConfig:
-    """The settings of a run of which all seeds are trained.
+    """The settings of a run whose seeds are all trained.
 
     Raises:
-        InputError: no such folder, none of a run, or a run that is not finished.
+        InputError: the folder is missing or no run folder, or the run is not finished.
     """
     if not run.is_dir():
         raise InputError("run", run, "there is no such folder; name that of a trained run")
@@ -237,7 +237,7 @@ def trained_run(run: Path) -> TrainConfig:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a training run was begun here; folders of models have a config.json, too."""
+    """Whether this is the folder of a training run; model folders have a config.json, too."""
     try:
         return {"seeds", "real", "loss"} <= set(read_json(folder / CONFIG))
     except (OSError, ValueError, TypeError):
@@ -245,66 +245,66 @@ def is_run(folder: Path) -> bool:
 
 
 def read_data(run: Path) -> DataRecord:
-    """What `pin_data` wrote. Raises InputError if it is damaged, or not there."""
+    """Read `data.json`. Raises InputError if it is damaged or missing."""
     path = run / DATA
     if not path.is_file():
         raise InputError("run", path, "is not there; name a run whose training was begun")
     with damage_of(path):
-        found: DataRecord = read_json(path)
-        if not isinstance(found["real"], str):
+        record: DataRecord = read_json(path)
+        if not isinstance(record["real"], str):
             raise TypeError("real is no digest")
-    return found
+    return record
 
 
 def pin_data(data: DataRecord, run: Path) -> None:
-    """Write or compare `data.json`: digests of the real data and of the pinned mixed index.
+    """Write `data.json`, digests of the real data and the pinned mixed index, or compare with it.
 
     Raises:
         InputError: seeds were begun on other data.
     """
     path = run / DATA
     if path.is_file() and _begun(run):
-        found = read_json(path)
-        if found != data:
-            field = next(key for key, value in data.items() if found.get(key) != value)
-            raise InputError(f"{path} {field}", found.get(field), SECOND_RUN)
+        pinned = read_json(path)
+        if pinned != data:
+            field = next(key for key, value in data.items() if pinned.get(key) != value)
+            raise InputError(f"{path} {field}", pinned.get(field), SECOND_RUN)
     else:
         write_json(path, data)
 
 
 def pinned_index(run: Path) -> str | None:
-    """The mixed index that this run began with, so that going on ignores newer ones."""
+    """The mixed index that this run began with, so that resuming ignores newer ones."""
     mixed = read_data(run)["mixed"] if (run / DATA).is_file() and _begun(run) else None
     return None if mixed is None else mixed["index"]
 
 
 def is_measured(config: TrainConfig, run: Path) -> bool:
-    """Whether `evaluation.json` holds exactly these seeds, trained and measured as set."""
+    """Whether `evaluation.json` has exactly these seeds, trained and measured as configured."""
     if not ((run / EVALUATION).is_file() and (run / CONFIG).is_file()):
         return False
-    values, found = read_json(run / CONFIG), read_json(run / EVALUATION)
+    values, evaluation = read_json(run / CONFIG), read_json(run / EVALUATION)
     begun = TrainConfig.model_validate(values)
     if _lacks_stem(values, begun):
         return False
-    seeds = {row["seed"] for row in found["rows"]}
+    seeds = {row["seed"] for row in evaluation["rows"]}
     as_trained = begun.identity() == config.identity() and seeds == set(config.seeds)
-    return as_trained and measured_as(config, found)
+    return as_trained and measured_as(config, evaluation)
 
 
-def measured_as(config: TrainConfig, found: Mapping[str, object]) -> bool:
+def measured_as(config: TrainConfig, evaluation: Mapping[str, object]) -> bool:
     """Whether an evaluation.json, of a run or a seed, was measured under these settings.
 
-    They are outside the identity of a run: others measure it anew without training.
+    They are outside the identity of a run: other settings measure it again without training.
     """
     settings = config.evaluation.model_dump(mode="json")
-    return found.get("schema") == SCHEMA and found.get("evaluation") == settings
+    return evaluation.get("schema") == SCHEMA and evaluation.get("evaluation") == settings
 
 
-def measured_otherwise(config: TrainConfig, run: Path) -> list[int]:
-    """Seeds of a run of which all are measured, but these under other settings."""
-    found = {seed: measured_seed(run, seed) for seed in config.seeds}
-    done = {seed: evaluation for seed, evaluation in found.items() if evaluation is not None}
-    if len(done) < len(found):
+def stale_evaluations(config: TrainConfig, run: Path) -> list[int]:
+    """Seeds measured under other settings, once all seeds of the run are measured; else none."""
+    evaluations = {seed: measured_seed(run, seed) for seed in config.seeds}
+    done = {seed: evaluation for seed, evaluation in evaluations.items() if evaluation is not None}
+    if len(done) < len(evaluations):
         return []
     return [seed for seed, evaluation in done.items() if not measured_as(config, evaluation)]
 
@@ -315,10 +315,10 @@ def run_digest(config: TrainConfig, data: DataRecord) -> str:
 
 
 def refuse_differing(
-    found: Mapping[str, object], wanted: Mapping[str, object], place: Path
+    stored: Mapping[str, object], requested: Mapping[str, object], run: Path
 ) -> None:
-    """Raises InputError for the settings that differ, of those that training depends on."""
-    old, new = flat(_identity(found)), flat(_identity(wanted))
+    """Raises InputError if settings that training depends on differ; names them."""
+    old, new = flat(_identity(stored)), flat(_identity(requested))
     differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if differing:
         names = dict.fromkeys(whole_section(name, old, new) for name in differing)
@@ -326,7 +326,7 @@ def refuse_differing(
         if len(shown) > SHOWN:
             shown[SHOWN:] = [f"and {len(shown) - SHOWN} more"]
         remedy = f"was begun with other settings ({'; '.join(shown)}); choose a fresh run folder"
-        raise InputError("run", place, f"{remedy} or restore them")
+        raise InputError("run", run, f"{remedy} or restore them")
 
 
 def _begun(run: Path) -> bool:
@@ -336,30 +336,30 @@ def _begun(run: Path) -> bool:
 def _identity(
     settings: Mapping[str, object], outside: Outside = OUTSIDE_IDENTITY
 ) -> dict[str, object]:
-    """As `TrainConfig.identity`, of settings that another version may have written."""
-    found = {name: value for name, value in settings.items() if outside.get(name) is not True}
+    """As `TrainConfig.identity`, for settings that another version may have written."""
+    identity = {name: value for name, value in settings.items() if outside.get(name) is not True}
     for name, within in outside.items():
-        below = found.get(name)
+        below = identity.get(name)
         if isinstance(within, Mapping) and isinstance(below, Mapping):
-            found[name] = _identity(below, within)
-    return found
+            identity[name] = _identity(below, within)
+    return identity
 
 
 LOCK = ".lock"
-# An earlier trainer whose flow was killed is given two minutes for its checkpoint.
-PATIENCE_S = 150.0
-LOOK_S = 0.2
+# An earlier trainer whose flow was killed has two minutes to write its checkpoint.
+LOCK_TIMEOUT_S = 150.0
+LOCK_POLL_S = 0.2
 
 
 @contextmanager
-def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None]:
-    """Hold the lock of a seed's folder; the kernel lets it go however this process ends.
+def seed_lock(folder: Path, *, label: str, stop: ShouldStop = never) -> Iterator[None]:
+    """Hold the lock of a seed's folder; the kernel releases it however this process ends.
 
     Args:
-        label: begins the line that says what is waited for.
+        label: begins the line that is printed while waiting.
     Raises:
-        InputError: another training holds it and does not end.
-        Interrupted: `stop` said so before we had it.
+        InputError: another training holds the lock and does not end.
+        Interrupted: `stop` returned true before the lock was acquired.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
@@ -371,8 +371,8 @@ def alone_with(folder: Path, *, label: str, stop: Stop = never) -> Iterator[None
         yield
 
 
-def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
-    deadline, told = time.monotonic() + PATIENCE_S, False
+def _acquire(file: IO[str], folder: Path, *, label: str, stop: ShouldStop) -> None:
+    deadline, announced = time.monotonic() + LOCK_TIMEOUT_S, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -384,7 +384,7 @@ def _acquire(file: IO[str], folder: Path, *, label: str, stop: Stop) -> None:
         if time.monotonic() > deadline:
             remedy = f"another training works in {folder.name}; wait for its end, or stop it"
             raise InputError("run", folder.parent, remedy)
-        if not told:
+        if not announced:
             print_line(f"{label}: waiting for another training in {folder} to end")
-            told = True
-        time.sleep(LOOK_S)
+            announced = True
+        time.sleep(LOCK_POLL_S)

@@ -1,4 +1,4 @@
-"""Which epoch's weights to keep, and when to stop, by measures of the validation images."""
+"""Selects the epoch whose weights are kept, and stops early, by measures on validation images."""
 
 import copy
 import math
@@ -14,8 +14,8 @@ CRITERIA: tuple[str, ...] = get_args(Criterion)
 HIGHER_IS_BETTER = ("accuracy",)
 
 
-class SelectionState(TypedDict):
-    """Of a checkpoint; None before the first epoch, or where nothing asks."""
+class EpochSelectionState(TypedDict):
+    """State for a checkpoint; values are None before the first epoch, or if not in use."""
 
     best_epoch: int | None
     best_value: float | None
@@ -23,14 +23,14 @@ class SelectionState(TypedDict):
     waited: int
 
 
-class Selection:
-    """Watches a stage; its state belongs to the checkpoint, `best` beside it.
+class EpochSelection:
+    """Follows the validation measures of a stage; a checkpoint holds its state and `best`.
 
-    Stopping early and keeping the best weights are separate settings: what stops early with
-    `select` last keeps the weights of its last epoch.
+    Stopping early and selecting the best weights are separate settings: a stage that stops early
+    with `select: last` keeps the weights of its last epoch.
 
     Attributes:
-        best: state of the network after the best epoch so far; empty where the last is kept.
+        best: state of the network after the best epoch so far; empty with `select: last`.
     """
 
     def __init__(self, select: str, early_stop: EarlyStopConfig | None) -> None:
@@ -43,7 +43,7 @@ class Selection:
 
     @property
     def watching(self) -> bool:
-        """Whether the validation images are wanted at all."""
+        """Whether validation measures are needed at all."""
         return self.select != "last" or self.early_stop is not None
 
     @property
@@ -51,7 +51,7 @@ class Selection:
         return self.early_stop is not None and self._waited >= self.early_stop.patience
 
     def note(self, measures: Mapping[str, float], network: nn.Module, epoch: int) -> None:
-        """Take in the measures of an epoch, and the network's weights if they are the best."""
+        """Record the measures of an epoch, and copy the network's weights if they are the best."""
         if self.select != "last" and is_better(self.select, measures, self._best_value):
             self._best_value, self._best_epoch = measures[self.select], epoch
             self.best = copy.deepcopy(network.state_dict())
@@ -60,7 +60,7 @@ class Selection:
             if is_better(self.early_stop.measure, measures, self._stop_value):
                 self._stop_value, self._waited = measures[self.early_stop.measure], 0
 
-    def state_dict(self) -> SelectionState:
+    def state_dict(self) -> EpochSelectionState:
         return {
             "best_epoch": self._best_epoch,
             "best_value": self._best_value,
@@ -68,20 +68,20 @@ class Selection:
             "waited": self._waited,
         }
 
-    def load_state_dict(self, state: SelectionState, best: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: EpochSelectionState, best: dict[str, Tensor]) -> None:
         self._best_epoch, self._best_value = state["best_epoch"], state["best_value"]
         self._stop_value, self._waited = state["stop_value"], state["waited"]
         self.best = best
 
 
 def is_better(name: str, measures: Mapping[str, float], than: float | None) -> bool:
-    """Whether a measure is better than a former value of it; the first one always is."""
+    """Whether a measure is better than its former value; the first one always is."""
     if than is None or math.isnan(than):
         return True
     return measures[name] > than if name in HIGHER_IS_BETTER else measures[name] < than
 
 
 def validation_measures(outputs: Outputs) -> dict[str, float]:
-    """All measures that can be chosen, of 15 bins whatever the evaluation uses."""
-    found = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
-    return {name: found[name] for name in CRITERIA}
+    """All measures that can be a criterion, with 15 bins whatever the evaluation uses."""
+    measures = calibration_metrics(outputs.logits.cpu(), outputs.targets.cpu()).as_dict()
+    return {name: measures[name] for name in CRITERIA}

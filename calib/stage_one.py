@@ -1,4 +1,4 @@
-"""Stage one: a network on real images, and on mixed ones beside them."""
+"""Stage one: train a network on real images, and on mixed ones beside them."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from semix.calib.batches import Batch, base_batches
-from semix.calib.checkpoint import Checkpoint, Middle, StateDict, save_tensors
+from semix.calib.batches import TrainingBatch, base_batches
+from semix.calib.checkpoint import Checkpoint, MidEpochState, StateDict, save_tensors
 from semix.calib.config import TrainConfig, check_accumulation
 from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.loop import (
@@ -15,10 +15,10 @@ from semix.calib.loop import (
     EpochRecord,
     Figures,
     check_compiler,
+    divergence_remedy,
     learning_rate,
-    prepared_step,
+    prepare_step,
     refuse_not_finite,
-    remedy,
     set_learning_rate,
 )
 from semix.calib.losses import build_training_loss
@@ -26,14 +26,14 @@ from semix.calib.methods import build_method
 from semix.calib.network import Network, SplitOutputs, WeightAverage
 from semix.calib.processes import share_buffers
 from semix.calib.real_data import TrainingData
-from semix.calib.selection import Selection, validation_measures
-from semix.calib.stopping import Stop, Stopped, never
+from semix.calib.selection import EpochSelection, validation_measures
+from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.fingerprint import derived_seed
 from torch import Tensor
 
 
 class BaseStage:
-    """Trains a network by its method and losses, as `TrainingStep` has it, epoch by epoch."""
+    """Trains a network epoch by epoch, with the method and losses of its `TrainingStep`."""
 
     name = "base"
 
@@ -49,7 +49,7 @@ class BaseStage:
         self.steps = len(self.batches)
         self.images = self.steps * self.batches.batch_size
         torch.manual_seed(derived_seed(seed, "weights"))
-        # Built first: it draws nothing, and the network is made for it.
+        # Built first: it draws no random numbers, and it changes the network.
         self.method = build_method(config.method.name, data.num_classes, **config.method.params)
         network = Network(config, data.num_classes, method=self.method)
         network.normalise.fit(data.train_pixels)
@@ -63,43 +63,49 @@ class BaseStage:
         for part in (self.method, self.loss):
             part.to(accelerator.device)
         self.average = WeightAverage(self.network, config.ema) if config.ema else None
-        self.step = prepared_step(
+        self.step = prepare_step(
             config, self.network, self.method, self.loss, accelerator=accelerator
         )
         self.optimiser = self.step.optimiser
-        self.selection = Selection(config.select, config.early_stop)
-        self.middle: Middle | None = None
+        self.selection = EpochSelection(config.select, config.early_stop)
+        self.mid_epoch: MidEpochState | None = None
         self.feedback = SplitOutputs(self.network, data, accelerator)
-        self.judged = SplitOutputs(self.kept, data, accelerator) if self.average else self.feedback
+        self.selection_feedback = (
+            SplitOutputs(self.evaluated_network, data, accelerator)
+            if self.average
+            else self.feedback
+        )
 
     @property
-    def kept(self) -> torch.nn.Module:
-        """The network that is measured: the averaged one where there is one."""
+    def evaluated_network(self) -> torch.nn.Module:
+        """The network that is measured: the averaged one with `ema`, else the trained one."""
         return self.average.network if self.average else self.network
 
     @property
     def finished(self) -> bool:
         return self.selection.finished
 
-    def train_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Figures:
-        """Train an epoch, or what is left of it after `middle`; returns its figures.
+    def train_epoch(
+        self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
+    ) -> Figures:
+        """Train an epoch, or the rest of it after `mid_epoch`; returns its figures.
 
         Raises:
             Diverged: a loss or a weight is NaN or infinite.
-            Stopped: `stop` said so after a step; `middle` holds the place.
+            Stopped: `stop` returned true after a step; `mid_epoch` holds the position.
         """
         try:
             figures = self._steps(epoch, stop, lines)
         except Diverged as error:
-            raise Diverged(f"{error}; {remedy(self.config.mixed_precision)}") from None
+            raise Diverged(f"{error}; {divergence_remedy(self.config.mixed_precision)}") from None
         self.feedback.forget()
         self.method.end_epoch(self.network.backbone, self.feedback)
-        self.feedback.forget()  # what the method has learnt may change the outputs
+        self.feedback.forget()  # the method may have changed the outputs
         self.loss.end_epoch(self.feedback)
         if self.average:
             share_buffers(self.average.network, self.accelerator)
             self.average.copy_buffers(self.network)
-            self.judged.forget()
+            self.selection_feedback.forget()
         return figures | self._judge(epoch)
 
     def tensors(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -112,7 +118,7 @@ class BaseStage:
             "optimiser": self.optimiser.state_dict(),
             "scaler": scaler.state_dict() if scaler else {},
             "selection": self.selection.state_dict(),
-            "middle": self.middle.state_dict() if self.middle else None,
+            "middle": self.mid_epoch.state_dict() if self.mid_epoch else None,
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -122,22 +128,22 @@ class BaseStage:
         self.optimiser.load_state_dict(objects["optimiser"])
         if self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(objects["scaler"])
-        chosen = objects["selection"]["best_epoch"] is not None
-        best = checkpoint.tensors("best") if chosen else {}
+        has_best = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if has_best else {}
         self.selection.load_state_dict(objects["selection"], best)
-        self.middle = Middle.of(objects["middle"])
+        self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
-        """Write the chosen weights, which say what settings and data they come from."""
-        tensors = self.selection.best or self.kept.state_dict()
+        """Write the selected weights, with the digest of settings and data as metadata."""
+        tensors = self.selection.best or self.evaluated_network.state_dict()
         save_tensors(path, tensors, metadata={"digest": digest})
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        """All that has state, under the names of its files in a checkpoint."""
-        found = {"network": self.network, "loss": self.loss, "method": self.method}
-        return {**found, "average": self.average.model} if self.average else found
+        """The modules with state, by the names of their files in a checkpoint."""
+        modules = {"network": self.network, "loss": self.loss, "method": self.method}
+        return {**modules, "average": self.average.model} if self.average else modules
 
-    def _steps(self, epoch: int, stop: Stop, lines: EpochLines) -> Figures:
+    def _steps(self, epoch: int, stop: ShouldStop, lines: EpochLines) -> Figures:
         """Train the epoch's batches."""
         process, steps = self.accelerator.process_index, self.steps
         torch.manual_seed(derived_seed(self.seed, "base", epoch, process))  # dropout, methods
@@ -146,7 +152,7 @@ class BaseStage:
             module.train()
         self.method.start_epoch(self.network.backbone, epoch, self.epochs)
         record = EpochRecord(steps, self.accelerator)
-        done, drawn = self._go_on(record)
+        done, drawn = self._resume_epoch(record)
         with closing(self.batches.epoch(generator, done=done, drawn=drawn)) as batches:
             for step, batch in enumerate(batches, done):
                 rate = self._set_learning_rate(epoch * steps + step)
@@ -163,35 +169,37 @@ class BaseStage:
         return {**means, "learning_rate": rate, **self.loss.pop_health()}
 
     def _has(self, name: str) -> bool:
-        """Whether there are images of which a figure of an epoch could tell."""
+        """Whether an epoch has images that this figure is about."""
         if self.config.mixed is None:
             return not name.startswith("mixed_")
-        # The only image of a series is an end or an inner one by a coin, and nobody says which.
+        # A single image per series is an end or an inner one by a coin, which is not recorded.
         return self.batches.count > 1 or not name.endswith(("_end", "_interior"))
 
-    def _stop(self, done: int, record: EpochRecord, batch: Batch) -> None:
-        """Raises Stopped, or Diverged rather than keep what is of no use."""
+    def _stop(self, done: int, record: EpochRecord, batch: TrainingBatch) -> None:
+        """Note the position and raise Stopped; raises Diverged for weights that are no use."""
         record.check()
         refuse_not_finite(self.network.state_dict())
-        kept = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
-        self.middle = Middle.here(done, kept, modules=self._modules(), accelerator=self.accelerator)
+        progress = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
+        self.mid_epoch = MidEpochState.gather(
+            done, progress, modules=self._modules(), accelerator=self.accelerator
+        )
         raise Stopped
 
-    def _go_on(self, record: EpochRecord) -> tuple[int, Tensor | None]:
-        """Steps done before, and the state of the epoch's generator after them."""
-        middle, self.middle = self.middle, None
-        if middle is None:
+    def _resume_epoch(self, record: EpochRecord) -> tuple[int, Tensor | None]:
+        """Restore `mid_epoch`; returns the steps done and the generator's state after them."""
+        mid_epoch, self.mid_epoch = self.mid_epoch, None
+        if mid_epoch is None:
             return 0, None
-        kept = middle.restore(self._modules(), self.accelerator, share=_share)
-        record.figures[: middle.step] = kept["figures"]
-        return middle.step, kept["drawn"]
+        progress = mid_epoch.restore(self._modules(), self.accelerator, reshard=_reshard)
+        record.figures[: mid_epoch.step] = progress["figures"]
+        return mid_epoch.step, progress["drawn"]
 
     def _judge(self, epoch: int) -> Figures:
         """Measures of the validation images, where a setting asks for them."""
         if not self.selection.watching:
             return {}
-        measures = validation_measures(self.judged.outputs("validation"))
-        self.selection.note(measures, self.kept, epoch)
+        measures = validation_measures(self.selection_feedback.outputs("validation"))
+        self.selection.note(measures, self.evaluated_network, epoch)
         return {f"validation_{name}": value for name, value in measures.items()}
 
     def _set_learning_rate(self, step: int) -> float:
@@ -201,7 +209,7 @@ class BaseStage:
         return rate
 
 
-def _share(kept: Sequence[StateDict], index: int) -> StateDict:
-    """Means of an epoch's figures, and the one state in which all drew batches."""
-    figures = torch.stack([process["figures"] for process in kept]).mean(0)
-    return {"figures": figures, "drawn": kept[0]["drawn"]}
+def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
+    """Mean figures of the epoch, and the generator state, which all processes share."""
+    figures = torch.stack([process["figures"] for process in processes]).mean(0)
+    return {"figures": figures, "drawn": processes[0]["drawn"]}

@@ -1,4 +1,4 @@
-"""Stage two: a new head on the frozen network, from features of real images alone."""
+"""Stage two: train a new head on the frozen network, from features of real images alone."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from semix.calib.checkpoint import Checkpoint, Middle, StateDict, added, save_tensors
+from semix.calib.checkpoint import (
+    Checkpoint,
+    MidEpochState,
+    StateDict,
+    save_tensors,
+    sum_in_first_process,
+)
 from semix.calib.config import HeadConfig, TrainConfig
 from semix.calib.epoch_lines import SILENT, EpochLines
 from semix.calib.features import (
@@ -39,8 +45,8 @@ from semix.calib.losses.base import CrossEntropy, RealLoss
 from semix.calib.network import Network
 from semix.calib.processes import share_gradients
 from semix.calib.real_data import TrainingData
-from semix.calib.selection import Selection, validation_measures
-from semix.calib.stopping import Stop, Stopped, never
+from semix.calib.selection import EpochSelection, validation_measures
+from semix.calib.stopping import ShouldStop, Stopped, never
 from semix.data.files import write_json
 from semix.data.fingerprint import derived_seed
 from torch import Tensor, nn
@@ -48,9 +54,9 @@ from torch.nn.utils import clip_grad_norm_
 
 
 class Objective(nn.Module):
-    """The loss of a batch of features; its parameters are the head's and then the loss's.
+    """The loss of a batch of features; its parameters are those of the head, then of the loss.
 
-    As it is, it trains a head that needs nothing but the loss's gradient, such as TST's.
+    This base class trains a head that needs only the gradient of the loss, such as TST's.
     The stage calls, in this order:
 
         objective.start_epoch()
@@ -72,12 +78,12 @@ class Objective(nn.Module):
         self.head, self.loss = head, loss
 
     def forward(self, features: Tensor, targets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and logits [B, K] of features [B, D], float32 all of them."""
+        """Mean loss and logits [B, K] of features [B, D], all float32."""
         logits = self.head(features)
         return self.loss(logits, targets, features=features, indices=indices), logits
 
     def start_epoch(self) -> Figures:
-        """Called before every epoch; returns what is in force during it."""
+        """Called before every epoch; returns the figures that hold during it."""
         return {}
 
     def after_backward(self) -> None:
@@ -90,17 +96,17 @@ class Objective(nn.Module):
         """Called after every epoch with means over the training images, in [0, 1]."""
 
     def refuse_lost(self) -> None:
-        """Called after the last epoch. Raises Diverged for a head that is of no use."""
+        """Called after the last epoch. Raises Diverged for a head no better than chance."""
 
     def objects(self) -> StateDict:
-        """State besides that of head and loss, as plain values and tensors."""
+        """Further state than that of head and loss, as plain values and tensors."""
         return {}
 
     def load_objects(self, objects: StateDict) -> None:
-        """Take what `objects` gave."""
+        """Restore the state that `objects` returned."""
 
-    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, object]:
-        """What is worth telling of a head with this state, as JSON values."""
+    def describe(self, state: Mapping[str, Tensor]) -> dict[str, object]:
+        """Facts about a head with this state, as JSON values."""
         return {}
 
 
@@ -133,9 +139,9 @@ class MaskedObjective(Objective):
         self.controller, self.extra_pass = controller, extra_pass
 
     def start_epoch(self) -> Figures:
-        rule = self.controller
-        self.head.start_epoch(rule.p, rule.generator)
-        return {"p": rule.p, "delta": rule.delta(rule.epoch)}
+        controller = self.controller
+        self.head.start_epoch(controller.p, controller.generator)
+        return {"p": controller.p, "delta": controller.delta(controller.epoch)}
 
     def after_backward(self) -> None:
         self.head.after_backward()
@@ -150,11 +156,11 @@ class MaskedObjective(Objective):
     def refuse_lost(self) -> None:
         if self.controller.at_chance():
             share = 100 * self.controller.history[-1]["accuracy"]
-            found = (
+            reason = (
                 f"masked, the head is right in {share:.1f} % of the training images, as by chance"
             )
             settings = "head.p_start, head.p_min or head.optimiser.learning_rate"
-            raise Diverged(f"{found}; raise {settings}, and train in a fresh run folder")
+            raise Diverged(f"{reason}; raise {settings}, and train in a fresh run folder")
 
     def objects(self) -> StateDict:
         return {"controller": self.controller.state_dict()}
@@ -162,10 +168,10 @@ class MaskedObjective(Objective):
     def load_objects(self, objects: StateDict) -> None:
         self.controller.load_state_dict(objects["controller"])
 
-    def describe(self, kept: Mapping[str, Tensor]) -> dict[str, object]:
-        """The p of the masks, and the share of weights that each mask really keeps."""
-        shares = {name: kept[name].float().mean().item() for name in ("mask1", "mask2")}
-        return {"p": kept["retention"].item(), "kept_weights": shares}
+    def describe(self, state: Mapping[str, Tensor]) -> dict[str, object]:
+        """The p of the masks, and the share of weights that each mask keeps."""
+        shares = {name: state[name].float().mean().item() for name in ("mask1", "mask2")}
+        return {"p": state["retention"].item(), "kept_weights": shares}
 
 
 def refuse_diverged(loss: float, objective: nn.Module) -> None:
@@ -188,12 +194,12 @@ def build_objective(
     base_accuracy: Callable[[], float],
     seed: int,
 ) -> Objective:
-    """A fresh head with what trains it, on the CPU.
+    """A fresh head and its objective, on the CPU.
 
     Args:
-        num_samples: training images.
-        base_accuracy: of stage one on the training set; asked where it is needed.
-        seed: of the run; weights and masks each have a seed of their own.
+        num_samples: number of training images.
+        base_accuracy: returns stage one's accuracy on the training set; called only if needed.
+        seed: of the run; the seeds of weights and of masks are derived from it.
     """
     torch.manual_seed(derived_seed(seed, "head weights"))
     head = build_head(config, in_features, num_classes)
@@ -216,14 +222,14 @@ def build_objective(
 
 
 class HeadStage:
-    """Trains a head on features of a network in eval mode, which are made for a whole epoch.
+    """Trains a head on features of a network in eval mode, computed for a whole epoch at once.
 
-    What a kind of head does besides following the gradient of its loss is its objective's. The
-    loss's parameters are in the optimiser, outside the clipping. The features are made in the
-    accelerator's precision, the head is trained in float32.
+    The objective does what a kind of head needs besides the gradient of its loss. Parameters of
+    the loss are in the optimiser, outside the clipping. Features are computed in the accelerator's
+    precision; the head is trained in float32.
 
     Args:
-        network: of stage one; its weights and batch norms are left as they are.
+        network: of stage one; its weights and batch norms do not change.
     Raises:
         InputError: features that do not fit, or a batch that cannot be shared out equally.
     """
@@ -260,29 +266,31 @@ class HeadStage:
             seed=seed,
         ).to(accelerator.device)
         self.head, self.loss = self.objective.head, self.objective.loss
-        self.selection = Selection(config.head.select, None)
+        self.selection = EpochSelection(config.head.select, None)
         self.history: list[Figures] = []
-        self.middle: Middle | None = None
-        # Not accelerate's wrappers: a step of theirs takes longer than one of so small a head.
+        self.mid_epoch: MidEpochState | None = None
+        # Without accelerate's wrappers, whose overhead exceeds a step of so small a head.
         self.parameters = list(self.objective.parameters())
         self.rates = config.head.optimiser_of(len(self.targets))
         self.optimiser = build_optimiser(self.rates, self.parameters)
 
-    def train_epoch(self, epoch: int, stop: Stop = never, lines: EpochLines = SILENT) -> Figures:
-        """Train an epoch, or what is left of it after `middle`; returns its figures.
+    def train_epoch(
+        self, epoch: int, stop: ShouldStop = never, lines: EpochLines = SILENT
+    ) -> Figures:
+        """Train an epoch, or the rest of it after `mid_epoch`; returns its figures.
 
         Raises:
             Diverged: the loss or a weight is NaN or infinite, or the trained head guesses.
-            Stopped: `stop` said so; `middle` holds the place, or is None where no step was made.
+            Stopped: `stop` returned true; `mid_epoch` holds the position, or None before a step.
         """
         features = self.views.of_epoch(epoch, stop)
         process = self.accelerator.process_index
         torch.manual_seed(derived_seed(self.seed, "latents", epoch, process))
         done, figures, sums = self._start()
         self.objective.train()
-        for step, chosen in enumerate(self.views.order(epoch)[done:], done):
+        for step, indices in enumerate(self.views.order(epoch)[done:], done):
             self._set_learning_rate(epoch * self.steps + step)
-            sums += self._step(features[chosen], chosen)
+            sums += self._step(features[indices], indices)
             lines.show_step(epoch, step + 1)
             if step + 1 < self.steps and stop():
                 self._stop(step + 1, figures, sums)
@@ -308,7 +316,7 @@ class HeadStage:
             "objective": self.objective.objects(),
             "selection": self.selection.state_dict(),
             "history": self.history,
-            "middle": self.middle.state_dict() if self.middle else None,
+            "middle": self.mid_epoch.state_dict() if self.mid_epoch else None,
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -317,39 +325,40 @@ class HeadStage:
         objects = checkpoint.objects()
         self.optimiser.load_state_dict(objects["optimiser"])
         self.objective.load_objects(objects["objective"])
-        chosen = objects["selection"]["best_epoch"] is not None
-        best = checkpoint.tensors("best") if chosen else {}
+        has_best = objects["selection"]["best_epoch"] is not None
+        best = checkpoint.tensors("best") if has_best else {}
         self.selection.load_state_dict(objects["selection"], best)
         self.history = objects["history"]
-        self.middle = Middle.of(objects["middle"])
+        self.mid_epoch = MidEpochState.from_checkpoint(objects["middle"])
 
     def export(self, path: Path, *, digest: str) -> None:
-        """Write the chosen head, and beside it, as .json, what became of it epoch by epoch."""
-        kept = self.selection.best or self.head.state_dict()
+        """Write the selected head, and beside it, as .json, the history of its epochs."""
+        state = self.selection.best or self.head.state_dict()
         epoch = self.selection.state_dict()["best_epoch"]
         record = {
             "digest": digest,
             "method": self.settings.method,
             "select": self.settings.select,
             "epoch": self.epochs - 1 if epoch is None else epoch,
-            **self.objective.describe(kept),
+            **self.objective.describe(state),
             "history": self.history,
         }
         write_json(path.with_suffix(".json"), record)
-        save_tensors(path, kept, metadata={"digest": digest})  # last: it says that all is there
+        save_tensors(path, state, metadata={"digest": digest})  # last: marks the head as complete
 
     def _start(self) -> tuple[int, Figures, Tensor]:
-        """Steps done before, what is in force in the epoch, and the sums over those steps."""
-        middle, self.middle = self.middle, None
-        if middle is None:
+        """Begin or resume an epoch: steps done, figures that hold in it, sums over the steps."""
+        mid_epoch, self.mid_epoch = self.mid_epoch, None
+        if mid_epoch is None:
             return 0, self.objective.start_epoch(), torch.zeros(3, device=self.accelerator.device)
-        kept = middle.restore({"objective": self.objective}, self.accelerator, share=_share)
-        return middle.step, kept["figures"], kept["sums"].to(self.accelerator.device)
+        modules = {"objective": self.objective}
+        progress = mid_epoch.restore(modules, self.accelerator, reshard=_reshard)
+        return mid_epoch.step, progress["figures"], progress["sums"].to(self.accelerator.device)
 
     def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
-        """Raises Stopped, or Diverged rather than keep what is of no use."""
+        """Note the position and raise Stopped; raises Diverged for weights that are no use."""
         refuse_diverged(means(sums, self.images, self.accelerator)[0], self.objective)
-        self.middle = Middle.here(
+        self.mid_epoch = MidEpochState.gather(
             done,
             {"figures": figures, "sums": sums.cpu()},
             modules={"objective": self.objective},
@@ -361,11 +370,11 @@ class HeadStage:
         rate = learning_rate(self.rates, step, steps=self.steps, epochs=self.epochs)
         set_learning_rate(self.optimiser, rate)
 
-    def _step(self, features: Tensor, chosen: Tensor) -> Tensor:
+    def _step(self, features: Tensor, indices: Tensor) -> Tensor:
         """One update; returns loss, right predictions and confidence, summed."""
-        targets = self.targets[chosen]
-        loss, logits = self.objective(features, targets, chosen)
-        # Processes average their gradients, so that each multiplies with the batch of all.
+        targets = self.targets[indices]
+        loss, logits = self.objective(features, targets, indices)
+        # Processes average their gradients, so each multiplies by the batch size of all.
         (loss * self.scale).backward()
         share_gradients(self.parameters, self.accelerator)
         self.objective.after_backward()
@@ -387,12 +396,13 @@ class HeadStage:
         return {f"validation_{name}": value for name, value in measures.items()}
 
     def _base_accuracy(self) -> float:
-        """Of stage one, on the training images as they are."""
+        """Accuracy of stage one on the unaugmented training images."""
         classifier = self.network.backbone.classifier
         features = self.plain.of("train")
         return measure(classifier, features, self.targets, self.accelerator)[0]
 
 
-def _share(kept: Sequence[StateDict], index: int) -> StateDict:
-    """What is in force, which all processes know, and the sums so far."""
-    return {**kept[0], "sums": added([process["sums"] for process in kept], index)}
+def _reshard(processes: Sequence[StateDict], index: int) -> StateDict:
+    """The figures that hold in the epoch, which all processes share, and the sums so far."""
+    sums = [process["sums"] for process in processes]
+    return {**processes[0], "sums": sum_in_first_process(sums, index)}

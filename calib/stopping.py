@@ -1,4 +1,4 @@
-"""A request to stop: how it comes, and what it ends."""
+"""Requests to stop a training: SIGTERM, and the exceptions that follow."""
 
 import os
 import signal
@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-Stop = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 
 
 class Stopped(Exception):
-    """A stage has stopped in the middle of an epoch; its state says where."""
+    """A stage has stopped in the middle of an epoch; its state has the position."""
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; a checkpoint of all that is done has been written."""
+    """Training was asked to stop; a checkpoint has been written."""
 
 
 def never() -> bool:
-    """For who is not to be stopped."""
+    """The `ShouldStop` of a training that is not to be stopped."""
     return False
 
 
-def watch_for_termination() -> Stop:
-    """Take SIGTERM as a request to stop; returns whether it came."""
+def watch_for_termination() -> ShouldStop:
+    """Treat SIGTERM as a request to stop; returns a function that says whether it came."""
     received, parent = threading.Event(), os.getppid()
-    # torchrun gives each process a session of its own, where signals to its group do not reach.
+    # torchrun starts each process in a new session, so signals to its group do not reach them.
     launched = "TORCHELASTIC_RUN_ID" in os.environ
 
     def note(signum: int, frame: FrameType | None) -> None:
@@ -37,14 +37,14 @@ def watch_for_termination() -> Stop:
 
 
 @contextmanager
-def ends_at_once(label: str) -> Iterator[None]:
-    """While it lasts, what asks for a stop by SIGTERM gets it here: there is nothing to save.
+def interrupt_on_sigterm(label: str) -> Iterator[None]:
+    """Within this context, SIGTERM raises at once, as there is nothing to save.
 
     Raises:
         Interrupted: SIGTERM came.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if not callable(before):  # nobody takes it as a request
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler):  # SIGTERM is not handled as a request
         yield
         return
 
@@ -55,4 +55,4 @@ def ends_at_once(label: str) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)

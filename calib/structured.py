@@ -1,30 +1,30 @@
-"""Calibrators with more than a temperature that few images do not lead astray."""
+"""Structured calibrators: more parameters than a temperature, regularised for few images."""
 
 import logging
 import math
 from dataclasses import dataclass
 
 import torch
-from semix.calib.metrics.one_pass import checked
+from semix.calib.metrics.one_pass import validated_float64
 from semix.calib.posthoc import minimise, nll_temperature, refuse_other_classes
 from torch import Tensor
 from torch.nn import functional
 
 __all__ = ["Ensemble", "Structured", "fit_ensemble", "fit_sms", "fit_svs"]
 
-ENOUGH = {"gradient": 1e-6, "change": 1e-10}  # of an NLL that is told to four digits
+TOLERANCE = {"gradient": 1e-6, "change": 1e-10}  # for an NLL that is printed to four digits
 STEPS, CLOSE, TINY = 20_000, 1e-10, 1e-300  # of expectation maximisation
 log = logging.getLogger("semix.calib")
 
 
 @dataclass(frozen=True)
 class Structured:
-    """W z + b of logits z that are temperature-scaled and mixed with a little of all classes.
+    """W z + b of logits z, after temperature scaling and mixing with the uniform distribution.
 
     Attributes:
-        temperature: of the logits as they come.
-        uniform: share of the uniform distribution, 1 / (N + 1) for N images fitted on, which
-            keeps images that are all right from making everything certain.
+        temperature: of the original logits.
+        uniform: share of the uniform distribution, 1 / (N + 1) when fitted on N images; it avoids
+            certainty where every image is predicted right.
         weight: W, [K, K] float64; of SVS its diagonal alone, [K].
         bias: b, [K] float64.
     """
@@ -41,14 +41,14 @@ class Structured:
             ValueError: the logits have another number of classes.
         """
         refuse_other_classes(logits, len(self.bias))
-        told = mixed_logits(logits.detach().cpu().double(), self.temperature, self.uniform)
+        scores = mixed_logits(logits.detach().cpu().double(), self.temperature, self.uniform)
         if self.weight.ndim == 1:
-            return told * self.weight + self.bias
-        return told @ self.weight.T + self.bias
+            return scores * self.weight + self.bias
+        return scores @ self.weight.T + self.bias
 
 
 def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
-    """Structured vector scaling: the NLL with K/N (|b|^2 + |v|^2), v the diagonal less 1.
+    """Structured vector scaling: the NLL with K/N (|b|^2 + |v|^2), v the diagonal minus 1.
 
     Fit on validation data, never on the data that is measured afterwards.
 
@@ -56,32 +56,32 @@ def fit_svs(logits: Tensor, targets: Tensor) -> Structured:
         logits: [N, K] float, before softmax.
         targets: [N] int, class numbers.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.checked`.
+        ValueError: see `semix.calib.metrics.one_pass.validated_float64`.
 
     Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2511.03685, with ridge penalties.
     """
-    told, targets, start = _started(logits, targets)
-    samples, classes = told.shape
+    start_logits, targets, start = _mixed_start(logits, targets)
+    samples, classes = start_logits.shape
     strength = classes / samples
 
     def loss(free: Tensor) -> Tensor:
         v, b = free
-        nll = functional.cross_entropy(told * (1 + v) + b, targets)
+        nll = functional.cross_entropy(start_logits * (1 + v) + b, targets)
         return nll + strength * free.square().sum()
 
-    v, b = minimise(loss, torch.zeros(2, classes, dtype=torch.float64), **ENOUGH)
+    v, b = minimise(loss, torch.zeros(2, classes, dtype=torch.float64), **TOLERANCE)
     return Structured(*start, weight=1 + v, bias=b)
 
 
 def fit_sms(logits: Tensor, targets: Tensor) -> Structured:
-    """Structured matrix scaling: SVS with a whole matrix, K (K - 1)/N |off-diagonal|^2.
+    """Structured matrix scaling: SVS with a full matrix, K (K - 1)/N |off-diagonal|^2.
 
-    With fewer images than classes it is SVS that is fitted, and the log says so.
+    With fewer images than classes SVS is fitted instead, and the log says so.
 
     Args, Raises, Source: as of `fit_svs`.
     """
-    told, targets, start = _started(logits, targets)
-    samples, classes = told.shape
+    start_logits, targets, start = _mixed_start(logits, targets)
+    samples, classes = start_logits.shape
     if samples < classes:
         text = "%d validation images are too few for the matrix of %d classes: SVS in place of SMS"
         log.warning(text, samples, classes)
@@ -90,14 +90,14 @@ def fit_sms(logits: Tensor, targets: Tensor) -> Structured:
 
     def loss(free: Tensor) -> Tensor:
         matrix, b = free[:-1], free[-1]
-        nll = functional.cross_entropy(told + told @ matrix.T + b, targets)
+        nll = functional.cross_entropy(start_logits + start_logits @ matrix.T + b, targets)
         diagonal = matrix.diagonal().square().sum()
         outside = matrix.square().sum() - diagonal
         return nll + near * (b.square().sum() + diagonal) + far * outside
 
-    found = minimise(loss, torch.zeros(classes + 1, classes, dtype=torch.float64), **ENOUGH)
+    solution = minimise(loss, torch.zeros(classes + 1, classes, dtype=torch.float64), **TOLERANCE)
     identity = torch.eye(classes, dtype=torch.float64)
-    return Structured(*start, weight=identity + found[:-1], bias=found[-1])
+    return Structured(*start, weight=identity + solution[:-1], bias=solution[-1])
 
 
 def mixed_logits(logits: Tensor, temperature: float, uniform: float) -> Tensor:
@@ -107,9 +107,9 @@ def mixed_logits(logits: Tensor, temperature: float, uniform: float) -> Tensor:
     return torch.logaddexp(scaled, floor)
 
 
-def _started(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, tuple[float, float]]:
+def _mixed_start(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, tuple[float, float]]:
     """Mixed logits, targets, and (temperature, uniform share)."""
-    logits, targets = checked(logits, targets)
+    logits, targets = validated_float64(logits, targets)
     start = nll_temperature(logits, targets), 1 / (len(logits) + 1)
     return mixed_logits(logits, *start), targets, start
 
@@ -128,21 +128,21 @@ class Ensemble:
     def apply(self, logits: Tensor) -> Tensor:
         """Log probabilities, [N, K] float64 on the CPU, of logits [N, K]."""
         parts = _components(logits.detach().cpu().double(), self.temperature)
-        shares = torch.tensor(self.weights, dtype=torch.float64).log()  # of none: minus infinity
+        shares = torch.tensor(self.weights, dtype=torch.float64).log()  # weight 0: minus infinity
         return torch.logsumexp(parts + shares.view(3, 1, 1), dim=0)
 
 
 def fit_ensemble(logits: Tensor, targets: Tensor) -> Ensemble:
     """Ensemble temperature scaling: T, then the weights that minimise the NLL.
 
-    The mean log-likelihood is concave in the weights, and expectation maximisation rises to its
-    one maximum. Fit on validation data, never on the data that is measured afterwards.
+    The mean log-likelihood is concave in the weights, and expectation maximisation converges to
+    its only maximum. Fit on validation data, never on the data that is measured afterwards.
 
     Args, Raises: as of `fit_svs`.
 
     Source: Zhang, Kailkhura and Han 2020, section 3.2, by likelihood in both steps.
     """
-    logits, targets = checked(logits, targets)
+    logits, targets = validated_float64(logits, targets)
     temperature = nll_temperature(logits, targets)
     parts = _components(logits, temperature)
     chosen = parts.gather(2, targets.expand(3, -1)[..., None])[..., 0].T.exp()  # [N, 3]

@@ -25,36 +25,36 @@ Overrides = dict[str, Any]  # settings of a training run or a build, nested or b
 
 
 class DatasetConfig(Settings):
-    """One dataset: what differs from `base` for every method."""
+    """One dataset: settings that differ from `base` for every method."""
 
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
 
 
-class Choice(Settings):
-    """One combination of a grid, chosen in each replicate by means over its seeds on validation."""
+class GridChoice(Settings):
+    """How each replicate chooses a grid combination, by means over its seeds on validation."""
 
     by: Criterion = Field("nll", description="the measure whose best mean is taken")
     match: str | None = Field(
-        None, description="instead: mean confidence nearest to that of this row, which comes before"
+        None, description="instead: mean confidence closest to that of this row, an earlier one"
     )
     within: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="loss of accuracy, a fraction, against `of` that is allowed; where all lose "
+        description="loss of accuracy, a fraction, against `of` that is allowed; if all lose "
         "more, the most accurate is taken",
     )
     of: str | None = Field(None, description="row that `within` counts from; none: the baseline")
 
 
 class MethodConfig(Settings):
-    """One method: what differs from `base`, and what its results are called."""
+    """One method: settings that differ from `base`, and the labels of its results."""
 
     name: str | None = Field(None, min_length=1, description="in tables; none: as its key")
     mixed: bool | str = Field(
         False,
-        description="trains on mixed images beside the real ones: true, on those that the dataset "
-        "names; or on those of a build, by its key",
+        description="trains on mixed images in addition to real ones: true, on those that the "
+        "dataset names; or on those of a build, by its key",
     )
     overrides: Overrides = Field({}, description="settings of a training run, as in `base`")
     on: dict[str, Overrides] = Field({}, description="further settings on one dataset, by its key")
@@ -65,28 +65,28 @@ class MethodConfig(Settings):
     )
     grid: dict[str, dict[str, Overrides]] = Field(
         {},
-        description="axes, each of choices by name; every combination is a row of its own, named "
-        "after its choices",
+        description="axes, each with choices by name; every combination is a row, named after its "
+        "choices",
     )
-    chosen: dict[str, Choice] = Field(
-        {}, description="further rows by name, each of one combination a replicate"
+    chosen: dict[str, GridChoice] = Field(
+        {}, description="further rows by name, each of one combination per replicate"
     )
 
     @model_validator(mode="after")
     def _has_a_grid_to_choose_from(self) -> Self:
         if self.chosen and not self.grid:
-            raise ValueError("`chosen` chooses among the combinations of `grid`; give one")
+            raise ValueError("`chosen` selects combinations of `grid`; give a grid")
         if self.grid and self.post_hoc:
-            raise ValueError("`post_hoc` rows are of a method without `grid`; leave one out")
+            raise ValueError("`post_hoc` needs a method without `grid`; leave one out")
         return self
 
 
 class StudyConfig(Settings):
     """A grid of training runs and the table that compares them.
 
-    A cell's settings are `base`, then those of its dataset, of its method, of its method on that
-    dataset, and of its place in the method's grid. Keys are nested, or dotted names; of a loss,
-    model or method of another name nothing stays.
+    A cell's settings are `base`, overridden by its dataset, its method, its method on that
+    dataset, and its combination of the method's grid. Keys are nested, or dotted names; a loss,
+    model or method of another name replaces the whole section.
     """
 
     name: str = Field(min_length=1, description="title of the tables")
@@ -103,14 +103,14 @@ class StudyConfig(Settings):
     baseline: str = Field(description="key of the method that the others are tested against")
     seeds: Seeds = Field((0, 1, 2), description="of every cell")
     splits: Seeds | None = Field(
-        None, description="split seeds of the real images, each a replicate; none: as `base` has it"
+        None, description="split seeds of the real images, each a replicate; none: as in `base`"
     )
     draws: Seeds | None = Field(
-        None, description="seeds of the mixed images made for each split; none: as `builds` have it"
+        None, description="seeds of the mixed images made for each split; none: as in `builds`"
     )
     builds: dict[str, Overrides] = Field(
         {},
-        description="mixed datasets to make of each split and draw, by key: settings of a build "
+        description="mixed datasets to make for each split and draw, by key: settings of a build "
         "without `real`, which is that of the runs",
     )
     contrasts: tuple[tuple[str, str], ...] = Field(
@@ -119,14 +119,13 @@ class StudyConfig(Settings):
     standins: bool | Literal["large", "tiny"] = Field(
         False,
         description="train a small generator and a small CLIP on each split's training images, "
-        "with which the builds work; large: larger ones, for a GPU; tiny: worth nothing, to try a "
-        "study in seconds",
+        "for the builds; large: larger ones, for a GPU; tiny: only for trying a study in seconds",
     )
 
     @model_validator(mode="after")
     def _draws_something(self) -> Self:
         if not self.builds and (self.draws or self.standins):
-            raise ValueError("`draws` and `standins` are of mixed datasets; name some in `builds`")
+            raise ValueError("`draws` and `standins` need mixed datasets; name some in `builds`")
         return self
 
     @field_validator("datasets", "methods", "builds")
@@ -134,9 +133,9 @@ class StudyConfig(Settings):
     def _are_folders(cls, keyed: dict[str, T]) -> dict[str, T]:
         for key in keyed:
             if not FOLDER.fullmatch(key):
-                raise ValueError(f"{key!r} is a folder: letters, digits, _, - and + alone")
+                raise ValueError(f"{key!r} names a folder: use letters, digits, _, - and + only")
         if len({key.lower() for key in keyed}) != len(keyed):  # one folder on some systems
-            raise ValueError("two keys differ in upper and lower case alone")
+            raise ValueError("two keys differ only in upper and lower case")
         return keyed
 
 
@@ -145,11 +144,11 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a study, with the settings that it gives.
+    """One training run of a study, with its settings.
 
     Attributes:
-        split, draw: of its replicate; None where the study says nothing, or for runs on real
-            images alone, which no draw changes.
+        split, draw: of its replicate; None if the study sets none, or for runs on real images
+            alone, which no draw changes.
         point: its combination of the method's grid, as a part of its folder; "" without one.
         build: key of the mixed dataset that the study makes for it.
     """
@@ -163,14 +162,14 @@ class Cell:
     build: str | None = None
 
     @property
-    def place(self) -> str:
-        """The folder of its replicate, whose runs may share a first stage."""
+    def replicate(self) -> str:
+        """Folder of its replicate, whose runs may share a first stage."""
         return replicate_name(self.dataset, self.split, self.draw)
 
     @property
     def name(self) -> str:
         """Also its folder below that of the study."""
-        return f"{self.place}/{'+'.join(filter(None, (self.method, self.point)))}"
+        return f"{self.replicate}/{'+'.join(filter(None, (self.method, self.point)))}"
 
     @property
     def stage(self) -> str:
@@ -184,19 +183,19 @@ class Cell:
 def replicate_name(dataset: str, split: int | None, draw: int | None) -> str:
     """`digits-split0-draw2`."""
     parts = {"split": split, "draw": draw}
-    told = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
-    return "-".join([dataset, *told])
+    texts = [f"{what}{seed}" for what, seed in parts.items() if seed is not None]
+    return "-".join([dataset, *texts])
 
 
 def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
     """Every cell, replicate by replicate, methods in the order of the study.
 
     Args:
-        out: the study's folder, which gets the mixed datasets that it makes.
+        out: the study's folder, below which its mixed datasets are made.
     Raises:
-        InputError: a baseline, dataset, build or row that is not there, two rows of one name,
+        InputError: a baseline, dataset, build or row that does not exist, two rows of one name,
             mixed images that a method cannot have, different bins, or settings that no training
-            run takes.
+            run accepts.
     """
     _refuse_unknown(study)
     cells = [
@@ -225,40 +224,40 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Find what cannot be trained before anything is.
+    """Refuse cells that cannot be trained, before any training begins.
 
     Raises:
-        InputError: what `semix.calib.config` refuses, with the cell's name.
+        InputError: the settings are invalid; the message begins with the cell's name.
     """
     for cell in cells:
-        made_here = {"mixed": None} if cell.build is not None else {}  # it need not be there yet
-        with naming(cell.name):
-            check_settings(cell.config.model_copy(update=made_here))
+        unbuilt = {"mixed": None} if cell.build is not None else {}  # need not exist yet
+        with error_prefix(cell.name):
+            check_settings(cell.config.model_copy(update=unbuilt))
             check_launch(cell.config, processes=1)
     for cell in cells:  # torch is imported here
-        with naming(cell.name):
+        with error_prefix(cell.name):
             check_parts(cell.config)
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Put a name before the field of an InputError, as that of a cell."""
+def error_prefix(prefix: str) -> Iterator[None]:
+    """Prefix the field of an InputError with a name, such as that of a cell."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{place}: {error.field}", error.value, error.remedy) from None
+        raise InputError(f"{prefix}: {error.field}", error.value, error.remedy) from None
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of these names, `*` and `?` as in file names; all of them without any.
+    """The cells with these names, in which `*` and `?` are wildcards; without names, all.
 
     Raises:
-        InputError: a name that no cell has.
+        InputError: no cell has such a name.
     """
     for pattern in only:
         if not any(fnmatchcase(cell.name, pattern) for cell in cells):
             names = ", ".join(cell.name for cell in cells)
-            raise InputError("--only", pattern, f"no cell has this name; there are {names}")
+            raise InputError("--only", pattern, f"no cell has this name; choose from {names}")
     return [
         cell
         for cell in cells
@@ -274,8 +273,8 @@ class Point:
     """One combination of a method's grid.
 
     Attributes:
-        folder: part of the run's; "" where there is no grid.
-        choices: what it is called, axis by axis.
+        folder: part of the run's folder; "" without a grid.
+        choices: its name, axis by axis.
     """
 
     folder: str
@@ -288,8 +287,8 @@ def points_of(method: MethodConfig) -> list[Point]:
     points = []
     for each in product(*(axis.items() for axis in method.grid.values())):
         overrides: Overrides = {}
-        for _, own in each:
-            overrides = merged(overrides, own)
+        for _, choice in each:
+            overrides = merged(overrides, choice)
         choices = tuple(name for name, _ in each)
         folder = "+".join(re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") for name in choices)
         points.append(Point(folder, choices, overrides))
@@ -301,20 +300,20 @@ class RowConfig:
     """A row of a study's tables.
 
     Attributes:
-        method: its key; points: folders of the combinations behind it, of which `choice` takes
-            one a replicate; one where nothing is chosen.
-        kind: as trained, or calibrated after.
+        method: its key; points: folders of its combinations, of which `choice` takes one per
+            replicate; a single one without a choice.
+        kind: as trained, or a post-hoc calibration.
     """
 
     label: str
     method: str
     points: tuple[str, ...]
     kind: Literal["plain"] | PostHoc = "plain"
-    choice: Choice | None = None
+    choice: GridChoice | None = None
 
 
 def rows_of(study: StudyConfig) -> list[RowConfig]:
-    """Every row, method by method: as trained, calibrated after, then the chosen ones."""
+    """Every row, method by method: as trained, post-hoc calibrated, then the chosen ones."""
     rows = []
     for key, method in study.methods.items():
         name, points = method.name or key, points_of(method)
@@ -330,12 +329,12 @@ def rows_of(study: StudyConfig) -> list[RowConfig]:
 
 
 def baseline_row(study: StudyConfig) -> str:
-    """What the baseline's row is called."""
+    """The label of the baseline's row."""
     return study.methods[study.baseline].name or study.baseline
 
 
 def draws_of(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]:
-    """Draws of mixed images on which a method is trained; None alone where none change it."""
+    """Draws of mixed images on which a method is trained; (None,) if it uses none."""
     return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
 
 
@@ -350,32 +349,32 @@ def _refuse_unknown(study: StudyConfig) -> None:
                 known = ", ".join(study.datasets)
                 raise InputError(f"methods.{key}.on", dataset, f"choose one of {known}")
         if isinstance(method.mixed, str) and method.mixed not in study.builds:
-            known = f"choose one of {', '.join(study.builds)}" if study.builds else "none is there"
+            known = f"choose one of {', '.join(study.builds)}" if study.builds else "it has none"
             raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {known}")
     rows = rows_of(study)
     _refuse_rows(rows)
     for label in (label for pair in study.contrasts for label in pair):
         if label not in (row.label for row in rows):
             known = ", ".join(row.label for row in rows)
-            raise InputError("contrasts", label, f"no row is called so; there are {known}")
+            raise InputError("contrasts", label, f"no row has this name; choose from {known}")
 
 
 def _refuse_rows(rows: Sequence[RowConfig]) -> None:
-    labels, places = list[str](), set[tuple[str, str]]()
+    labels, folders = list[str](), set[tuple[str, str]]()
     for row in rows:
         if row.label in labels:
             raise InputError("methods", row.label, "two rows have this name; give each its own")
         if row.choice is None and row.kind == "plain":
-            place = row.method, row.points[0].lower()
-            if place in places:
+            folder = row.method, row.points[0].lower()
+            if folder in folders:
                 raise InputError("methods", row.label, "two combinations would share a folder")
-            places.add(place)
+            folders.add(folder)
         for field in ("match", "of"):
             named = getattr(row.choice, field, None)
             if named is not None and named not in labels:
                 known = ", ".join(labels)
                 where = f"methods.{row.method}.chosen.{row.label}.{field}"
-                raise InputError(where, named, f"name a row that comes before: {known}")
+                raise InputError(where, named, f"name an earlier row: {known}")
         labels.append(row.label)
 
 
@@ -387,27 +386,27 @@ def _settings(
     replicate: tuple[int | None, int | None],
     out: Path,
 ) -> TrainConfig:
-    own, (split, draw) = study.methods[method], replicate
-    with naming(replicate_name(dataset, split, draw) + f"/{method}"):
+    config, (split, draw) = study.methods[method], replicate
+    with error_prefix(replicate_name(dataset, split, draw) + f"/{method}"):
         values = merged(study.base, study.datasets[dataset].overrides)
-        if not own.mixed:
+        if not config.mixed:
             values.pop("mixed", None)
-        for overrides in (own.overrides, own.on.get(dataset, {}), point.overrides):
+        for overrides in (config.overrides, config.on.get(dataset, {}), point.overrides):
             values = merged(values, overrides)
-        if isinstance(own.mixed, str):
-            place = replicate_name(_first_alike(study, dataset), split, draw)
-            url = whole_path(out / MIXED / f"{place}-{own.mixed}")
+        if isinstance(config.mixed, str):
+            replicate_folder = replicate_name(_first_alike(study, dataset), split, draw)
+            url = whole_path(out / MIXED / f"{replicate_folder}-{config.mixed}")
             values = merged(values, {"mixed.url": url})
         if split is not None:
             values = merged(values, {"real.split_seed": split})
-        _refuse_misplaced(values, dataset, mixed=bool(own.mixed))
-        label = own.name or method
+        _refuse_misplaced(values, dataset, mixed=bool(config.mixed))
+        label = config.name or method
         name = f"{label} ({', '.join(point.choices)})" if point.choices else label
         return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
 
 
 def _first_alike(study: StudyConfig, dataset: str) -> str:
-    """The first dataset with the same real images: they share the mixed datasets made of them."""
+    """The first dataset with the same real images, as those share their mixed datasets."""
 
     def real(key: str) -> object:
         return merged(study.base, study.datasets[key].overrides).get("real")
@@ -419,22 +418,22 @@ def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
     for key in ("name", "seeds"):
         if key in values:
             raise InputError(key, values[key], "leave it out; a study gives each run its own")
-    given = values.get("mixed") is not None
-    if given and not mixed:
+    has_mixed = values.get("mixed") is not None
+    if has_mixed and not mixed:
         remedy = "this method trains on real images alone; set its `mixed` to true"
         raise InputError("mixed", NOT_SHOWN, remedy)
-    if mixed and not given:
+    if mixed and not has_mixed:
         remedy = f"give the dataset mixed images: datasets.{dataset}.overrides.mixed.url"
         raise InputError("mixed", "nothing", remedy)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Overrides:
-    """`base` with every value of `over` in its place; neither is changed.
+    """`base` overridden by every value of `over`; neither is changed.
 
     Mappings are merged, anything else is replaced; keys of `over` may be dotted names.
 
     Raises:
-        InputError: a key that is no text, or that goes through a value without parts.
+        InputError: a key is not a text, or goes through a value that is not a section.
     """
     result = dict(base)
     for key, value in _nested(over).items():
@@ -454,12 +453,12 @@ def _nested(values: Mapping[str, Any]) -> Overrides:
         if not isinstance(key, str) or not all(key.split(".")):
             raise InputError("overrides", repr(key), "write settings as section.key or nested")
         *sections, last = key.split(".")
-        place = result
+        target = result
         for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
                 raise InputError("overrides", key, f"{section} is a value and has no parts")
         inner = _nested(value) if isinstance(value, Mapping) else value
-        both = isinstance(inner, dict) and isinstance(place.get(last), dict)
-        place[last] = merged(place[last], inner) if both else inner
+        both = isinstance(inner, dict) and isinstance(target.get(last), dict)
+        target[last] = merged(target[last], inner) if both else inner
     return result

@@ -1,4 +1,4 @@
-"""Who trains what in a study, first stages that runs share, and why a run is not measured."""
+"""Jobs of a study's slots, first stages that runs share, and reasons why runs failed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from semix.data.files import read_json, write_json
 from semix.data.fingerprint import fingerprint
 from semix.data.settings import load_settings
 
-TRAINED_IN = "trained_in"  # in the metadata of a model that was taken over
+TRAINED_IN = "trained_in"  # in the metadata of a model copied from another run
 FAILURE = "failure.json"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one slot does at a stretch: some seeds of runs that share their first stage.
+    """The work of one slot: some seeds of runs that share their first stage.
 
     Attributes:
-        runs: folders below that of the study; the first trains the stage for the others.
-        seeds: of the cells' seeds, all or some.
-        split: other jobs train the other seeds of these runs.
+        runs: folders below that of the study; the first one trains the stage for the others.
+        seeds: all or some of the cells' seeds.
+        split: whether other jobs train the other seeds of these runs.
     """
 
     runs: tuple[str, ...]
@@ -40,32 +40,32 @@ class Job:
 
 
 def plan_jobs(cells: Sequence[Cell], *, slots: int) -> list[Job]:
-    """Jobs that fill the slots: the last runs are split by seeds where they are too few."""
+    """Jobs that fill the slots; the last runs are split by seeds if they are too few."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(f"{cell.place} {first_stage(cell.config)}", []).append(cell)
+        groups.setdefault(f"{cell.replicate} {first_stage(cell.config)}", []).append(cell)
     jobs, rest = [], len(groups) % slots
-    for place, group in enumerate(groups.values()):
+    for index, group in enumerate(groups.values()):
         seeds, runs = group[0].config.seeds, tuple(cell.name for cell in group)
-        whole = place < len(groups) - rest
+        whole = index < len(groups) - rest
         parts = 1 if whole else min(len(seeds), -(-slots // rest))
         jobs += [Job(runs, seeds[part::parts], parts > 1) for part in range(parts)]
     return jobs
 
 
 def first_stage(config: TrainConfig) -> str:
-    """Digest of all settings that decide what stage one leaves."""
+    """Digest of all settings that determine the result of stage one."""
     return fingerprint({key: value for key, value in config.identity().items() if key != "head"})
 
 
 def take_over(run: Path, *, seed: int) -> Path | None:
-    """Give a seed that was not begun the first stage of a run beside it with the same settings.
+    """Copy the first stage of a sibling run with the same settings, if the seed was not begun.
 
     The model file gets this run's digest, and names the run that trained it. The trainer then
     finds the stage done, and refuses it if the data has changed since.
 
     Returns:
-        The run that trained it; None if the seed was begun, or no run beside it has what fits.
+        The run that trained it; None if the seed was begun, or no sibling matches.
     """
     from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 
@@ -78,14 +78,14 @@ def take_over(run: Path, *, seed: int) -> Path | None:
         data = _trained_on(sibling, config, digest=metadata.get("digest"))
         if data is not None:
             pin_data(data, run)
-            own = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
-            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=own)
+            new = {TRAINED_IN: sibling.name, **metadata, "digest": run_digest(config, data)}
+            save_tensors(seed_folder(run, seed) / MODEL, load_tensors(path), metadata=new)
             return sibling
     return None
 
 
 def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> DataRecord | None:
-    """The data of a sibling whose model has this digest, if its first stage is that of `config`."""
+    """The data of a sibling, if its model has this digest and its first stage fits `config`."""
     if digest is None or not ((sibling / CONFIG).is_file() and (sibling / DATA).is_file()):
         return None
     other = load_settings(TrainConfig, sibling / CONFIG)
@@ -94,11 +94,11 @@ def _trained_on(sibling: Path, config: TrainConfig, *, digest: str | None) -> Da
     return data if same else None
 
 
-# Why a run is not measured: a small file in its folder
+# Why a run failed: a small file in its folder
 
 
 def note_failure(run: Path, reason: str, *, last_lines: Sequence[str]) -> None:
-    """Remember why a run ended.
+    """Record why a run failed.
 
     Args:
         reason: one line.

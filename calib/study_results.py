@@ -1,4 +1,4 @@
-"""What a study found: rows over all replicates, chosen ones among them, and comparisons."""
+"""Results of a study: rows over all replicates, chosen ones among them, and comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,31 +6,39 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from semix.calib.replicates import Comparison, Drawn, Unit, compare, compare_all, corrected
+from semix.calib.replicates import Comparison, Unit, UnitValues, compare, compare_all, corrected
 from semix.calib.results import (
     MEASURE,
     RANKED,
-    Measured,
-    Method,
-    Split,
+    EvalSplit,
+    MethodResult,
+    StageResult,
     Summary,
     measured_seeds,
     ranks,
     shown_in,
 )
-from semix.calib.study import Cell, Choice, RowConfig, StudyConfig, baseline_row, draws_of, rows_of
+from semix.calib.study import (
+    Cell,
+    GridChoice,
+    RowConfig,
+    StudyConfig,
+    baseline_row,
+    draws_of,
+    rows_of,
+)
 from semix.calib.study_jobs import failure_of
 from semix.calib.tables import SCALED, Column
 
 Replicate = tuple[int, int | None]  # split, 0 where the study names none; draw
 CellKey = tuple[str, str, str, int, int | None]  # dataset, method, point, and the replicate
-Results = Mapping[CellKey, Mapping[int, Measured]]  # by seed
+Results = Mapping[CellKey, Mapping[int, StageResult]]  # by seed
 
 
 def read_results(cells: Sequence[Cell], out: Path) -> Results:
-    """Every seed that is measured under the settings of its cell; cells that failed are left out.
+    """Every seed that is measured under the settings of its cell, except cells that failed.
 
-    Nothing is chosen in a replicate before all else is measured there.
+    A replicate chooses nothing before everything else in it is measured.
 
     Raises:
         InputError: a seed was trained under other settings.
@@ -45,20 +53,20 @@ def read_results(cells: Sequence[Cell], out: Path) -> Results:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A row on one dataset, over all its replicates.
 
     Attributes:
-        chosen: by replicate, the combination that its choice took; empty where nothing is chosen.
-        values: by column and unit; none where nothing was measured.
+        chosen: the chosen combination by replicate; empty without a choice.
+        values: by column and unit; empty if nothing was measured.
         complete: whether every seed of every replicate is measured.
         rank: by ECE on this dataset; `mean_rank` over datasets and ranked measures. None unless
             complete.
-        tests: by column, against the baseline; none of the baseline.
+        tests: by column, against the baseline; empty for the baseline.
     """
 
     config: RowConfig
-    method: Method
+    method: MethodResult
     chosen: Mapping[Replicate, str]
     values: Mapping[str, Mapping[Unit, float]]
     complete: bool
@@ -72,11 +80,11 @@ class Row:
 
     @property
     def units(self) -> int:
-        """Trained classifiers that are measured."""
+        """Number of measured classifiers."""
         return len(self.method.seeds)
 
     def summary(self, column: Column) -> Summary | None:
-        """Mean, and deviation over the means of replicates, or over seeds where there is one."""
+        """Mean, and deviation over the means of replicates, or over the seeds of a single one."""
         values = self.values.get(column.key)
         if not values:
             return None
@@ -92,18 +100,18 @@ class DatasetTable:
     """All rows of one dataset and split of its images; the baseline is among them.
 
     Attributes:
-        columns: of the images as they are; further: of corrupted and of foreign ones; tested: of
-            both, those that are compared.
+        columns: on the original images; further: on corrupted and OOD images; tested: the columns
+            of both that are compared.
         contrasts: comparisons that the study asks for, by new row and old.
-        bins: of the binned errors, and `images` measured; None where nothing is measured yet.
+        bins: of the binned errors; images: number measured. None if nothing is measured yet.
     """
 
     dataset: str
-    split: Split
+    split: EvalSplit
     columns: tuple[Column, ...]
     further: tuple[Column, ...]
     tested: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     baseline: str
     contrasts: Mapping[tuple[str, str], Mapping[str, Comparison]]
     bins: int | None
@@ -111,7 +119,7 @@ class DatasetTable:
 
 
 SHIFT = tuple(Column(MEASURE[key], part="shift") for key in ("accuracy", "ece", "scaled_ece"))
-FOREIGN = tuple(Column(MEASURE[key], part="foreign") for key in ("auroc", "fpr95"))
+OOD = tuple(Column(MEASURE[key], part="ood") for key in ("auroc", "fpr95"))
 TESTED = (
     *(Column(MEASURE[key]) for key in ("accuracy", "ece")),
     SCALED[0],
@@ -119,36 +127,37 @@ TESTED = (
     SCALED[1],
     Column(MEASURE["brier"]),
     *SHIFT[1:],
-    FOREIGN[0],
+    OOD[0],
 )
 
 
-def make_tables(study: StudyConfig, results: Results, split: Split) -> list[DatasetTable]:
-    """One table a dataset; ranks are means over the datasets on which every seed is measured."""
+def make_tables(study: StudyConfig, results: Results, split: EvalSplit) -> list[DatasetTable]:
+    """One table per dataset; mean ranks need every seed to be measured on every dataset."""
     tables = [_table(study, dataset, results, split) for dataset in study.datasets]
-    places = [_ranks(table) for table in tables]
+    all_ranks = [_ranks(table) for table in tables]
 
-    def ranked(row: Row, own: Mapping[str, Sequence[float]]) -> Row:
+    def ranked(row: StudyRow, by_row: Mapping[str, Sequence[float]]) -> StudyRow:
         mean = None
-        if all(row.label in of_dataset for of_dataset in places):
-            mean = fmean(rank for of_dataset in places for rank in of_dataset[row.label])
-        return replace(row, rank=own[row.label][0] if row.label in own else None, mean_rank=mean)
+        if all(row.label in of_dataset for of_dataset in all_ranks):
+            mean = fmean(rank for of_dataset in all_ranks for rank in of_dataset[row.label])
+        rank = by_row[row.label][0] if row.label in by_row else None
+        return replace(row, rank=rank, mean_rank=mean)
 
     return [
-        replace(table, rows=tuple(ranked(row, own) for row in table.rows))
-        for table, own in zip(tables, places, strict=True)
+        replace(table, rows=tuple(ranked(row, by_row) for row in table.rows))
+        for table, by_row in zip(tables, all_ranks, strict=True)
     ]
 
 
-def _table(study: StudyConfig, dataset: str, results: Results, split: Split) -> DatasetTable:
+def _table(study: StudyConfig, dataset: str, results: Results, split: EvalSplit) -> DatasetTable:
     on_test, baseline = split == "test", baseline_row(study)
     columns = tuple(map(Column, shown_in("study"))) + (SCALED if on_test else ())
-    further = SHIFT + FOREIGN if on_test else ()
-    rows = _rows(study, dataset, results, split, columns=(*columns, *further))
+    further = SHIFT + OOD if on_test else ()
+    rows = _rows(study, dataset, results, split, (*columns, *further))
     known = {key for row in rows.values() for key, values in row.values.items() if values}
     tested = tuple(column for column in TESTED if column.key in known)
-    seen = [found for row in rows.values() for found in row.method.seeds.values()]
-    bins, images = (seen[0].bins, seen[0].images(split)) if seen else (None, None)
+    stages = [stage for row in rows.values() for stage in row.method.seeds.values()]
+    bins, images = (stages[0].bins, stages[0].images(split)) if stages else (None, None)
     return DatasetTable(
         dataset,
         split,
@@ -167,46 +176,44 @@ def _table(study: StudyConfig, dataset: str, results: Results, split: Split) -> 
 
 
 def _rows(
-    study: StudyConfig, dataset: str, results: Results, split: Split, *, columns: Sequence[Column]
-) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+    study: StudyConfig, dataset: str, results: Results, split: EvalSplit, columns: Sequence[Column]
+) -> dict[str, StudyRow]:
+    rows: dict[str, StudyRow] = {}
     for config in rows_of(study):
         if split == "test" or config.kind == "plain":
-            own = {
-                place: each
-                for place, each in results.items()
-                if place[:2] == (dataset, config.method)
+            cells = {
+                key: seeds for key, seeds in results.items() if key[:2] == (dataset, config.method)
             }
             draws = draws_of(study, study.methods[config.method])
             replicates = list(product(study.splits or (0,), draws))
             points: dict[Replicate, str | None] = dict.fromkeys(replicates, config.points[0])
             if config.choice is not None:
-                points = {
-                    at: _chosen(config, {p[2]: own[p] for p in own if p[3:] == at}, at, rows, study)
-                    for at in replicates
-                }
-            seeds = {
-                Unit(*place[3:], seed): found
-                for place, each in own.items()
-                if place[2] == points[place[3:]]
-                for seed, found in each.items()
+                points = {}
+                for at in replicates:
+                    candidates = {key[2]: seeds for key, seeds in cells.items() if key[3:] == at}
+                    points[at] = _chosen(config, candidates, at, rows, study)
+            units = {
+                Unit(*key[3:], seed): result
+                for key, seeds in cells.items()
+                if key[2] == points[key[3:]]
+                for seed, result in seeds.items()
             }
-            method = Method(config.label, "", Path(), seeds, kind=config.kind)
+            method = MethodResult(config.label, "", Path(), units, kind=config.kind)
             values = {column.key: column_values(method, column, split) for column in columns}
             chosen = {at: point for at, point in points.items() if point and config.choice}
-            complete = len(seeds) == len(replicates) * len(study.seeds)
-            rows[config.label] = Row(config, method, chosen, values, complete)
+            complete = len(units) == len(replicates) * len(study.seeds)
+            rows[config.label] = StudyRow(config, method, chosen, values, complete)
     return rows
 
 
 def _chosen(
     config: RowConfig,
-    candidates: Mapping[str, Mapping[int, Measured]],
+    candidates: Mapping[str, Mapping[int, StageResult]],
     at: Replicate,
-    rows: Mapping[str, Row],
+    rows: Mapping[str, StudyRow],
     study: StudyConfig,
 ) -> str | None:
-    """The combination that a replicate's validation images choose; None until all are measured."""
+    """The combination chosen on a replicate's validation images; None until all are measured."""
     choice = config.choice
     assert choice is not None
     against = [rows[choice.of or baseline_row(study)]] if choice.within is not None else []
@@ -220,61 +227,61 @@ def _chosen(
 
 
 def choose_point(
-    choice: Choice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
+    choice: GridChoice, means: Mapping[str, Mapping[str, float]], *against: Mapping[str, float]
 ) -> str:
-    """The combination that a choice takes, of the first where several are alike.
+    """The combination that a choice takes, the first of equal ones.
 
     Args:
-        means: by combination, measures of validation images.
-        against: likewise of the row that `within` counts from, and of the one to `match`, as far
-            as the choice names them.
+        means: by combination, measures on validation images.
+        against: measures of the row that `within` counts from, then of the row to `match`, if the
+            choice names them.
     """
     allowed = dict(means)
     if choice.within is not None:
         least = against[0]["accuracy"] - choice.within
-        allowed = {point: found for point, found in means.items() if found["accuracy"] >= least}
+        allowed = {point: mean for point, mean in means.items() if mean["accuracy"] >= least}
         if not allowed:
             return max(means, key=lambda point: means[point]["accuracy"])
     if choice.match is not None:
-        wanted = against[-1]["confidence"]
-        return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - wanted))
+        confidence = against[-1]["confidence"]
+        return min(allowed, key=lambda point: abs(allowed[point]["confidence"] - confidence))
     sign = -1 if choice.by == "accuracy" else 1
     return min(allowed, key=lambda point: sign * allowed[point][choice.by])
 
 
-def _of_replicate(row: Row, at: Replicate) -> Mapping[int, Measured]:
-    """A row's seeds of a replicate; those of its split where no draw changes it."""
+def _of_replicate(row: StudyRow, at: Replicate) -> Mapping[int, StageResult]:
+    """A row's seeds in a replicate; those of its split if it uses no drawn images."""
     split, draw = at
     return {
-        unit.seed: found
-        for unit, found in row.method.seeds.items()
+        unit.seed: result
+        for unit, result in row.method.seeds.items()
         if unit.split == split and unit.draw in (draw, None)
     }
 
 
-def _validation(seeds: Mapping[int, Measured]) -> dict[str, float]:
-    found = [measured.on_validation for measured in seeds.values()]
-    return {key: fmean(each[key] for each in found) for key in found[0]}
+def _validation(seeds: Mapping[int, StageResult]) -> dict[str, float]:
+    measures = [measured.on_validation for measured in seeds.values()]
+    return {key: fmean(each[key] for each in measures) for key in measures[0]}
 
 
 # Columns
 
 
-def column_values(method: Method, column: Column, split: Split) -> dict[Unit, float]:
-    """One value a unit; none of what is not measured of this row."""
-    of_the_network = column.part != "kinds" or column.scaled  # which was measured on test images
+def column_values(method: MethodResult, column: Column, split: EvalSplit) -> dict[Unit, float]:
+    """One value per unit; empty if the column is not measured for this row."""
+    of_the_network = column.part != "kinds" or column.scaled  # only on test images
     if of_the_network and (split == "validation" or method.kind != "plain"):
         return {}
     if column.part != "kinds":
-        means = {unit: found.mean_of(column.part) for unit, found in method.seeds.items()}
+        means = {unit: result.mean_of(column.part) for unit, result in method.seeds.items()}
         return {unit: mean[column.measure.key] for unit, mean in means.items() if mean}
     return method.values(column.measure, "scaled" if column.scaled else None, split=split)
 
 
-def column_drawn(method: Method, column: Column, split: Split) -> Drawn:
-    """The same on test sets drawn anew, where those are measured."""
+def column_resamples(method: MethodResult, column: Column, split: EvalSplit) -> UnitValues:
+    """The same on bootstrap resamples, if those are measured."""
     if column.part == "kinds" and column_values(method, column, split):
-        return method.drawn(column.measure, "scaled" if column.scaled else None, split=split)
+        return method.resamples(column.measure, "scaled" if column.scaled else None, split=split)
     return {unit: [value] for unit, value in column_values(method, column, split).items()}
 
 
@@ -282,48 +289,48 @@ def column_drawn(method: Method, column: Column, split: Split) -> Drawn:
 
 
 def _tested(
-    rows: Mapping[str, Row], baseline: str, tested: Sequence[Column], split: Split
-) -> list[Row]:
+    rows: Mapping[str, StudyRow], baseline: str, tested: Sequence[Column], split: EvalSplit
+) -> list[StudyRow]:
     others = [row for label, row in rows.items() if label != baseline]
-    found = {
+    by_column = {
         column.key: compare_all(
-            {row.label: column_drawn(row.method, column, split) for row in others},
-            column_drawn(rows[baseline].method, column, split),
+            {row.label: column_resamples(row.method, column, split) for row in others},
+            column_resamples(rows[baseline].method, column, split),
         )
         for column in tested
     }
     return [
         replace(
             row,
-            tests={key: tests[row.label] for key, tests in found.items() if row.label in tests},
+            tests={key: tests[row.label] for key, tests in by_column.items() if row.label in tests},
         )
         for row in rows.values()
     ]
 
 
 def _contrasts(
-    study: StudyConfig, rows: Mapping[str, Row], tested: Sequence[Column]
+    study: StudyConfig, rows: Mapping[str, StudyRow], tested: Sequence[Column]
 ) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """What the study compares besides, corrected over all of it, measure by measure."""
-    found: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
+    """The further comparisons of the study, corrected over all of them for each measure."""
+    by_pair: dict[tuple[str, str], dict[str, Comparison]] = {pair: {} for pair in study.contrasts}
     for column in tested:
         tests = {}
         for new, old in study.contrasts:
             test = compare(
-                *(column_drawn(rows[label].method, column, "test") for label in (new, old))
+                *(column_resamples(rows[label].method, column, "test") for label in (new, old))
             )
             if test is not None:
                 tests[new, old] = test
         for pair, test in corrected(tests).items():
-            found[pair][column.key] = test
-    return {pair: tests for pair, tests in found.items() if tests}
+            by_pair[pair][column.key] = test
+    return {pair: tests for pair, tests in by_pair.items() if tests}
 
 
 def _ranks(table: DatasetTable) -> dict[str, list[float]]:
-    """Ranks by each measure in RANKED, ECE first, of the rows that are complete."""
+    """Ranks of the complete rows by each measure in RANKED, ECE first."""
     complete = [row for row in table.rows if row.complete]
     by_measure = [
         ranks([fmean(row.values[measure.key].values()) for row in complete], measure)
         for measure in RANKED
     ]
-    return {row.label: [r[place] for r in by_measure] for place, row in enumerate(complete)}
+    return {row.label: [r[index] for r in by_measure] for index, row in enumerate(complete)}

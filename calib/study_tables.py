@@ -1,4 +1,4 @@
-"""A study's tables, written in every form, with every value behind them."""
+"""The tables of a study in every form, and the files of all values behind them."""
 
 import gzip
 from collections import Counter
@@ -8,26 +8,32 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from semix.calib.replicates import COMPARED, Comparison, Unit
-from semix.calib.results import MEASURE, RANKED, Measured, Spread, merged_versions, told_apart
+from semix.calib.replicates import COMPARED_MEASURES, Comparison, Unit
+from semix.calib.results import (
+    MEASURE,
+    RANKED,
+    StageResult,
+    SummaryRecord,
+    merged_versions,
+    significant_change,
+)
 from semix.calib.run_folder import EVALUATION, Evaluation, is_measured
 from semix.calib.study import Cell, StudyConfig
 from semix.calib.study_jobs import failure_of
 from semix.calib.study_mixed import MIXED_NOTE, mixed_table, read_mixed
-from semix.calib.study_results import TESTED, DatasetTable, Row, make_tables, read_results
+from semix.calib.study_results import TESTED, DatasetTable, StudyRow, make_tables, read_results
 from semix.calib.tables import (
     DASH,
+    PREFIXES,
     Column,
     Table,
+    TableCell,
     as_latex,
     as_markdown,
     csv_text,
     improvements,
     interval_text,
     latex_text,
-)
-from semix.calib.tables import (
-    Cell as Shown,
 )
 from semix.data.files import read_json, write_atomically, write_json
 from semix.data.printable import markdown_text
@@ -36,13 +42,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 2
-IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is told
+IMPROVED = ("scaled", "sms")  # calibrators whose improvement of proper scores is shown
 STUDY = "study.json"
 VALUES, RESAMPLES = "values.csv", "resamples.csv.gz"
 NOT_RUN = "not run yet"
 FIGURES = "figures"
 TESTED_KEYS = {column.key for column in TESTED}
-PARTS: tuple[Literal["shift", "foreign"], ...] = ("shift", "foreign")
+PARTS: tuple[Literal["shift", "ood"], ...] = ("shift", "ood")
 LATEX = r"""\documentclass{article}
 \usepackage[a4paper,landscape,margin=15mm]{geometry}
 \usepackage[utf8]{inputenc}
@@ -54,23 +60,23 @@ LATEX = r"""\documentclass{article}
 def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[str, object]:
     """Write study.md, study-validation.md, study.csv, study.tex, study.json and figures.
 
-    values.csv holds every measure of every seed, of rows that were not chosen too, and
-    resamples.csv.gz the tested ones on test sets drawn anew: from them every interval and p-value
-    of the tables can be computed again.
+    values.csv holds every measure of every seed, including combinations that were not chosen, and
+    resamples.csv.gz the tested measures on bootstrap resamples: from them every interval and
+    p-value of the tables can be computed again.
 
     Args:
-        cells: all of them, measured or not; the tables say which are not.
+        cells: all cells, measured or not; the tables say which are not.
     Returns:
-        What study.json holds.
+        The content of study.json.
     Raises:
-        InputError: what `read_results` refuses.
+        InputError: see `read_results`.
     """
     results = read_results(cells, out)
-    finished, missing = what_ran(cells, out)
+    finished, missing = split_by_status(cells, out)
     test, validation = (make_tables(study, results, split) for split in ("test", "validation"))
     records = {"test": table_records(test), "validation": table_records(validation)}
     figures = draw(test, out)
-    versions = merged_versions(found["versions"] for found in finished.values())
+    versions = merged_versions(evaluation["versions"] for evaluation in finished.values())
     facts = _sentence(finished, versions)
     texts = {
         "study.md": markdown_document(
@@ -94,8 +100,8 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
         "missing": missing,
         **records,
         "runs": {
-            name: {"digest": found["digest"], "seconds": found["seconds"]}
-            for name, found in finished.items()
+            name: {"digest": evaluation["digest"], "seconds": evaluation["seconds"]}
+            for name, evaluation in finished.items()
         },
         "versions": versions,
         "figures": figures,
@@ -105,8 +111,10 @@ def write_study(study: StudyConfig, cells: Sequence[Cell], out: Path) -> dict[st
     return record
 
 
-def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """Evaluations of the cells that are measured; of the others, why not as far as is known."""
+def split_by_status(
+    cells: Sequence[Cell], out: Path
+) -> tuple[dict[str, Evaluation], dict[str, str]]:
+    """Evaluations of the measured cells, and for the others the reason, if it is known."""
     finished, missing = {}, {}
     for cell in cells:
         run = cell.run(out)
@@ -118,12 +126,12 @@ def what_ran(cells: Sequence[Cell], out: Path) -> tuple[dict[str, Evaluation], d
 
 
 def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
-    """The figures of each dataset that has results; their paths below `out`."""
+    """Draw the figures of each dataset that has results; return their paths below `out`."""
     from semix.calib.figures import write_figures
 
     names = []
     for table in tables:
-        # Of a grid the chosen combinations alone: pictures of dozens of rows show nothing.
+        # Of a grid only the chosen combinations: dozens of rows would be unreadable.
         shown = [row for row in table.rows if row.config.choice or row.config.points == ("",)]
         measured = [row.method for row in shown if row.units]
         if measured:
@@ -137,18 +145,18 @@ def draw(tables: Sequence[DatasetTable], out: Path) -> list[str]:
 def measure_table(table: DatasetTable) -> Table:
     """Means and deviations; the best mean of a column among complete rows."""
 
-    def places(row: Row) -> list[Shown]:
+    def rank_cells(row: StudyRow) -> list[TableCell]:
         ranked = (row.rank, row.mean_rank)
-        return [Shown(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
+        return [TableCell(DASH if rank is None else f"{rank:.3g}") for rank in ranked]
 
     titles = [*(column.title for column in table.columns), "rank", "mean rank"]
     cells = _cells(table, table.columns)
-    rows = [(_label(row), cells[row.label] + places(row)) for row in table.rows]
+    rows = [(_label(row), cells[row.label] + rank_cells(row)) for row in table.rows]
     return Table("", "", titles, rows)
 
 
 def further_table(table: DatasetTable) -> Table:
-    """The same of corrupted and of foreign images, of the rows of which they are measured."""
+    """Measures on corrupted and OOD images, for the rows where they are measured."""
     cells = _cells(table, table.further)
     rows = [
         (_label(row), cells[row.label])
@@ -158,17 +166,17 @@ def further_table(table: DatasetTable) -> Table:
     return Table("", "", [column.title for column in table.further], rows)
 
 
-def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Shown]]:
+def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[TableCell]]:
     best = {
         column: column.measure.best(
-            found.mean for row in table.rows if row.complete and (found := row.summary(column))
+            each.mean for row in table.rows if row.complete and (each := row.summary(column))
         )
         for column in columns
     }
     return {
         row.label: [
-            Shown.of(column.measure, row.summary(column), best[column] if row.complete else None)
-            for column in columns
+            TableCell.of(c.measure, row.summary(c), best[c] if row.complete else None)
+            for c in columns
         ]
         for row in table.rows
     }
@@ -177,14 +185,14 @@ def _cells(table: DatasetTable, columns: Sequence[Column]) -> dict[str, list[Sho
 def change_table(
     tested: Sequence[Column], rows: Sequence[tuple[str, Mapping[str, Comparison]]]
 ) -> Table:
-    """Changes with their intervals, and p corrected over the rows of this table."""
+    """Changes with their intervals, and p-values corrected over the rows of this table."""
 
-    def cells(column: Column, test: Comparison | None) -> list[Shown]:
+    def cells(column: Column, test: Comparison | None) -> list[TableCell]:
         if test is None:
-            return [Shown()] * 2
+            return [TableCell()] * 2
         measure = column.measure
-        note = f"{interval_text(test, measure)} {told_apart(test, measure)}".strip()
-        return [Shown(measure.text(test.change, signed=True), note), Shown(_p_values(test))]
+        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
+        return [TableCell(measure.text(test.change, signed=True), note), TableCell(_p_values(test))]
 
     titles = [title for c in tested for title in (f"{c.title} change", "p (Holm)")]
     shown = [
@@ -205,17 +213,17 @@ def contrast_changes(table: DatasetTable) -> Table:
 
 
 def choices(table: DatasetTable) -> list[str]:
-    """A sentence for each chosen row: which combinations it took, and how often."""
+    """One sentence per chosen row: its combinations, and how often each was chosen."""
     counted = {row.label: Counter(row.chosen.values()).most_common() for row in table.rows}
     return [
-        f"{label}: {', '.join(f'{point} ({times})' for point, times in found)}"
-        for label, found in counted.items()
-        if found
+        f"{label}: {', '.join(f'{point} ({times})' for point, times in counts)}"
+        for label, counts in counted.items()
+        if counts
     ]
 
 
-def _label(row: Row) -> str:
-    """The row's name; where seeds are missing, how many it has."""
+def _label(row: StudyRow) -> str:
+    """The row's name; if seeds are missing, with the number it has."""
     return row.label if row.complete else f"{row.label} (n = {row.units})"
 
 
@@ -227,20 +235,20 @@ def _p_values(test: Comparison) -> str:
 
 
 def verdicts(table: DatasetTable) -> list[str]:
-    """A sentence a comparison: what is better or worse, or why nothing can be said."""
+    """One sentence per comparison: what is better or worse, or why nothing can be said."""
     rows = [(row.label, table.baseline, row.tests) for row in table.rows if row.tests]
     rows += [(new, old, tests) for (new, old), tests in table.contrasts.items()]
     sentences = []
     for new, old, tests in rows:
-        told: dict[str, list[str]] = {"better in": [], "worse in": []}
+        by_verdict: dict[str, list[str]] = {"better in": [], "worse in": []}
         for column in table.tested:
             if (test := tests.get(column.key)) is not None:
-                verdict = told_apart(test, column.measure)
+                verdict = significant_change(test, column.measure)
                 start = f"{verdict} in" if verdict else test.too_few and f"{test.too_few} of"
-                told.setdefault(start, []).append(column.title.removesuffix(" %"))
-        known = {start: names for start, names in told.items() if start and names}
+                by_verdict.setdefault(start, []).append(column.title.removesuffix(" %"))
+        known = {start: names for start, names in by_verdict.items() if start and names}
         parts = [f"{start} {', '.join(names)}" for start, names in known.items()]
-        if not (told["better in"] or told["worse in"]):
+        if not (by_verdict["better in"] or by_verdict["worse in"]):
             parts.insert(0, "no significant difference")
         sentences.append(f"{new} against {old}: {'; '.join(parts)}.")
     return sentences
@@ -258,13 +266,13 @@ def markdown_document(
     facts: str = "",
     mixed: "DataFrame | None" = None,
 ) -> str:
-    """What was compared, a table and the tests of each dataset, what is missing.
+    """The study as Markdown: missing cells, and tables and tests of each dataset.
 
     Args:
-        missing: by cell, why.
+        missing: the reason by cell.
         figures: paths below the document's folder.
-        facts: what was run, in a sentence.
-        mixed: figures of the mixed datasets that were made; see `mixed_table`.
+        facts: a sentence on the runs.
+        mixed: figures of the mixed datasets; see `mixed_table`.
     """
     title = f"# {markdown_text(study.name)}: {tables[0].split} images"
     parts = [title, markdown_text(study.description)]
@@ -275,21 +283,21 @@ def markdown_document(
         images = "" if table.images is None else f", {table.images:,} {table.split} images"
         parts += [f"## {markdown_text(table.dataset)}{images}", as_markdown(measure_table(table))]
         if (further := further_table(table)).rows:
-            parts += ["Corrupted and foreign test images:", as_markdown(further)]
+            parts += ["Corrupted test images and OOD images:", as_markdown(further)]
         wins = improvements([row.method for row in table.rows], IMPROVED)
         if table.split == "test" and wins.rows:
-            parts += ["Share of the proper scores that calibration after training takes off:"]
+            parts += ["Relative decrease of proper scores by post-hoc calibration:"]
             parts += [as_markdown(wins)]
         if chosen := choices(table):
             lines = [f"- {markdown_text(line)}" for line in chosen]
-            parts += ["Chosen on validation, and in how many replicates:", "\n".join(lines)]
+            parts += ["Chosen on validation (number of replicates):", "\n".join(lines)]
         if (tests := baseline_changes(table)).rows:
             parts += [f"Against {markdown_text(table.baseline)}:", as_markdown(tests)]
         if (tests := contrast_changes(table)).rows:
             parts += ["Further comparisons:", as_markdown(tests)]
         if lines := verdicts(table):
-            told = [f"- {markdown_text(line)}" for line in lines]
-            parts += ["Of these, 95 % intervals tell apart:", "\n".join(told)]
+            bullets = [f"- {markdown_text(line)}" for line in lines]
+            parts += ["Significant differences by 95 % intervals:", "\n".join(bullets)]
     if mixed is not None:
         parts += ["## Mixed images", MIXED_NOTE, as_markdown(mixed_table(mixed))]
     parts += [legend(study, tables), markdown_text(facts), *(f"![]({path})" for path in figures)]
@@ -304,19 +312,19 @@ def legend(study: StudyConfig, tables: Sequence[DatasetTable]) -> str:
     sentences = [
         _replication(study),
         f"Binned errors have {' or '.join(map(str, bins)) or 'no'} bins.",
-        "The best mean of a column is bold, among rows that have every seed; a mark says nothing"
-        " about how far away the next is. O-ECE + U-ECE = ECE are not marked.",
+        "The best mean of a column is bold, among rows that have every seed; bold does not mean"
+        " significant. O-ECE + U-ECE = ECE are not marked.",
         f"Rank is by ECE on the dataset, mean rank over datasets and {ranked}; 1 is the best.",
         f"Changes are against {baseline}, in the units of the table, with 95 % intervals by a"
         " hierarchical bootstrap over splits, draws, training seeds and test images; behind them p"
         " of a two-sided t-test, paired over splits, or Welch's over the seeds of one split; none"
         " of fewer than three; and in brackets corrected by Holm's method over the rows of the"
-        " table. Corrupted and foreign images are not drawn anew.",
+        " table. Corrupted and OOD images are not resampled.",
     ]
     if tables[0].split == "test":
         sentences.append("TS: after temperature scaling on validation images.")
     else:
-        sentences.append("Validation images also chose the temperature, and epochs where asked to.")
+        sentences.append("Validation images also chose the temperature, and epochs if so set.")
     return " ".join(sentences)
 
 
@@ -335,7 +343,7 @@ def _replication(study: StudyConfig) -> str:
 def latex_document(
     study: StudyConfig, tables: Sequence[DatasetTable], *, missing: Mapping[str, str]
 ) -> str:
-    """A document that compiles as it stands; each `tabular` can be lifted out of it."""
+    """A complete LaTeX document; each `tabular` can be copied out of it."""
     parts = [LATEX, rf"\section*{{{latex_text(study.name)}}}"]
     if missing:
         cells = "; ".join(f"{latex_text(cell)}: {latex_text(why)}" for cell, why in missing.items())
@@ -345,8 +353,8 @@ def latex_document(
         images = "" if table.images is None else f"{table.images} "
         caption = f"{table.dataset}, {images}{table.split} images{bins}. {_replication(study)}"
         parts.append(_floating(measure_table(table), caption))
-        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p as"
-        caption += " it is and Holm-corrected."
+        caption = f"{table.dataset}: change against {table.baseline} with 95 % intervals, and p,"
+        caption += " uncorrected and Holm-corrected."
         for tests, of in ((baseline_changes(table), caption), (contrast_changes(table), "")):
             if tests.rows:
                 parts.append(_floating(tests, of or f"{table.dataset}: further comparisons."))
@@ -369,7 +377,7 @@ class RowRecord(TypedDict):
     run: str
     kind: str
     complete: bool
-    summary: dict[str, Spread | None]  # by column
+    summary: dict[str, SummaryRecord | None]  # by column
     units: int  # trained classifiers
     chosen: dict[str, int]  # combinations of the grid, and in how many replicates
     rank: float | None
@@ -388,7 +396,7 @@ class TableRecord(TypedDict):
 
 
 def as_csv(records: Mapping[str, TableRecord]) -> str:
-    """What `table_records` gave, a line a dataset and row; what was not measured is empty."""
+    """The CSV of `table_records`, one line per dataset and row; empty if not measured."""
     from pandas import DataFrame
 
     lines = [
@@ -402,8 +410,8 @@ def as_csv(records: Mapping[str, TableRecord]) -> str:
 def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
     line: dict[str, object] = {"method": row["method"], "run": row["run"], "kind": row["kind"]}
     line |= {"units": row["units"], "bins": bins}
-    for key, found in row["summary"].items():
-        line |= {key: found and found["mean"], f"{key}_sd": found and found["sd"]}
+    for key, summary in row["summary"].items():
+        line |= {key: summary and summary["mean"], f"{key}_sd": summary and summary["sd"]}
     line |= {"rank": row["rank"], "mean_rank": row["mean_rank"]}
     for column, test in row["tests"].items():
         line |= {f"{column}_{key}": value for key, value in test.items()}
@@ -411,7 +419,7 @@ def _line(row: RowRecord, bins: int | None) -> dict[str, object]:
 
 
 def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
-    """By dataset: each row with its summaries and tests; the values are in `value_frame`."""
+    """Each row's summaries and tests, by dataset; the values are in `value_frame`."""
     return {
         table.dataset: {
             "bins": table.bins,
@@ -427,7 +435,7 @@ def table_records(tables: Sequence[DatasetTable]) -> dict[str, TableRecord]:
     }
 
 
-def _record(table: DatasetTable, row: Row) -> RowRecord:
+def _record(table: DatasetTable, row: StudyRow) -> RowRecord:
     columns = (*table.columns, *table.further)
     summaries = {column.key: row.summary(column) for column in columns}
     return {
@@ -435,7 +443,7 @@ def _record(table: DatasetTable, row: Row) -> RowRecord:
         "run": f"{table.dataset}/{row.config.method}",
         "kind": row.config.kind,
         "complete": row.complete,
-        "summary": {key: found.record() if found else None for key, found in summaries.items()},
+        "summary": {key: each.record() if each else None for key, each in summaries.items()},
         "units": row.units,
         "chosen": dict(Counter(row.chosen.values())),
         "rank": row.rank,
@@ -452,42 +460,43 @@ def _tests(tests: Mapping[str, Comparison]) -> dict[str, dict[str, float | str |
 
 
 def value_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """A line a row, kind and classifier: every measure as it was measured."""
+    """One line per row, kind and classifier: every measure, unrounded."""
     from pandas import DataFrame
 
     return DataFrame(
         [
             {
-                **place,
-                "temperature": found.temperature,
-                **found.kinds[kind],
-                **({} if kind != "plain" else _further(found)),
+                **about,
+                "temperature": result.temperature,
+                **result.kinds[kind],
+                **({} if kind != "plain" else _further(result)),
             }
-            for place, row, unit, kind in _lines(tables)
-            if kind in (found := row.method.seeds[unit]).kinds
+            for about, row, unit, kind in _lines(tables)
+            if kind in (result := row.method.seeds[unit]).kinds
         ]
     )
 
 
-def _further(found: Measured) -> dict[str, float]:
-    return {f"{part}_{key}": value for part in PARTS for key, value in found.mean_of(part).items()}
+def _further(result: StageResult) -> dict[str, float]:
+    parts = {PREFIXES[part]: result.mean_of(part) for part in PARTS}
+    return {prefix + key: value for prefix, part in parts.items() for key, value in part.items()}
 
 
 def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
-    """A line a row, kind, classifier and test set drawn anew: the measures that are tested.
+    """One line per row, kind, classifier and bootstrap resample: the measures that are tested.
 
-    Those of corrupted and foreign images are the same for every set.
+    Those of corrupted and OOD images are the same for every resample.
     """
     from pandas import DataFrame
 
     lines = []
-    for place, row, unit, kind in _lines(tables):
-        drawn = {key: row.method.drawn(MEASURE[key], kind) for key in COMPARED}
-        sets = zip(*(values[unit] for values in drawn.values() if unit in values), strict=True)
+    for about, row, unit, kind in _lines(tables):
+        resamples = {key: row.method.resamples(MEASURE[key], kind) for key in COMPARED_MEASURES}
+        sets = zip(*(values[unit] for values in resamples.values() if unit in values), strict=True)
         further = _further(row.method.seeds[unit]) if kind == "plain" else {}
         tested = {key: value for key, value in further.items() if key in TESTED_KEYS}
         lines += [
-            {**place, "set": number, **dict(zip(drawn, values, strict=True)), **tested}
+            {**about, "set": number, **dict(zip(resamples, values, strict=True)), **tested}
             for number, values in enumerate(sets)
         ]
     return DataFrame(lines)
@@ -495,8 +504,8 @@ def resample_frame(tables: Sequence[DatasetTable]) -> "DataFrame":
 
 def _lines(
     tables: Sequence[DatasetTable],
-) -> Iterator[tuple[dict[str, object], Row, Unit, str]]:
-    """What every line begins with, and what it is of."""
+) -> Iterator[tuple[dict[str, object], StudyRow, Unit, str]]:
+    """The first columns of every line, with its row, unit and kind."""
     for table in tables:
         for row in table.rows:
             kinds = ("plain", "scaled") if row.config.kind == "plain" else (row.config.kind,)
@@ -509,6 +518,6 @@ def _lines(
 def _sentence(finished: Mapping[str, Evaluation], versions: Mapping[str, str]) -> str:
     if not finished:
         return ""
-    minutes = sum(found["seconds"] for found in finished.values()) / 60
+    minutes = sum(evaluation["seconds"] for evaluation in finished.values()) / 60
     names = ", ".join(f"{library} {version}" for library, version in versions.items())
     return f"Training and measuring {len(finished)} runs took {minutes:.1f} minutes, with {names}."

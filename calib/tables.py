@@ -1,4 +1,4 @@
-"""Tables of what was measured: for the page, for terminals, as Markdown, LaTeX and records."""
+"""Tables of results: for the page and terminals, as Markdown, LaTeX and records."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from semix.calib.results import (
     MEASURE,
     NLL,
     Measure,
-    Method,
-    Place,
-    Spread,
+    MethodResult,
     Summary,
+    SummaryRecord,
+    TableName,
     Values,
     shown_in,
-    told_apart,
+    significant_change,
 )
 from semix.calib.run_folder import KINDS, Shift
 from semix.data.printable import markdown_text, printable, printable_line, spreadsheet_text
@@ -43,29 +43,29 @@ KIND_LABELS = {
 PROPER = (NLL, MEASURE["brier"])
 PERCENT = Measure("share", "Share", "Share", (), percent=True)
 DASH = "\N{EN DASH}"
-WORDS = {"shift": "corrupted", "foreign": "foreign"}
+IMAGES = {"shift": "corrupted", "ood": "OOD"}  # in titles
+PREFIXES = {"kinds": "", "shift": "shift_", "ood": "foreign_"}  # of keys in files
 
 
 @dataclass(frozen=True)
 class Column:
-    """A measure of a row as it is, or after temperature scaling.
+    """A measure of a row, as trained or after temperature scaling.
 
     Attributes:
-        part: of the test images, of corrupted ones, or of those of other datasets.
+        part: which images: test, corrupted test, or out-of-distribution (OOD).
     """
 
     measure: Measure
     scaled: bool = False
-    part: Literal["kinds", "shift", "foreign"] = "kinds"
+    part: Literal["kinds", "shift", "ood"] = "kinds"
 
     @property
     def key(self) -> str:
-        prefix = "" if self.part == "kinds" else f"{self.part}_"
-        return f"{prefix}{self.measure.key}" + ("_scaled" if self.scaled else "")
+        return PREFIXES[self.part] + self.measure.key + ("_scaled" if self.scaled else "")
 
     @property
     def title(self) -> str:
-        where = "" if self.part == "kinds" else f", {WORDS[self.part]}"
+        where = "" if self.part == "kinds" else f", {IMAGES[self.part]}"
         return self.measure.short + (" + TS" if self.scaled else "") + where + self.measure.unit
 
 
@@ -74,23 +74,23 @@ OVERVIEW = (Column(ACCURACY), Column(ECE), SCALED[0], Column(NLL), SCALED[1])
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One place of a table: a figure, what stands beside it, and whether it is the best."""
+class TableCell:
+    """One cell of a table: a figure, the note beside it, and whether it is the best."""
 
     text: str = DASH
     note: str = ""  # the standard deviation, or the interval of a difference
     best: bool = False
 
     @classmethod
-    def of(cls, measure: Measure, found: Summary | None, best: str | None = None) -> "Cell":
+    def of(cls, measure: Measure, summary: Summary | None, best: str | None = None) -> "TableCell":
         """
         Args:
-            best: as `Measure.best` gives it.
+            best: from `Measure.best`.
         """
-        if found is None:
+        if summary is None:
             return cls()
-        text = measure.text(found.mean)
-        return cls(text, measure.deviation(found), measure.marked and text == best)
+        text = measure.text(summary.mean)
+        return cls(text, measure.deviation(summary), measure.marked and text == best)
 
     def __str__(self) -> str:
         return f"{self.text} {self.note}".rstrip()
@@ -101,24 +101,24 @@ class Table:
     """A table of text.
 
     Attributes:
-        note: what to know of it.
+        note: printed below it.
         columns: titles, without that of the labels.
-        rows: each a label and a cell a column.
+        rows: each a label and one cell per column.
     """
 
     title: str
     note: str
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
 
 
 # Forms of a table
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print without cutting a word or number, wider than a narrow screen if need be."""
+    """Print without cutting a word or number, wider than a narrow screen if necessary."""
     console = console or Console()
-    # Text, because a method's name may hold what rich takes for markup.
+    # Text, because rich may read markup in a method's name.
     shown = RichTable(
         title=_line(table.title) if table.title else None,
         caption=_line(table.note),
@@ -146,15 +146,15 @@ def _line(text: str) -> Text:
 
 
 def csv_text(frame: "DataFrame", *, float_format: str | None = None) -> str:
-    """A line a row; text that a spreadsheet would take for a formula is quoted, figures are not."""
+    """One line per row; text that a spreadsheet would read as a formula is quoted, figures not."""
 
     def plain(cell: object) -> object:
         return spreadsheet_text(cell) if isinstance(cell, str) else cell
 
     quoted = frame.copy(deep=False).rename(columns=plain)
-    for place, kind in enumerate(frame.dtypes):
+    for number, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            quoted.isetitem(place, frame.iloc[:, place].map(plain))
+            quoted.isetitem(number, frame.iloc[:, number].map(plain))
     text: str = quoted.to_csv(index=False, lineterminator="\n", float_format=float_format)
     return text
 
@@ -175,7 +175,7 @@ def as_latex(table: Table) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Escape a text for LaTeX."""
     return printable(" ".join(text.split())).translate(LATEX)
 
 
@@ -200,7 +200,7 @@ def _frame(
 ) -> "DataFrame":
     from pandas import DataFrame
 
-    def shown(cell: Cell) -> str:
+    def shown(cell: TableCell) -> str:
         text = escape(cell.text)
         return f"{bold(text) if cell.best else text} {escape(cell.note)}".rstrip()
 
@@ -212,7 +212,7 @@ def _frame(
 
 
 class MethodRecord(TypedDict):
-    """A method as JSON, in fractions, not percent; those of other `data` do not compare."""
+    """A method as JSON, in fractions, not percent; only methods of equal `data` compare."""
 
     method: str
     stage: str
@@ -220,13 +220,13 @@ class MethodRecord(TypedDict):
     data: str
     seeds: int
     bins: int
-    temperature: Spread
-    plain: dict[str, Spread]  # by measure
-    scaled: dict[str, Spread]
+    temperature: SummaryRecord
+    plain: dict[str, SummaryRecord]  # by measure
+    scaled: dict[str, SummaryRecord]
 
 
-def summary_table(methods: Sequence[Method]) -> list[MethodRecord]:
-    """One record a method."""
+def summary_table(methods: Sequence[MethodResult]) -> list[MethodRecord]:
+    """One record per method."""
     return [
         {
             "method": method.label,
@@ -244,18 +244,18 @@ def summary_table(methods: Sequence[Method]) -> list[MethodRecord]:
 
 
 def overview(records: Sequence[MethodRecord]) -> Table:
-    """What `summary_table` returned: accuracy, ECE and NLL, plain and scaled."""
+    """The table of accuracy, ECE and NLL, plain and scaled, from `summary_table`."""
     rows = [(row["method"], [_recorded(row, column) for column in OVERVIEW]) for row in records]
     note = f"mean ± standard deviation over seeds ({_each(row['seeds'] for row in records)}); TS:"
     note += f" after temperature scaling; ECE: {_each(row['bins'] for row in records)} bins"
     if len({row["data"] for row in records}) > 1:
-        note += "; of different images, which do not compare"
+        note += "; methods on different images do not compare"
     return Table("", note, [column.title for column in OVERVIEW], rows)
 
 
-def _recorded(row: MethodRecord, column: Column) -> Cell:
-    found = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
-    return Cell.of(column.measure, Summary(**found))
+def _recorded(row: MethodRecord, column: Column) -> TableCell:
+    summary = (row["scaled"] if column.scaled else row["plain"])[column.measure.key]
+    return TableCell.of(column.measure, Summary(**summary))
 
 
 def _each(values: Iterable[int]) -> str:
@@ -268,12 +268,12 @@ class Line:
 
     label: str
     kind: str
-    note: str  # "T = 1.52 ± 0.10" where it is scaled; why a difference is not believed
-    cells: tuple[Cell, ...]
+    note: str  # "T = 1.52 ± 0.10" if it is scaled; why a difference is not trusted
+    cells: tuple[TableCell, ...]
 
 
-def comparison(methods: Sequence[Method]) -> list[list[Line]]:
-    """Every measure of the page, for each method its two rows.
+def comparison(methods: Sequence[MethodResult]) -> list[list[Line]]:
+    """Every measure of the page, two rows per method.
 
     The best mean of a column is marked among the rows of one kind.
     """
@@ -283,12 +283,12 @@ def comparison(methods: Sequence[Method]) -> list[list[Line]]:
         for kind in MAIN_KINDS
     }
 
-    def line(method: Method, kind: str) -> Line:
-        found = method.temperature()
-        sd = "" if found.sd is None else f" ± {found.sd:.2f}"
-        note = f"T = {found.mean:.2f}{sd}" if kind == "scaled" else ""
+    def line(method: MethodResult, kind: str) -> Line:
+        fitted = method.temperature()
+        sd = "" if fitted.sd is None else f" ± {fitted.sd:.2f}"
+        note = f"T = {fitted.mean:.2f}{sd}" if kind == "scaled" else ""
         cells = (
-            Cell.of(measure, method.summary(measure, kind), best[measure, kind])
+            TableCell.of(measure, method.summary(measure, kind), best[measure, kind])
             for measure in shown_in("page")
         )
         return Line(method.label, MAIN_KINDS[kind], note, tuple(cells))
@@ -296,44 +296,44 @@ def comparison(methods: Sequence[Method]) -> list[list[Line]]:
     return [[line(method, kind) for kind in MAIN_KINDS] for method in methods]
 
 
-def differences(methods: Sequence[Method]) -> list[list[Line]]:
+def differences(methods: Sequence[MethodResult]) -> list[list[Line]]:
     """Mean difference to the first method over shared seeds, with its interval."""
     baseline, *others = methods
 
-    def cell(found: Comparison | None, measure: Measure) -> Cell:
-        if found is None:
-            return Cell("n/a", "no shared seed")
-        note = f"{interval_text(found, measure)} {told_apart(found, measure)}".strip()
-        return Cell(measure.text(found.change, signed=True), note)
+    def cell(test: Comparison | None, measure: Measure) -> TableCell:
+        if test is None:
+            return TableCell("n/a", "no shared seed")
+        note = f"{interval_text(test, measure)} {significant_change(test, measure)}".strip()
+        return TableCell(measure.text(test.change, signed=True), note)
 
-    def line(method: Method, kind: str) -> Line:
-        found = {
-            measure: compare(method.drawn(measure, kind), baseline.drawn(measure, kind))
+    def line(method: MethodResult, kind: str) -> Line:
+        tests = {
+            measure: compare(method.resamples(measure, kind), baseline.resamples(measure, kind))
             for measure in shown_in("page")
         }
-        # All measures are of the same seeds, so that one note serves the whole line.
-        why = next((test.too_few for test in found.values() if test and test.too_few), "")
-        cells = tuple(cell(test, measure) for measure, test in found.items())
+        # All measures have the same seeds, so that one note serves the whole line.
+        why = next((test.too_few for test in tests.values() if test and test.too_few), "")
+        cells = tuple(cell(test, measure) for measure, test in tests.items())
         return Line(method.label, MAIN_KINDS[kind], why, cells)
 
     return [[line(method, kind) for kind in MAIN_KINDS] for method in others]
 
 
-def interval_text(found: Comparison, measure: Measure) -> str:
+def interval_text(test: Comparison, measure: Measure) -> str:
     """`[-0.95, -0.41]`; empty without an interval."""
-    if found.low is None or found.high is None:
+    if test.low is None or test.high is None:
         return ""
-    ends = ", ".join(measure.text(end, signed=True) for end in (found.low, found.high))
+    ends = ", ".join(measure.text(end, signed=True) for end in (test.low, test.high))
     return f"[{ends}]"
 
 
-# One run in detail, or several
+# Details of one or several runs
 
 
-def details(methods: Sequence[Method]) -> list[Table]:
-    """Every way of calibrating after training, with intervals; shifted and foreign images.
+def details(methods: Sequence[MethodResult]) -> list[Table]:
+    """Every post-hoc calibration, with intervals; corrupted and OOD images.
 
-    A method is in the tables of what all its seeds have.
+    A method is in a table if all its seeds have those figures.
     """
     tables = (
         _kinds(methods),
@@ -341,12 +341,12 @@ def details(methods: Sequence[Method]) -> list[Table]:
         _selective(methods),
         _conformal(methods),
         _shift(methods),
-        _foreign(methods),
+        _ood(methods),
     )
     return [table for table in tables if table.rows]
 
 
-def _kinds(methods: Sequence[Method]) -> Table:
+def _kinds(methods: Sequence[MethodResult]) -> Table:
     measures = shown_in("run")
     rows = [
         (f"{method.label} {label}".rstrip(), [_with_interval(method, m, kind) for m in measures])
@@ -357,32 +357,32 @@ def _kinds(methods: Sequence[Method]) -> Table:
     seeds = _each(len(method.seeds) for method in methods)
     note = f"Mean ± standard deviation over seeds ({seeds}), {methods[0].bins} bins"
     note += "; AECE: bins of equal count, cwECE: mean over classes"
-    note += "; what calibrates after training is fitted on validation images"
+    note += "; post-hoc calibration is fitted on validation images"
     if any(method.each("intervals") for method in methods):
         note += ". In brackets 95 % bootstrap intervals, limits averaged over seeds: what another "
         note += "test set of this size would change, not another training"
-    return Table("Calibrated after training", f"{note}.", _titles(measures), rows)
+    return Table("Post-hoc calibration", f"{note}.", _titles(measures), rows)
 
 
-def _with_interval(method: Method, measure: Measure, kind: str) -> Cell:
+def _with_interval(method: MethodResult, measure: Measure, kind: str) -> TableCell:
     text = measure.spread(method.summary(measure, kind))
-    found = method.each("intervals", kind)
-    if found and all(measure.key in limits for limits in found):
+    intervals = method.each("intervals", kind)
+    if intervals and all(measure.key in limits for limits in intervals):
         ends = (
-            measure.text(Summary.of(limits[measure.key][end] for limits in found).mean)
+            measure.text(Summary.of(limits[measure.key][end] for limits in intervals).mean)
             for end in (0, 1)
         )
         text += f"\n[{', '.join(ends)}]"
-    return Cell(text)
+    return TableCell(text)
 
 
-def improvements(methods: Sequence[Method], kinds: Sequence[str] = KINDS[1:]) -> Table:
-    """What each calibration after training takes off the proper scores, relative to none."""
+def improvements(methods: Sequence[MethodResult], kinds: Sequence[str] = KINDS[1:]) -> Table:
+    """The relative improvement of the proper scores by each post-hoc calibration."""
 
-    def taken_off(method: Method, measure: Measure, kind: str) -> Cell:
+    def taken_off(method: MethodResult, measure: Measure, kind: str) -> TableCell:
         before, after = method.values(measure, "plain"), method.values(measure, kind)
         shares = Summary.of(1 - after[seed] / before[seed] for seed in after if before[seed])
-        return Cell(PERCENT.spread(shares))
+        return TableCell(PERCENT.spread(shares))
 
     rows = [
         (f"{method.label} {KIND_LABELS[kind]}", [taken_off(method, m, kind) for m in PROPER])
@@ -390,69 +390,68 @@ def improvements(methods: Sequence[Method], kinds: Sequence[str] = KINDS[1:]) ->
         for kind in kinds
         if method.each("kinds", kind) and method.kind == "plain"
     ]
-    note = "Share of NLL and Brier score that is gone, in percent; below zero it is worse. ECE can "
-    note += "fall while these rise: it does not see what a calibrator takes from the ranking."
+    note = "Relative decrease of NLL and Brier score in percent; below zero it is an increase. ECE "
+    note += "can fall while these rise: it does not see the damage to the ranking."
     if "isotonic" in kinds and any(method.each("kinds", "isotonic") for method in methods):
-        note += " Isotonic regression is a weak baseline: in CalArena it is worse than nothing on "
-        note += "CIFAR-100."
+        note += " Isotonic regression is a weak baseline: in CalArena it is worse than no "
+        note += "calibration on CIFAR-100."
     return Table("Improvement in proper scores", note, ["NLL %", "Brier %"], rows)
 
 
-def _selective(methods: Sequence[Method]) -> Table:
+def _selective(methods: Sequence[MethodResult]) -> Table:
     rows = [
         (f"{method.label} {MAIN_KINDS[kind]}", list(method.figures(kind).values()))
         for method in methods
         for kind in MAIN_KINDS
         if method.each("kinds", kind)
     ]
-    note = "The surest test images first. AUGRC: errors among the k surest, over all images; "
-    note += "vECE: what recalibrating the confidence by other test images wins; the error is at "
-    note += "least so large, but for chance, which can put it below zero."
-    return _spreads("Answering only where it is sure", note, "selective", rows)
+    note = "The most confident test images first. AUGRC: errors among the k most confident, over "
+    note += "all images; vECE: a lower bound of the calibration error, by recalibrating with other "
+    note += "test images; it can be below zero by chance."
+    return _spreads("Selective prediction", note, "selective", rows)
 
 
-def _conformal(methods: Sequence[Method]) -> Table:
+def _conformal(methods: Sequence[MethodResult]) -> Table:
     rows = [
-        (f"{method.label}, {score.upper()}", [sets[score] for sets in found])
+        (f"{method.label}, {score.upper()}", [sets[score] for sets in of_seeds])
         for method in methods
-        if (found := method.each("conformal"))
-        for score in found[0]
+        if (of_seeds := method.each("conformal"))
+        for score in of_seeds[0]
     ]
-    note = "Sets of classes that shall hold the true one for nine images in ten, fitted on "
+    note = "Sets of classes that should hold the true one for nine images in ten, calibrated on "
     note += "validation images after temperature scaling; APS and RAPS are not randomised and "
     note += "cover more."
     return _spreads("Conformal sets", note, "conformal", rows)
 
 
-def _shift(methods: Sequence[Method]) -> Table:
-    found = {method.label: method.each("shift") for method in methods}
-    rows = [(label, [shift["mean"] for shift in each]) for label, each in found.items() if each]
-    kinds = {_shift_words(shift) for each in found.values() for shift in each}
+def _shift(methods: Sequence[MethodResult]) -> Table:
+    by_label = {method.label: method.each("shift") for method in methods}
+    rows = [(label, [shift["mean"] for shift in each]) for label, each in by_label.items() if each]
+    kinds = {_shift_words(shift) for each in by_label.values() for shift in each}
     note = f"Mean over {' / '.join(sorted(kinds))}; TS: the temperature of the clean validation "
-    return _spreads("Shifted test images", f"{note}images.", "shift", rows)
+    return _spreads("Corrupted test images", f"{note}images.", "shift", rows)
 
 
-def _foreign(methods: Sequence[Method]) -> Table:
+def _ood(methods: Sequence[MethodResult]) -> Table:
     rows = [
         (f"{method.label}, {'mean over sets' if name == 'mean' else name}", [o[name] for o in each])
         for method in methods
-        if (each := method.each("foreign"))
+        if (each := method.each("ood"))
         for name in each[0]
     ]
-    note = "How well the largest probability, or the entropy, tells test images from those of "
-    note += "other datasets. FPR95: share of foreign images accepted where 95 % of the test "
-    note += "images are."
-    return _spreads("Foreign images", note, "foreign", rows)
+    note = "How well the largest probability, or the entropy, separates test images from those of "
+    note += "other datasets. FPR95: share of OOD images accepted where 95 % of the test images are."
+    return _spreads("Out-of-distribution (OOD) images", note, "ood", rows)
 
 
 def _spreads(
-    title: str, note: str, place: Place, rows: Iterable[tuple[str, Sequence[Values]]]
+    title: str, note: str, table: TableName, rows: Iterable[tuple[str, Sequence[Values]]]
 ) -> Table:
     """Means and deviations over seeds of the measures that this table shows."""
-    measures = shown_in(place)
+    measures = shown_in(table)
     shown = [
-        (label, [Cell.of(m, Summary.of(values[m.key] for values in found)) for m in measures])
-        for label, found in rows
+        (label, [TableCell.of(m, Summary.of(seed[m.key] for seed in seeds)) for m in measures])
+        for label, seeds in rows
     ]
     return Table(title, note, _titles(measures), shown)
 

@@ -1,4 +1,4 @@
-"""Experiment trackers: TensorBoard, MLflow, W&B get the figures of every epoch."""
+"""Experiment trackers: send the figures of every epoch to TensorBoard, MLflow and W&B."""
 
 import sys
 import uuid
@@ -15,7 +15,7 @@ from semix.data.settings import flat
 
 TENSORBOARD = "tensorboard"  # folder in that of the seed
 EVENTS = "events.out.tfevents.*"  # files in it
-SENT = "trackers.json"  # in the seed's folder: runs of services, and epochs that they have
+SENT = "trackers.json"  # in the seed's folder: ids of the services' runs, and epochs sent
 SERVICES = ("mlflow", "wandb")
 PROJECT = "semix"
 
@@ -33,13 +33,13 @@ class Sent(TypedDict, total=False):
 class Tracking:
     """Sends the epochs of one seed to its trackers, in the main process.
 
-    `history.jsonl` is the record; trackers show it. Whatever a tracker raises is a warning, and
-    the tracker is left alone from then on: no service and no full disk ends a training. A
-    resumed seed goes on in the same place, each epoch there once: TensorBoard's events are
-    written anew from the history, services get what they have not got.
+    `history.jsonl` is the record; trackers show it. An error of a tracker becomes a warning, and
+    that tracker is not used again: no service and no full disk ends a training. A resumed seed
+    continues the same run, with each epoch once: TensorBoard's events are written again from the
+    history, services get the epochs that they lack.
 
     Args:
-        accelerator: whose `log_with` names the trackers.
+        accelerator: its `log_with` names the trackers.
         folder: of the seed.
         label: of the run in a service.
         settings: of the run, nested plain values.
@@ -57,7 +57,7 @@ class Tracking:
         self._state: Sent = {}
 
     def start(self, history: Sequence[Line]) -> None:
-        """Open the trackers and bring them up to the history."""
+        """Open the trackers and send them the history."""
         path = self.folder / SENT
         self._state = {"sent": {}, **(read_json(path) if path.is_file() else {})}
         for name in map(str, self.accelerator.log_with):
@@ -89,7 +89,7 @@ class Tracking:
         tracker = self._opened(name)
         self._open[name] = tracker
         if name == TENSORBOARD:
-            # Its own form of settings is a second run in a folder named after the clock.
+            # TensorBoard's hparams would create a second run in a folder named after the time.
             tracker.log({"settings": _table(self.settings)})
         else:
             tracker.store_init_configuration(self.settings)
@@ -97,7 +97,7 @@ class Tracking:
             self._state["mlflow"] = tracker.tracker.info.run_id
 
     def _opened(self, name: str) -> GeneralTracker:
-        """accelerate's tracker of this name, alone: what it raises is its own."""
+        """Open one tracker through accelerate, alone, so that an error belongs to it."""
         owner, project = self.accelerator, PROJECT
         if name == TENSORBOARD:
             for events in (self.folder / TENSORBOARD).glob(EVENTS):
@@ -112,12 +112,12 @@ class Tracking:
             owner.log_with, owner.trackers = named, list(self._open.values())
 
     def _options(self, name: str) -> dict[str, object]:
-        """With which a service goes on in the run that it has."""
+        """Arguments with which a service resumes its run."""
         if name == "mlflow":
             return {"run_id": self._state.get("mlflow"), "run_name": self.label}
         if name == "wandb":
-            own = self._state.setdefault("wandb", uuid.uuid4().hex)
-            return {"id": own, "resume": "allow", "name": self.label, "dir": str(self.folder)}
+            run_id = self._state.setdefault("wandb", uuid.uuid4().hex)
+            return {"id": run_id, "resume": "allow", "name": self.label, "dir": str(self.folder)}
         return {}
 
     def _send(self, name: str, figures: Mapping[str, object], position: int) -> None:
@@ -131,13 +131,13 @@ class Tracking:
     def _guarded(self, name: str, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # the libraries of services raise anything
+        except Exception as error:  # the services' libraries may raise any exception
             self._open.pop(name, None)
             text = f"warning: {self.label}: {name} failed ({error or type(error).__name__})"
             print_line(f"{text}; training goes on, history.jsonl has all", file=sys.stderr)
 
 
 def _table(settings: Mapping[str, object]) -> str:
-    """Markdown, as TensorBoard shows text."""
+    """The settings as a Markdown table, which TensorBoard shows as text."""
     rows = [f"| {name} | {value} |" for name, value in settings.items()]
     return "\n".join(["| setting | value |", "|---|---|", *rows])

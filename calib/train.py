@@ -1,4 +1,4 @@
-"""Train the seeds of a run, each through its stages, from where it was left."""
+"""Train the seeds of a run, each through its stages, resuming where it stopped."""
 
 import argparse
 import signal
@@ -16,11 +16,11 @@ from semix.calib.checkpoint import Checkpoint, latest_checkpoint, read_metadata
 from semix.calib.config import TrainConfig
 from semix.calib.evaluate import evaluate_seed, write_evaluation
 from semix.calib.features import check_memory
-from semix.calib.loop import CHECKPOINT, Diverged, Stage, Walk
+from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
 from semix.calib.parameters import one_of
-from semix.calib.processes import decided, leave_group, wait_for_all, warn_once
+from semix.calib.processes import broadcast_from_main, leave_group, wait_for_all, warn_once
 from semix.calib.real_data import TrainingData, open_data, prepare
 from semix.calib.run_folder import (
     CONFIG,
@@ -28,8 +28,6 @@ from semix.calib.run_folder import (
     HEAD,
     LINEAGE,
     MODEL,
-    alone_with,
-    measured_otherwise,
     measured_seed,
     pin_data,
     pinned_index,
@@ -37,10 +35,18 @@ from semix.calib.run_folder import (
     run_digest,
     seed_evaluation,
     seed_folder,
+    seed_lock,
+    stale_evaluations,
 )
 from semix.calib.stage_one import BaseStage
 from semix.calib.stage_two import HeadStage
-from semix.calib.stopping import Interrupted, Stop, ends_at_once, never, watch_for_termination
+from semix.calib.stopping import (
+    Interrupted,
+    ShouldStop,
+    interrupt_on_sigterm,
+    never,
+    watch_for_termination,
+)
 from semix.calib.trackers import Tracking
 from semix.data.device import resolve_device
 from semix.data.errors import InputError
@@ -54,38 +60,38 @@ from semix.data.settings import load_settings
 CRASHED, INPUT_ERROR, DIVERGED, TERMINATED = 1, 2, 3, 128 + signal.SIGTERM
 
 
-def train(
+def train_run(
     run: Path,
     *,
     device: str = "auto",
     only: Collection[int] = (),
-    stop: Stop = never,
+    stop: ShouldStop = never,
 ) -> None:
     """Train and measure all seeds of `run/config.json` that are not done yet.
 
-    Seeds that were interrupted go on from their checkpoints.
+    Seeds that were interrupted resume from their checkpoints.
 
     Args:
-        device: auto, cpu or cuda; cuda demands a GPU.
-        only: these seeds alone; other processes may train the rest beside, and whoever measures
-            the last one writes the run's `evaluation.json`.
-        stop: asked after every step; True writes a checkpoint and raises Interrupted.
+        device: auto, cpu or cuda; cuda requires a GPU.
+        only: train only these seeds; other processes may train the rest at the same time, and the
+            process that measures the last seed writes the run's `evaluation.json`.
+        stop: called after every step; True writes a checkpoint and raises Interrupted.
     Raises:
-        InputError: settings or data that cannot be trained, a GPU that is not there, or a folder
-            of another run, or with links in it.
-        Interrupted: `stop` said so.
+        InputError: settings or data that cannot be trained, a missing GPU, or a folder of another
+            run, or with links in it.
+        Interrupted: `stop` returned true.
         Diverged: a loss or weight became NaN or infinite; the last checkpoint stays.
     """
     require_own_files("run", run)
     config = load_settings(TrainConfig, run / CONFIG)
     check(config)
     for seed in only:
-        one_of("--seeds", str(seed), [str(own) for own in config.seeds])
+        one_of("--seeds", str(seed), [str(each) for each in config.seeds])
     require_trackers(config.trackers)
     accelerator = make_accelerator(config, run, device=device)
     check_shares(config, accelerator.num_processes)
-    todo = decided(lambda: unfinished_seeds(config, run), accelerator)
-    index = decided(lambda: mixed_index(config, run), accelerator)
+    todo = broadcast_from_main(lambda: unfinished_seeds(config, run), accelerator)
+    index = broadcast_from_main(lambda: mixed_index(config, run), accelerator)
     data = open_data(config, pinned=index, compare_splits=False)
     images = len(data.real.train)
     check_shares(config, accelerator.num_processes, images=images)
@@ -93,42 +99,42 @@ def train(
     prepare(data, accelerator, allowed=config.real.allow_overlap)
     if accelerator.is_main_process:
         pin_data(data.record, run)
-        note_lineage(data, run)
+        write_lineage(data, run)
         if todo:
-            tell_complexity(config, data.num_classes)
+            print_complexity(config, data.num_classes)
     for seed in only or config.seeds:
         if seed in todo:
             train_seed(config, data, run, seed=seed, accelerator=accelerator, stop=stop)
         elif accelerator.is_main_process:
             print_line(f"{config.name} seed {seed}: done already")
-    measure_otherwise(config, data, run, accelerator=accelerator)
+    remeasure_stale(config, data, run, accelerator=accelerator)
     measured = all(seed_evaluation(run, seed).is_file() for seed in config.seeds)
     if accelerator.is_main_process and measured:
         evaluation = write_evaluation(config, data, run)
         print_line(f"{config.name}: measured in {run / EVALUATION}")
         for warning in evaluation["warnings"]:
             print_line(f"warning: {warning}")
-    wait_for_all(accelerator)  # who launched any of them finds the evaluation
+    wait_for_all(accelerator)  # whoever launched any of them can read the evaluation
 
 
-def tell_complexity(config: TrainConfig, num_classes: int) -> None:
-    """Print what the network costs per image, and a warning where its stem does not fit."""
-    found = complexity(config, num_classes)
-    print_line(f"{config.name}: {found}")
-    if found.remedy:
-        print_line(f"warning: model.name = {config.model.name}: {found.remedy}")
+def print_complexity(config: TrainConfig, num_classes: int) -> None:
+    """Print the network's cost per image, and a warning if its stem does not fit the images."""
+    cost = complexity(config, num_classes)
+    print_line(f"{config.name}: {cost}")
+    if cost.remedy:
+        print_line(f"warning: model.name = {config.model.name}: {cost.remedy}")
 
 
-def note_lineage(data: TrainingData, run: Path) -> None:
-    """Write `lineage.json`: every shard that the run relies on, where it reads mixed images."""
+def write_lineage(data: TrainingData, run: Path) -> None:
+    """Write `lineage.json`, every shard that the run depends on, if it reads mixed images."""
     path = run / LINEAGE
     if data.mixed is None or path.is_file():
         return
     pinned = Pinned(Root(data.mixed.url), index=data.mixed.index_name)
-    told = read_shards(
+    lineage = read_shards(
         pinned.root.plan, pinned.shards, url=data.mixed.url, index=data.mixed.index_name
     )
-    write_json(path, told)
+    write_json(path, lineage)
 
 
 def mixed_index(config: TrainConfig, run: Path) -> str | None:
@@ -138,12 +144,12 @@ def mixed_index(config: TrainConfig, run: Path) -> str | None:
     return pinned_index(run) or Root(config.mixed.url).indices()[-1]
 
 
-def measure_otherwise(
+def remeasure_stale(
     config: TrainConfig, data: TrainingData, run: Path, *, accelerator: Accelerator
 ) -> None:
-    """Measure again the seeds that were measured under other settings, once all are trained."""
-    for seed in decided(lambda: measured_otherwise(config, run), accelerator):
-        with ends_at_once(f"{config.name} seed {seed}"):
+    """Measure again seeds that were measured under other settings, once all are trained."""
+    for seed in broadcast_from_main(lambda: stale_evaluations(config, run), accelerator):
+        with interrupt_on_sigterm(f"{config.name} seed {seed}"):
             evaluate_seed(
                 config, data, run, seed=seed, device=accelerator.device, accelerator=accelerator
             )
@@ -157,13 +163,13 @@ def train_seed(
     *,
     seed: int,
     accelerator: Accelerator,
-    stop: Stop,
+    stop: ShouldStop,
 ) -> None:
     """Train one seed through its stages, from its latest checkpoint if it has one; measure it."""
     folder, digest = seed_folder(run, seed), run_digest(config, data.record)
     label = f"{config.name} seed {seed}"
     settings = config.model_dump(mode="json")
-    walk = Walk(
+    trainer = Trainer(
         folder=folder,
         label=label,
         config=config.identity(),
@@ -174,46 +180,48 @@ def train_seed(
         tracking=Tracking(accelerator, folder, label=label, settings=settings),
     )
     main = accelerator.is_main_process
-    with alone_with(folder, label=label, stop=stop) if main else nullcontext():
-        wait_for_all(accelerator)  # what others wrote while we waited counts
-        train_stages(walk, config, data, seed=seed)
-        with ends_at_once(label):
+    with seed_lock(folder, label=label, stop=stop) if main else nullcontext():
+        wait_for_all(accelerator)  # files that others wrote while we waited are used
+        train_stages(trainer, config, data, seed=seed)
+        with interrupt_on_sigterm(label):
             evaluate_seed(
                 config,
                 data,
                 run,
                 seed=seed,
-                seconds=walk.seconds,
+                seconds=trainer.seconds,
                 device=accelerator.device,
                 accelerator=accelerator,
             )
     wait_for_all(accelerator)
 
 
-def train_stages(walk: Walk, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
+def train_stages(trainer: Trainer, config: TrainConfig, data: TrainingData, *, seed: int) -> None:
     """Train the stages of a seed that are not exported yet."""
-    folder, digest, accelerator = walk.folder, walk.digest, walk.accelerator
-    with closing(walk.tracking):
-        latest = decided(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
-        checkpoint = walk.go_on_from(latest)
-        if not decided(lambda: is_exported(folder / MODEL, digest), accelerator):
+    folder, digest, accelerator = trainer.folder, trainer.digest, trainer.accelerator
+    with closing(trainer.tracking):
+        latest = broadcast_from_main(lambda: latest_checkpoint(folder / CHECKPOINT), accelerator)
+        checkpoint = trainer.resume_from(latest)
+        if not broadcast_from_main(lambda: is_exported(folder / MODEL, digest), accelerator):
             base = BaseStage(config, data, seed=seed, accelerator=accelerator)
-            finish(walk, base, checkpoint, folder / MODEL)
-        done = decided(lambda: is_exported(folder / HEAD, digest), accelerator)
+            train_stage(trainer, base, checkpoint, folder / MODEL)
+        done = broadcast_from_main(lambda: is_exported(folder / HEAD, digest), accelerator)
         if config.head is not None and not done:
             network = load_classifier(folder.parent, seed).network
             head = HeadStage(config, data, network=network, seed=seed, accelerator=accelerator)
-            finish(walk, head, checkpoint, folder / HEAD)
+            train_stage(trainer, head, checkpoint, folder / HEAD)
 
 
-def finish(walk: Walk, stage: Stage, checkpoint: Checkpoint | None, path: Path) -> None:
+def train_stage(
+    trainer: Trainer, stage: TrainingStage, checkpoint: Checkpoint | None, path: Path
+) -> None:
     """Train a stage to its end and export what it has learnt."""
     own = checkpoint is not None and checkpoint.state["stage"] == stage.name
-    walk.run(stage, checkpoint if own else None)
-    if walk.accelerator.is_main_process:
-        stage.export(path, digest=walk.digest)
-    wait_for_all(walk.accelerator)
-    walk.accelerator.free_memory()
+    trainer.run(stage, checkpoint if own else None)
+    if trainer.accelerator.is_main_process:
+        stage.export(path, digest=trainer.digest)
+    wait_for_all(trainer.accelerator)
+    trainer.accelerator.free_memory()
 
 
 def is_exported(path: Path, digest: str) -> bool:
@@ -242,88 +250,89 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
 def make_accelerator(config: TrainConfig, run: Path, *, device: str = "auto") -> Accelerator:
     """Raises InputError: a GPU that is not there, or the device cannot train in that precision."""
     resolve_device(device)
-    # Stage one averages the batch norms' statistics after each epoch. Sending the first
-    # process's before each forward pass, the default, would throw the others' away.
+    # Stage one averages the batch norms' statistics after each epoch. The default, to broadcast
+    # those of the first process before each forward pass, would discard the others.
     plain_buffers = DistributedDataParallelKwargs(broadcast_buffers=False)
-    # torch has a new name for it, which accelerate has no field for.
+    # torch has renamed this argument; accelerate does not know the new name.
     warnings.filterwarnings("ignore", r"`broadcast_buffers` is deprecated", FutureWarning)
     try:
-        found = Accelerator(
+        accelerator = Accelerator(
             mixed_precision=config.mixed_precision,
             log_with=list(config.trackers) or None,
             project_dir=str(run),
-            # Processes without a GPU join only if told; else each trains alone, in one folder.
+            # Without a GPU, processes form a group only with cpu=True; else each trains alone.
             cpu=device == "cpu" or not torch.accelerator.is_available(),
             kwargs_handlers=[plain_buffers],
         )
     except ValueError as error:
         raise InputError("mixed_precision", config.mixed_precision, str(error)) from None
-    if device == "cuda" and found.device.type != "cuda":
-        remedy = f"accelerate was told to use {found.device.type}; look at ACCELERATE_USE_CPU"
+    if device == "cuda" and accelerator.device.type != "cuda":
+        kind = accelerator.device.type
+        remedy = f"accelerate is configured to use {kind}; see ACCELERATE_USE_CPU"
         raise InputError("device", device, remedy)
-    return found
+    return accelerator
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; returns the exit status."""
     options = parser().parse_args(arguments)
     terminated = watch_for_termination()
     try:
         run, only = options.config.parent, options.seeds
-        train(run, device=options.device, only=only, stop=terminated)
+        train_run(run, device=options.device, only=only, stop=terminated)
     except InputError as error:
         print_line(f"error: {error}", file=sys.stderr)
         return INPUT_ERROR
     except Diverged as error:
         print_line(f"diverged: {error}", file=sys.stderr)
-        return _ended(DIVERGED)
+        return _leave(DIVERGED)
     except Interrupted as stopped:
         print_line(f"interrupted: {stopped}; the same command goes on", file=sys.stderr)
-        return _ended(TERMINATED)
+        return _leave(TERMINATED)
     except Exception as error:
         print_traceback()
         first = next(iter(str(error).splitlines()), "")
         print_line(f"crashed: {type(error).__name__}: {first}", file=sys.stderr)
-        return CRASHED  # others may be in an exchange with us: whoever launched us ends them
-    return _ended(0)
+        return CRASHED  # other processes may wait in a collective: the launcher ends them
+    return _leave(0)
 
 
-def _ended(status: int) -> int:
-    """All processes came to this end; bad input may be met by some of them alone."""
+def _leave(status: int) -> int:
+    """Leave the process group, as all processes ended alike; bad input may end only some."""
     leave_group()
     return status
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="accelerate launch -m semix.calib.train",
         description="Train every seed of a run through its stages, then measure it.",
-        epilog="Seeds that are measured are skipped, interrupted ones go on. SIGTERM "
+        epilog="Measured seeds are skipped, interrupted ones resume. SIGTERM "
         f"ends the step, writes a checkpoint and exits {TERMINATED}; settings that cannot be "
         f"trained exit {INPUT_ERROR}; a loss or weight that is NaN or infinite exits {DIVERGED} "
         "and leaves the last checkpoint.",
     )
-    found.add_argument(
+    options.add_argument(
         "--config",
         type=config_path,
         required=True,
         metavar="RUN/config.json",
-        help="resolved settings; their folder is the run folder, where everything is written",
+        help="resolved settings; everything is written to their folder, the run folder",
     )
-    found.add_argument(
+    options.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="cuda ends a training that finds no GPU; auto goes on without",
+        help="cuda fails without a GPU; auto uses the CPU then",
     )
-    found.add_argument(
+    options.add_argument(
         "--seeds",
         type=lambda text: [int(seed) for seed in text.split(",")],
         default=[],
         metavar="0,2",
-        help="only these of the run's seeds; other processes may train the rest beside",
+        help="only these seeds of the run; other processes may train the rest at the same time",
     )
-    return found
+    return options
 
 
 def config_path(text: str) -> Path:

@@ -1,1 +1,1 @@
-"""What an image, a label, a shard and a store are. Imports none of the other packages."""
+"""Images, labels, shards and stores. Imports none of the other packages."""

@@ -32,12 +32,12 @@ Sample = dict[str, Any]
 class MixedDataset(Dataset[Sample]):
     """All groups of one pinned index: G groups of A images, K classes.
 
-    The index decides what is read, whatever is committed meanwhile. Images are decoded once
-    into memory where they fit, else read from the shards when they are asked for: in place from
-    a local root, through copies in a cache folder from another.
+    The index decides what is read, also when more shards are committed meanwhile. Images are
+    decoded once into memory where they fit, else read from the shards on access: in place from a
+    local root, through copies in a cache folder from a remote one.
 
-    A sample of torch's DataLoader is a group; `by_image()` has one for each image. `draw` gives
-    what CSM draws beside a real image.
+    A sample of torch's DataLoader is a group; `by_image()` has one sample per image. `draw` gives
+    the mixed images that CSM draws for each real image.
 
     Attributes:
         images: uint8 [G, A, H, W, 3], a tensor, or `StoredImages`, which is indexed by
@@ -47,27 +47,27 @@ class MixedDataset(Dataset[Sample]):
             mixtures: float32 [G, A, k], the conditioning weights of all of them.
         soft_labels: the labels, sparse.
         groups: the record of each group without its labels; numbers: int64 [G], their
-            group numbers, which stay as they are while a root grows.
-        shard_sizes: how many groups of each shard are read, in their order.
-        digest: of the index; series_digest: of the index and what the exclusion keeps of it;
+            group numbers, which stay the same while a root grows.
+        shard_sizes: number of groups that are read from each shard, in the order of the index.
+        digest: of the index; series_digest: of the index and the series that the exclusion keeps;
             label_digest: of the label set in use, or None.
 
     Args:
         index: name of the index to pin; the newest one by default.
-        scale: sharpen the raw weights anew; None takes the labels as stored.
-        rule: "mixing_ratio" takes the conditioning weights for labels, whatever is stored.
+        scale: sharpen the raw weights with it; None takes the labels as stored.
+        rule: "mixing_ratio" takes the conditioning weights as labels, in place of stored ones.
         labels: digest of a label set, or its beginning; None takes the labels in the shards.
         exclude: rules for groups to leave out.
-        side: scale images to so many pixels when they are decoded; None leaves them as stored.
+        side: scale images to this many pixels when they are decoded; None leaves them as stored.
         memory_limit: bytes of decoded images that may be kept in memory.
         cache: where copies of remote shards are kept; `cache_folder()/shards` by default.
         cache_limit: bytes of such copies.
-        threads: that decode; as many as there are cores by default, at most 16.
+        threads: threads that decode; by default one per core, at most 16.
     Raises:
-        InputError: no index yet, an index or label set that is not there or lacks a shard,
+        InputError: no index yet, an index or label set that does not exist or lacks a shard,
             rules that leave nothing, a scale or label set beside another rule, a scale for labels
             of more than two classes, or a side for images that are not square.
-        ValueError: a shard does not read as its index says; names it.
+        ValueError: a shard is not what its index says; the text names it.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class MixedDataset(Dataset[Sample]):
         copies = None if source.store.local else ShardCache(cache, limit=cache_limit)
         files = ShardFiles(source.store, source.shards, cache=copies)
         threads = threads or min(cores(), MOST_THREADS)
-        found = _read_groups(source, files, exclude or Exclusion(), threads=threads)
-        self._keep(found)
-        self.soft_labels = found.labels
+        loaded = _read_groups(source, files, exclude or Exclusion(), threads=threads)
+        self._keep(loaded)
+        self.soft_labels = loaded.labels
         if scale is not None:
             self.soft_labels = sharpened(
                 self.weights, self.classes, scale, num_classes=self.num_classes
@@ -107,20 +107,20 @@ class MixedDataset(Dataset[Sample]):
         self._of_class = ClassIndex(self.classes, self.num_classes)
         numbers = self.numbers.numpy()
         stored = open_images(
-            files, found.shards, found.places, numbers=numbers, side=side, threads=threads
+            files, loaded.shards, loaded.places, numbers=numbers, side=side, threads=threads
         )
         self.in_memory = stored.nbytes <= memory_limit
         self.images: Tensor | StoredImages = stored.in_memory() if self.in_memory else stored
 
-    def _keep(self, found: "_Groups") -> None:
-        self.groups = found.records
+    def _keep(self, loaded: "_Groups") -> None:
+        self.groups = loaded.records
         self.alphas = torch.tensor([g.alphas for g in self.groups], dtype=torch.float32)
         self.weights = torch.tensor([g.weights for g in self.groups], dtype=torch.float32)
         self.classes = torch.tensor([g.classes for g in self.groups], dtype=torch.int64)
         self.mixtures = torch.tensor([g.mixtures for g in self.groups], dtype=torch.float32)
         self.numbers = torch.tensor([g.group for g in self.groups], dtype=torch.int64)
         self.series_digest = fingerprint([self.digest, self.numbers.tolist()])
-        self.shard_sizes: list[int] = np.unique(found.shards, return_counts=True)[1].tolist()
+        self.shard_sizes: list[int] = np.unique(loaded.shards, return_counts=True)[1].tolist()
 
     @property
     def num_classes(self) -> int:
@@ -128,9 +128,8 @@ class MixedDataset(Dataset[Sample]):
 
     @property
     def labels(self) -> Tensor:
-        """Soft labels, float32 [G, A, K], made anew at each call: with many classes large.
-
-        `soft_labels` gives those of single images.
+        """Dense soft labels, float32 [G, A, K]; each call allocates them, so prefer `soft_labels`
+        for single images where there are many classes.
         """
         groups, positions = torch.meshgrid(
             torch.arange(len(self)), torch.arange(self.alphas.shape[1]), indexing="ij"
@@ -138,7 +137,7 @@ class MixedDataset(Dataset[Sample]):
         return self.soft_labels.dense(groups, positions)
 
     def __len__(self) -> int:
-        """Groups."""
+        """The number of groups."""
         return len(self.groups)
 
     def __getitem__(self, group: int) -> Sample:
@@ -162,7 +161,7 @@ class MixedDataset(Dataset[Sample]):
         ]
 
     def by_image(self) -> "MixedImages":
-        """The same with a sample for each image, for a DataLoader."""
+        """The same data with one sample per image, for a DataLoader."""
         return MixedImages(self)
 
     def draw(
@@ -177,8 +176,8 @@ class MixedDataset(Dataset[Sample]):
 
         Args:
             targets: classes of the real images, int64 [B].
-            rng: decides alone what is drawn; of `semix.data.fingerprint.generator_for(seed, step)`
-                that is a function of the step, whoever draws.
+            rng: the only source of randomness; with
+                `semix.data.fingerprint.generator_for(seed, step)` the draw depends on the step.
             count: images n of each group.
         Returns:
             images uint8 [B, n, H, W, 3] and soft labels float32 [B, n, K].
@@ -187,12 +186,12 @@ class MixedDataset(Dataset[Sample]):
         return self.read(group, position)
 
     def read(self, group: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and soft labels at these places, which broadcast together.
+        """Images and soft labels at these indices, which broadcast together.
 
         Returns:
             uint8 [..., H, W, 3] and float32 [..., K].
         """
-        labels = self.soft_labels.dense(group, position)  # refuses places that are not there
+        labels = self.soft_labels.dense(group, position)  # raises for indices out of range
         return images_at(self.images, group, position), labels
 
     def choose(
@@ -203,10 +202,10 @@ class MixedDataset(Dataset[Sample]):
         class_matched: bool = True,
         count: int = 2,
     ) -> tuple[Tensor, Tensor]:
-        """What `draw` draws, without reading an image.
+        """Choose what `draw` reads, without reading an image.
 
-        As CSM's loader: a group that contains the real image's class; of its images, ordered by
-        the label of that class, the most certain one and a random one of those between the
+        As in CSM's loader: a group that contains the class of the real image; of its images,
+        ordered by the label of that class, the most certain one and a random one between the
         ends. Without `class_matched` any group, and a random one of its classes.
 
         Args:
@@ -216,23 +215,23 @@ class MixedDataset(Dataset[Sample]):
             group int64 [B, 1] and position int64 [B, n].
         """
         if class_matched:
-            group, own = self._groups_for(targets, rng), targets
+            group, target = self._groups_for(targets, rng), targets
         else:
             group = torch.randint(len(self), targets.shape, generator=rng)
             side = torch.randint(self.classes.shape[1], group.shape, generator=rng)
-            own = self.classes[group, side]
-        return group[:, None], end_and_inner(self.soft_labels, group, own, rng=rng, count=count)
+            target = self.classes[group, side]
+        return group[:, None], end_and_inner(self.soft_labels, group, target, rng=rng, count=count)
 
     def refuse_missing(self, targets: Tensor) -> None:
         """Raises InputError if there is no group to draw for one of these classes, int64 [B]."""
         missing = self._of_class.missing(targets)
         if missing is None:
             return
-        found = f"has no group of class {self.class_names[missing]!r}"
+        problem = f"has no group of class {self.class_names[missing]!r}"
         if self.exclude is not None and (rules := self.exclude.rules()):
-            given = ", ".join(f"{name} {value}" for name, value in rules.items())
-            raise InputError("exclude", given, f"{self.url} then {found}; ease a rule")
-        remedy = f"{found}; make some, or set mixed.class_matched to false"
+            rules_text = ", ".join(f"{name} {value}" for name, value in rules.items())
+            raise InputError("exclude", rules_text, f"{self.url} then {problem}; ease a rule")
+        remedy = f"{problem}; make some, or set mixed.class_matched to false"
         raise InputError("url", self.url, remedy)
 
     def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
@@ -244,7 +243,7 @@ class MixedImages(Dataset[Sample]):
     """The N = G A images of a MixedDataset; image n is the one at n % A of group n // A."""
 
     def __init__(self, mixed: MixedDataset) -> None:
-        # No more than samples need: workers that are spawned get a copy of it.
+        # Only what samples need, because spawned workers get a copy of it.
         self.images, self.soft_labels, self.numbers = mixed.images, mixed.soft_labels, mixed.numbers
         self.alphas, self.weights = mixed.alphas, mixed.weights
 
@@ -254,9 +253,8 @@ class MixedImages(Dataset[Sample]):
     def __getitem__(self, image: int | Sequence[int]) -> Sample:
         """image uint8 [H, W, 3], label float32 [K], group number, position, alpha and weight.
 
-        Of several images at once each with another dimension in front: a whole batch, for a
-        DataLoader whose sampler gives batches and whose `batch_size` is None. That is the
-        quickest way, three times as quick as batches put together from samples.
+        A sequence of images gives a whole batch, for a DataLoader whose sampler gives batches and
+        whose `batch_size` is None: three times as quick as collating samples.
         """
         number, count = torch.as_tensor(image), self.alphas.shape[1]
         group, position = number // count, number % count
@@ -272,7 +270,7 @@ class MixedImages(Dataset[Sample]):
     def __getitems__(self, images: Sequence[int]) -> list[Sample]:
         """What a DataLoader asks for: the samples of a batch, read at once."""
         batch = self[images]
-        # Numbers of Python's are put together much faster than tensors of one number.
+        # Python numbers are collated much faster than tensors of one number.
         columns = (v.tolist() if v.ndim == 1 else v.unbind() for v in batch.values())
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -282,7 +280,7 @@ class _Groups:
     """All groups that are read, in the order of the index.
 
     Attributes:
-        records: of each group, without its labels, which `labels` has.
+        records: one per group, without the labels, which are in `labels`.
         shards: int64 [G], position in the index; places: int64 [G, A, 2], offset and size.
     """
 
@@ -293,7 +291,7 @@ class _Groups:
 
 
 def _read_groups(source: Pinned, files: ShardFiles, exclude: Exclusion, *, threads: int) -> _Groups:
-    """What the shards of an index hold but their images, of the series that are not left out."""
+    """Everything but the images of the series in an index that the exclusion keeps."""
     chosen = SeriesFilter(exclude, source)
     records: list[SeriesRecord] = []
     shards: list[np.ndarray] = []
@@ -301,32 +299,32 @@ def _read_groups(source: Pinned, files: ShardFiles, exclude: Exclusion, *, threa
     labels: list[tuple[np.ndarray, np.ndarray]] = []
     every = range(len(source.shards))
     with closing(mapped(files.contents, every, threads=threads)) as read:
-        for at, contents, own in zip(every, read, source.labels(source.shards), strict=True):
-            shard, found = source.shards[at], contents.records
+        for at, contents, set_labels in zip(every, read, source.labels(source.shards), strict=True):
+            shard, series = source.shards[at], contents.records
             try:
-                if own is not None:
-                    found = [source.relabelled(record, own) for record in found]
-                probabilities, classes = sparse_arrays([record.labels for record in found])
-                _check_series([*records[:1], *found], contents, classes, source=source)
+                if set_labels is not None:
+                    series = [source.relabelled(record, set_labels) for record in series]
+                probabilities, classes = sparse_arrays([record.labels for record in series])
+                _check_series([*records[:1], *series], contents, classes, source=source)
             except ValueError as error:
                 raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
-            keep = np.flatnonzero(chosen.keep(shard, found))
-            records += [found[row].model_copy(update={"labels": []}) for row in keep]
+            keep = np.flatnonzero(chosen.keep(shard, series))
+            records += [series[row].model_copy(update={"labels": []}) for row in keep]
             shards.append(np.full(len(keep), at))
             places.append(contents.places[keep])
             labels.append((probabilities[keep], classes[keep]))
     chosen.conclude()
-    found_labels = joined(labels, num_classes=len(source.class_names))
-    return _Groups(records, np.concatenate(shards), np.concatenate(places), found_labels)
+    soft_labels = joined(labels, num_classes=len(source.class_names))
+    return _Groups(records, np.concatenate(shards), np.concatenate(places), soft_labels)
 
 
 def _check_series(
     records: Sequence[SeriesRecord], contents: ShardContents, classes: np.ndarray, *, source: Pinned
 ) -> None:
-    """Raises ValueError unless series are as the plan has them, and like each other."""
+    """Raises ValueError unless the series agree with the plan and with each other."""
     images, names = source.root.plan.images_per_group, len(source.class_names)
     if contents.places.shape[1] != images:
-        raise ValueError(f"{contents.places.shape[1]} images a group, the plan has {images}")
+        raise ValueError(f"{contents.places.shape[1]} images per group, the plan has {images}")
     largest = max(int(classes.max()), *(max(record.classes) for record in records))
     if largest >= names:
         raise ValueError(f"a label names class {largest}, the plan has {names}")
@@ -336,10 +334,10 @@ def _check_series(
 
 
 class ClassIndex:
-    """Which groups contain each class, as one list with a stretch for each class.
+    """Which groups contain each class, as one list with a segment per class.
 
     Args:
-        classes: of each group, different ones, int64 [G, k].
+        classes: the distinct classes of each group, int64 [G, k].
     """
 
     def __init__(self, classes: Tensor, num_classes: int) -> None:
@@ -350,12 +348,12 @@ class ClassIndex:
         self.starts = self.counts.cumsum(0) - self.counts
 
     def missing(self, targets: Tensor) -> int | None:
-        """A class among the targets, int64 [B], that no group contains; None if all are there."""
-        there = self.counts[targets] > 0
-        return None if bool(there.all()) else int(targets[~there][0])
+        """A class among the targets, int64 [B], that no group contains; None if there is none."""
+        present = self.counts[targets] > 0
+        return None if bool(present.all()) else int(targets[~present][0])
 
     def draw(self, targets: Tensor, rng: torch.Generator) -> Tensor:
-        """For each target a random group that contains it, each as likely as any other.
+        """For each target a random group that contains it, all with equal probability.
 
         Args:
             targets: classes that are not missing, int64 [B].
@@ -370,14 +368,14 @@ class ClassIndex:
 def end_and_inner(
     labels: SoftLabels, groups: Tensor, targets: Tensor, *, rng: torch.Generator, count: int = 2
 ) -> Tensor:
-    """Of each group the image that is most certainly of a class, and random inner ones.
+    """The image of each group that is most certainly of a class, and random inner ones.
 
     The images are ordered by the label of that class; inner ones lie between the two ends.
 
     Args:
         groups, targets: int64 [B].
-        count: images of each group, the end and `count - 1` inner ones, which differ while the
-            series has as many. A single image is the end or an inner one, by a fair coin.
+        count: images per group: the end and `count - 1` inner ones, which are distinct if the
+            series has as many. A single image is the end or an inner one, with equal probability.
     Returns:
         positions, int64 [B, count].
     """
@@ -391,7 +389,7 @@ def end_and_inner(
 
 
 def _some(positions: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """Random ones of each row; none comes again before all of its row have come."""
+    """Random positions of each row; none repeats before all of its row are used."""
     rows, length = positions.shape
     if count == 1:
         return positions.gather(1, torch.randint(length, (rows, 1), generator=rng))

@@ -1,6 +1,6 @@
-"""Which device `auto` means, in which precision it computes, and whether one works.
+"""Devices: which one `auto` is, which precisions it has, and whether a GPU works.
 
-`python -m semix.data.device` asks a GPU: its exit status is BROKEN if that fails, and its last
+`python -m semix.data.device` tests a GPU: its exit status is BROKEN if that fails, and its last
 line says why; SIGALRM ends it if there is no answer.
 """
 
@@ -15,13 +15,13 @@ from semix.data.errors import InputError
 from semix.data.printable import print_line
 
 SIDE = 64  # of the matrices
-ANSWER_S = 180  # of a GPU, of which the first to ask wakes all
+ANSWER_S = 180  # timeout; the first process that uses a GPU initialises all of them
 BROKEN = 3
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def resolve_device(name: str) -> str:
-    """auto is cuda where there is one, else cpu. Raises InputError for a device that is not."""
+    """Resolve `auto` to cuda or cpu. Raises InputError for a device that does not exist."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -31,7 +31,7 @@ def resolve_device(name: str) -> str:
 
 
 def resolve_dtype(name: str, device: str, *, field: str) -> torch.dtype:
-    """Raises InputError where the device computes in that precision badly or not at all."""
+    """The torch dtype. Raises InputError if the device lacks it, or computes it badly."""
     if name == "float16" and device == "cpu":
         raise InputError(field, name, "needs a GPU; use float32 or bfloat16 on a CPU")
     if name == "bfloat16" and device.startswith("cuda"):
@@ -43,18 +43,18 @@ def resolve_dtype(name: str, device: str, *, field: str) -> torch.dtype:
 
 @contextmanager
 def float32_precision(precision: str) -> Iterator[None]:
-    """While it lasts, and in all threads, GPUs multiply and convolve float32 in `precision`.
+    """Let GPUs multiply and convolve float32 in `precision`, in all threads, within the block.
 
-    By default torch convolves in tf32, whose products have 10 bits of mantissa instead of 23.
-    What should be float32 runs in `ieee`; also usable as a decorator.
+    By default torch convolves in tf32, whose products have 10 bits of mantissa instead of 23;
+    `ieee` is true float32. Also usable as a decorator.
     """
-    cudnn: Any = torch.backends.cudnn  # it makes its attributes when it is loaded
+    cudnn: Any = torch.backends.cudnn  # creates its attributes at import
     matmul = torch.backends.cuda.matmul
     operations = matmul, cudnn.conv, cudnn.rnn
     before = [operation.fp32_precision for operation in operations]
 
     def change(matmuls: str, convolutions: str, recurrent: str) -> None:
-        # Torch's older flags too, which its compiler reads and which raise where the two disagree.
+        # Torch's older flags too: its compiler reads them, and they raise where the two disagree.
         matmul.allow_tf32, cudnn.allow_tf32 = matmuls == "tf32", convolutions == "tf32"
         for operation, value in zip(operations, (matmuls, convolutions, recurrent), strict=True):
             operation.fp32_precision = value
@@ -67,19 +67,19 @@ def float32_precision(precision: str) -> Iterator[None]:
 
 
 def multiply(device: str, dtype: str = "float32") -> None:
-    """Raises RuntimeError: a product of matrices fails there, or is wrong."""
+    """Multiply matrices on a device. Raises RuntimeError: that fails, or the product is wrong."""
     ones = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     if float((ones @ ones).float().mean()) != SIDE:
         raise RuntimeError("a product of matrices is wrong")
 
 
 def main() -> int:
-    signal.alarm(ANSWER_S)  # torch is imported: from here on it is the GPU that hangs
+    signal.alarm(ANSWER_S)  # torch is imported: from here on only the GPU can hang
     try:
         multiply("cuda")
     except torch.OutOfMemoryError:  # another process has it all
         return 0
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
         print_line(next(iter(str(error).splitlines()), type(error).__name__))
         return BROKEN
     return 0

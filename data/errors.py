@@ -11,7 +11,7 @@ NEAR = 0.7  # how alike, of 1, a misspelt value is; below lie gpu and cpu
 
 
 class InputError(Exception):
-    """Something the user gave cannot be used.
+    """An input from the user that cannot be used.
 
     The text reads `field = value: remedy`, so that one line says what is wrong, where, and what
     to do about it. The command line prints it without a traceback and exits with status 2.
@@ -38,18 +38,18 @@ class InputError(Exception):
 class TooLarge(InputError, ValueError):
     """A file is larger than any of its kind can be; nothing of it was read.
 
-    Damage like other, to who looks for that; to a user, a file to restore.
+    Readers that check for damage see a ValueError; a user sees which file to restore.
     """
 
     @classmethod
     def refused(cls, where: object, size: int, most: int) -> "TooLarge":
-        """Of the file at this place, of `size` bytes where `most` are read."""
+        """The error for a file of `size` bytes where at most `most` are read."""
         remedy = f"at most {most:,} bytes of it are read; restore it from a copy"
         return cls(str(where), f"{size:,} bytes", remedy)
 
 
 def choices(value: object, known: Iterable[str]) -> str:
-    """A remedy for a value that is none of the known, with the nearest of them."""
+    """A remedy for an unknown value: the nearest known one, and the list of all."""
     names = list(known)
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=NEAR)
     hint = f"did you mean {near[0]}? " if near else ""

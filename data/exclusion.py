@@ -1,4 +1,4 @@
-"""Which series a reader leaves out: the rules, and what audits flagged; nothing is ever deleted."""
+"""Rules and audit flags by which a reader leaves out series; nothing is ever deleted."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -36,7 +36,7 @@ class Exclusion(Settings):
         None, ge=-1, le=1, description="leave out series whose noise is less stable"
     )
     flagged: tuple[Literal["duplicate", "still", "degenerate"], ...] = Field(
-        (), description="leave out what `semix audit` flagged so"
+        (), description="leave out series with these flags of `semix audit`"
     )
 
     def rules(self) -> dict[str, object]:
@@ -45,19 +45,19 @@ class Exclusion(Settings):
         return {name: value for name, value in self.model_dump().items() if value != off[name]}
 
 
-def store_flags(root: Root, found: SeriesFlags) -> str:
-    """Write `audit/N.json`, create-only; the name of an equal one if there is one already."""
-    for name, stored in _stored(root, found.index):
-        if stored == found:
+def store_flags(root: Root, flags: SeriesFlags) -> str:
+    """Write `audit/N.json`, create-only; returns its name, or that of an equal one."""
+    for name, stored in _stored(root, flags.index):
+        if stored == flags:
             return name
     number = len(_names(root))
-    while not root.store.create(f"{AUDITS}/{number}.json", found.written()):
+    while not root.store.create(f"{AUDITS}/{number}.json", flags.written()):
         number += 1
     return f"{AUDITS}/{number}.json"
 
 
 def newest_flags(root: Root, index: str) -> SeriesFlags | None:
-    """What the last audit of an index found, with whatever labels.
+    """The flags of the last audit of an index, under whichever labels.
 
     Raises:
         ValueError: an audit's file is damaged; named.
@@ -65,9 +65,9 @@ def newest_flags(root: Root, index: str) -> SeriesFlags | None:
     return next((flags for _, flags in _stored(root, index)), None)
 
 
-def flagged_groups(flags: SeriesFlags, wanted: Iterable[str]) -> frozenset[int]:
-    """Numbers of all groups that carry one of these flags. Raises KeyError: it looked for none."""
-    return frozenset(group for flag in wanted for group in flags.flags[flag])
+def flagged_groups(flags: SeriesFlags, names: Iterable[str]) -> frozenset[int]:
+    """Numbers of all groups with one of these flags. Raises KeyError for a flag not audited."""
+    return frozenset(group for flag in names for group in flags.flags[flag])
 
 
 def _stored(root: Root, index: str) -> Iterator[tuple[str, SeriesFlags]]:

@@ -16,11 +16,12 @@ from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
 from semix.data.images import MOST_PIXELS, check_header, decode_image, encode_image
+from semix.data.installation import install_command
 from semix.data.pinned import Pinned
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
-COLUMNS = {  # what each image has besides its picture and its label
+COLUMNS = {  # of each image, besides its picture and its label
     **{"group": "int64", "position": "int64"},
     **{"classes": "int64", "names": "string", "mixture": "float64"},
     **{"alpha": "float64", "weight": "float64"},
@@ -28,8 +29,8 @@ COLUMNS = {  # what each image has besides its picture and its label
 LISTS = ("classes", "names", "mixture")
 UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 LONGEST = 200  # characters of a folder's name, without numbers; file systems take 255
-MOST_ROWS, MOST_BYTES = 1000, 32 * 2**20  # of a row group, which is what is in memory
-FILE_BYTES = 500 * 2**20  # of images in one parquet file; more parallel reading, fewer restarts
+MOST_ROWS, MOST_BYTES = 1000, 32 * 2**20  # of a row group, which is in memory at a time
+FILE_BYTES = 500 * 2**20  # of images in one parquet file, so that files can be read in parallel
 CARD = """\
 ---
 configs:
@@ -41,8 +42,8 @@ configs:
 # Images between two classes, with soft labels
 
 {images} images in series of {series}: each series starts from one noise, and its images go from
-one class to another. `mixture` is what the generator was asked for, `weight` where CLIP sees the
-image between the two classes (1 is the first, unclipped), `label` the soft label over all
+one class to another. `mixture` is the conditioning of the generator, `weight` the position of the
+image between the two classes by CLIP (1 is the first, unclipped), `label` the soft label over all
 {classes} classes, whose names are the metadata `class_names` of each file and classes.json.
 
 ```python
@@ -57,12 +58,12 @@ Made by semix. Plan {plan}, {index}{labels}.
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image.
+    """One image of an export.
 
     Attributes:
-        classes, names, mixture: the classes mixed and their conditioning weights.
-        weight: CLIP's, of the first class, raw.
-        label: (class, probability), of the classes that have any.
+        classes, names, mixture: the mixed classes and their conditioning weights.
+        weight: raw CLIP weight of the first class.
+        label: (class, probability) of each class with a probability above 0.
     """
 
     group: int
@@ -83,10 +84,10 @@ def image_rows(
     *,
     image_format: ImageFormat = "keep",
 ) -> Iterator[ImageRow]:
-    """Images of some shards, of all by default; no more than one series is in memory.
+    """Images of some shards, by default of all; one series is in memory at a time.
 
     Raises:
-        ValueError: a shard or its labels are damaged, or not what the index says; names it.
+        ValueError: a shard or its labels are damaged, or not what the index says; names the tar.
     """
     for shard in source.shards if shards is None else shards:
         for sample in source.samples(shard):
@@ -98,10 +99,10 @@ def image_rows(
 
 
 def write_image_folder(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
-    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the images.
+    """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
 
-    Folders are named by their classes, as cat_great-dane; see `folder_names`. In the table lists
-    are JSON in plain ASCII, so that no cell starts as a formula of a spreadsheet does.
+    Folders are named after their classes, as cat_great-dane; see `folder_names`. Lists in the
+    table are JSON in plain ASCII, so that no cell starts like a formula of a spreadsheet.
 
     Raises:
         InputError: the target exists.
@@ -126,17 +127,17 @@ def write_image_folder(source: Pinned, target: Path, *, image_format: ImageForma
 
 
 def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
-    """A name for each class that any file system takes and no other class has.
+    """A unique name for each class that every file system accepts.
 
-    ASCII letters, digits and dashes; where nothing else of a name is left, or it is left of two,
-    the class number stands behind a dot, which no name has.
+    It has ASCII letters, digits and dashes; if nothing remains of a name, or two names become
+    equal, the class number follows after a dot.
 
     Args:
-        together: so many of them are joined to one name, by underscores.
+        together: number of names that are joined by underscores to one folder name.
     """
     plain = (unicodedata.normalize("NFKD", name).encode("ascii", "ignore") for name in class_names)
     safe = [UNSAFE.sub("-", name.decode()).strip("-")[: LONGEST // together] for name in plain]
-    times = Counter(name.lower() for name in safe)  # one name, where case is not told apart
+    times = Counter(name.lower() for name in safe)  # some file systems ignore case
     digits = len(str(len(safe) - 1))
     return [
         name if name and times[name.lower()] == 1 else f"{name or 'class'}.{k:0{digits}d}"
@@ -145,7 +146,7 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
 
 
 def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
-    """One file with a row an image, its bytes inside; returns how many.
+    """Write one file with a row per image, including its bytes; returns the image count.
 
     Raises:
         InputError: pyarrow is not installed, or the target exists.
@@ -156,7 +157,7 @@ def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "
 
 
 def write_hugging_face(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
-    """A folder that `datasets.load_dataset` opens, offline too; returns the images.
+    """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
     It holds data/train-00000-of-00012.parquet and so on, classes.json, and README.md as a card.
 
@@ -181,7 +182,7 @@ def new_target(target: Path) -> Iterator[Path]:
     """A path to write to, as file or folder, that becomes `target` at the end.
 
     Raises:
-        InputError: something is there already.
+        InputError: the target exists.
     """
     _refuse_existing(target)
     with published(target) as partial:
@@ -236,11 +237,11 @@ def _cells(name: str, row: ImageRow) -> list[object]:
 
 
 def _pyarrow() -> ModuleType:
-    """The package, which is an extra, with its parquet. Raises InputError: it is not there."""
+    """Import pyarrow with parquet. Raises InputError: the extra is not installed."""
     try:
         import pyarrow.parquet
     except ImportError:
-        remedy = "needs pyarrow; run pip install 'semix[export]'"
+        remedy = f"needs pyarrow; run {install_command('export')}"
         raise InputError("--format", "parquet or huggingface", remedy) from None
     return pyarrow
 
@@ -258,7 +259,7 @@ def _write_rows(path: Path, rows: Iterable[ImageRow], source: Pinned) -> int:
 
 
 def _schema(class_names: Sequence[str]) -> Any:
-    """The pyarrow.Schema; with it goes what Hugging Face datasets wants to know of the columns."""
+    """The pyarrow.Schema, with the column types of Hugging Face datasets as metadata."""
     pa = _pyarrow()
     columns = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
     features: dict[str, object] = {"image": {"_type": "Image"}}
@@ -299,7 +300,7 @@ def _value(row: ImageRow, num_classes: int) -> dict[str, object]:
 
 
 def _files(shards: Sequence[ShardEntry]) -> Iterator[list[ShardEntry]]:
-    """Shards that go into one file each."""
+    """Group shards into files."""
     part: list[ShardEntry] = []
     for shard in shards:
         part.append(shard)

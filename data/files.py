@@ -1,4 +1,4 @@
-"""Local files and folders that appear whole or not at all, and lead nowhere else."""
+"""Local files and folders: atomic writes, bounded reads, and no links to elsewhere."""
 
 import errno
 import json
@@ -16,14 +16,14 @@ from semix.data.errors import InputError, TooLarge
 
 MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
 MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
-# Folders in which a tracker of trainings keeps links of its own; nothing of ours is written there.
+# Folders in which an experiment tracker keeps its own links; nothing of ours is written there.
 TRACKERS = ("wandb",)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def full_disk_named(place: Path) -> Iterator[None]:
-    """A disk that is full says for which place, which the writing of an open file does not."""
+    """Add the path to the error of a full disk, which writes to an open file do not name."""
     try:
         yield
     except OSError as error:
@@ -36,15 +36,15 @@ def full_disk_named(place: Path) -> Iterator[None]:
 def published(target: Path) -> Iterator[Path]:
     """A path beside `target` to write to, as file or folder; it becomes `target` at the end.
 
-    A crash at any moment leaves what was there or what is new; after an exception nothing is
-    left. A folder that another process published meanwhile stays.
+    A crash at any moment leaves either the old or the new content; an exception leaves nothing
+    behind. A folder that another process published meanwhile stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
         with full_disk_named(target):
             yield partial
-            # The bytes of all files reach the disk before their names do.
+            # The contents of all files reach the disk before their names do.
             for path in (partial, *partial.rglob("*")):
                 sync_folder(path)
         try:
@@ -61,13 +61,13 @@ def published(target: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Give `path` this content."""
+    """Write a whole file, atomically."""
     with published(path) as partial:
         partial.write_bytes(content)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder`, or what was written to a file, survive a power cut."""
+    """Flush a folder, or a file, to disk, so that renames and writes survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,25 +76,24 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all in it; what cannot be removed stays, and costs room alone.
+    """Remove a folder and its content; what cannot be removed stays, and only takes space.
 
-    A link is no folder: neither it nor what it leads to is removed, and of links inside the
-    folder only the links are.
+    If `folder` is a link, neither it nor its target is removed; targets of links inside stay.
     """
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_own_files(field: str, folder: Path) -> None:
-    """Let only a folder be written to in which every entry is a folder or a file of its own.
+    """Require that all entries below a folder are regular files and folders.
 
-    Such a folder may come from elsewhere: a link in it would lead what is written or removed to
-    another place, and a pipe would be waited for without end. The folder itself may be a link.
-    What lies in a folder of `TRACKERS` is not looked at.
+    The folder may come from elsewhere: writes and removals would follow a link in it to another
+    place, and reading a pipe would wait without end. The folder itself may be a link. Folders of
+    `TRACKERS` are not searched.
 
     Args:
-        field: that names the folder, for the message.
+        field: the setting or argument that names the folder, for the message.
     Raises:
-        InputError: names the first entry that is something else.
+        InputError: names the first other entry.
     """
     for entry in _entries(folder):
         if entry.is_symlink():
@@ -105,47 +104,47 @@ def require_own_files(field: str, folder: Path) -> None:
 
 
 def require_no_link(field: str, path: Path) -> None:
-    """Raises InputError for a link, to a file, a folder or nothing."""
+    """Raises InputError for a link to a file or a folder, or a dangling one."""
     if path.is_symlink():
-        remedy = "is a link, and none is followed here; put in its place what it leads to"
+        remedy = "is a link, and links are not followed here; replace it by its target"
         raise InputError(field, path, remedy)
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that lies below a folder; none where there is no folder, or one that cannot be read."""
+    """All entries below a folder; none of a missing or unreadable folder."""
     folders = [str(folder)]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                listed = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        yield from found
-        below = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
+        yield from listed
+        below = [entry for entry in listed if entry.is_dir(follow_symlinks=False)]
         folders += [entry.path for entry in below if entry.name not in TRACKERS]
 
 
 class NoRegularFile(FileNotFoundError):
-    """There is something else by the name of a file: a pipe, or a device."""
+    """A path is a pipe or a device, not a regular file."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(f"{path} is no regular file")
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A regular file, or what a link to one leads to, for reading.
+    """Open a regular file, or a link to one, for reading.
 
-    Of a pipe nobody may write the other end, and some devices never end: neither is waited for.
+    A pipe without a writer would block, and some devices never end: neither is opened.
 
     Raises:
-        NoRegularFile: it is something else.
+        NoRegularFile: it is a pipe or a device.
         OSError: as `open`, which refuses folders.
     """
     return open(path, "rb", opener=_regular)
 
 
 def require_regular(path: Path) -> None:
-    """Raises NoRegularFile where there is a pipe or a device; nothing, or a folder, is let be."""
+    """Raises NoRegularFile for a pipe or a device, but not for a folder or a missing path."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise NoRegularFile(path)
 
@@ -160,7 +159,7 @@ def _regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a regular file, whose size is looked at first.
+    """The content of a regular file, whose size is checked first.
 
     Raises:
         NoRegularFile: it is a pipe or a device.
@@ -174,14 +173,14 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
 
 def refuse_larger(path: Path, *, most: int) -> None:
-    """Raises TooLarge, of a file with more than `most` bytes that a library is about to read."""
+    """Raises TooLarge for a file of more than `most` bytes, before a library reads it."""
     size = path.stat().st_size
     if size > most:
         raise TooLarge.refused(path, size, most)
 
 
 def read_json(path: Path) -> Any:
-    """Raises TooLarge, of more than any JSON of ours has."""
+    """Read a JSON file. Raises TooLarge for more than `MOST_JSON` bytes."""
     return json.loads(read_bytes(path, most=MOST_JSON))
 
 

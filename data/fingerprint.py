@@ -1,4 +1,4 @@
-"""Identity by content: settings and files to digests, the same on every machine."""
+"""Digests and seeds from content: the same for the same settings and files on every machine."""
 
 import hashlib
 import json
@@ -28,8 +28,8 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-# Two hashings of a seed and what it is for, never of a rank or an order: seed 1 of one epoch is
-# unrelated to any other. What they give decides images and weights, so neither may change.
+# Both functions hash a seed and its purpose, never a rank or an order, so that the seeds of two
+# epochs are unrelated. Images and weights depend on their results, so neither may change.
 def derived_seed(*parts: int | str) -> int:
     """A seed for training, evaluation and corruptions."""
     return int(fingerprint(list(parts))[:15], 16)  # torch takes up to 64 bits
@@ -42,7 +42,7 @@ def hashed_seed(*parts: object) -> int:
 
 
 def generator_for(*parts: int | str) -> "torch.Generator":
-    """Random numbers for one purpose, on the CPU: those of one step say nothing of the next."""
+    """A CPU generator for one purpose; generators of different parts are independent."""
     import torch
 
     return torch.Generator().manual_seed(derived_seed(*parts))
@@ -54,18 +54,18 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _refuse_unstable(value: Any, place: str) -> None:
+def _refuse_unstable(value: Any, path: str) -> None:
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float) and math.isfinite(value):
         return
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _refuse_unstable(item, f"{place}[{index}]")
+            _refuse_unstable(item, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise InputError(f"{place} key", repr(key), "keys must be text to have an identity")
-            _refuse_unstable(item, f"{place}.{key}")
+                raise InputError(f"{path} key", repr(key), "keys must be text to have an identity")
+            _refuse_unstable(item, f"{path}.{key}")
     else:
-        raise InputError(place, repr(value), "has no stable form; use text, numbers, lists, maps")
+        raise InputError(path, repr(value), "has no stable form; use text, numbers, lists, maps")

@@ -1,12 +1,12 @@
-"""Every file of a root: its name, its typed model, and the strict reader that anyone opens it by.
+"""The files of a root: name, typed model and strict reader of each.
 
     plan.json  pairs.json  prototypes.safetensors  extensions/N.json
     shards/0012/0012345.json  0012345-SHA8.tar  0012345-SHA8.features.safetensors
     failed/0012/0012345.N.json  discarded/0012/0012345.N.json  leases/NAME.json
     index/N.json  audit/N.json  labels/DIGEST/set.json  labels/DIGEST/0012/0012345.json
 
-A model's `read` raises ValueError (`what: field: problem`) for what is damaged, and InputError for
-what a newer version of semix wrote: that is whole, and must be left alone.
+A model's `read` raises ValueError (`what: field: problem`) for a damaged file, and InputError for
+one that a newer version of semix wrote: that file is intact, and must be left alone.
 """
 
 import json
@@ -33,16 +33,16 @@ from typing_extensions import TypedDict
 PLAN, PAIRS, PROTOTYPES = "plan.json", "pairs.json", "prototypes.safetensors"
 SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
-PER_FOLDER = 1000  # shards; names say which folder, so this is part of the format
+PER_FOLDER = 1000  # shards; names depend on it, so it is part of the format
 MIB = 2**20
 MOST_IMAGES = 100  # in a series: positions have two digits
 MOST_GROUPS = 10**8  # keys have eight digits
 MOST_SHARDS = 10**7  # names have seven
-MOST_SERIES = 10**6  # in a shard, which is far above any that is made
-MOST_FEATURES = 4096 * MIB  # 100,000 series of eight images in one shard have as many
+MOST_SERIES = 10**6  # in a shard, far above any real one
+MOST_FEATURES = 4096 * MIB  # as much as 100,000 series of eight images in one shard
 ROUNDING = 1e-3  # of probabilities, which are stored as float32
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]  # as arrays hold it
+Count = Annotated[int, Field(ge=0, lt=2**63)]  # fits int64
 Group = Annotated[int, Field(ge=0, lt=MOST_GROUPS)]
 Number = Annotated[int, Field(ge=0, lt=MOST_SHARDS)]  # of a shard
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
@@ -51,19 +51,19 @@ Text = Annotated[str, Field(max_length=1000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MaybeSha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-FreeForm = dict[str, Any]  # as its own reader checks it
+FreeForm = dict[str, Any]  # checked by a reader of its own
 ImageFormat = Literal["webp", "png", "jpg"]  # of stored images; their extensions
-Stage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
+ShardStage = Literal["noise", "generate", "encode", "annotate", "write", "stall"]
+STAGES: tuple[ShardStage, ...] = get_args(ShardStage)
 
 
 def shard_stem(shard: int, folder: str = SHARDS) -> str:
-    """Where a shard lives, without extension: `shards/0012/0012345`."""
+    """Name of a shard's files, without extension: `shards/0012/0012345`."""
     return f"{folder}/{shard // PER_FOLDER:04d}/{shard:07d}"
 
 
 def record_name(shard: int, folder: str = SHARDS) -> str:
-    """Of a shard's commit record; in the folder of a label set, of its labels."""
+    """Name of a shard's commit record; in the folder of a label set, of its labels."""
     return f"{shard_stem(shard, folder)}.json"
 
 
@@ -76,22 +76,22 @@ def features_name(shard: int, sha256: str, folder: str = SHARDS) -> str:
 
 
 def attempt_name(shard: int, number: int, folder: str = FAILED) -> str:
-    """Of the record of a failed attempt, or of a tombstone."""
+    """Name of the record of a failed attempt, or of a tombstone."""
     return f"{shard_stem(shard, folder)}.{number}.json"
 
 
 def spec_digest(plan_digest: str, shard: int) -> str:
-    """What a commit record must carry to count: this plan, or label set, and this shard."""
+    """Digest of a plan, or label set, and a shard; a record counts only if it carries this."""
     return fingerprint([plan_digest, shard])
 
 
-class Format(Strict):
-    """A file of its own.
+class StoredFile(Strict):
+    """Base of the models that are stored as files.
 
     Attributes:
         WHAT: its name in messages; MOST: bytes that are parsed at most.
-        SCHEMA: of what this version writes, and written from 2 on. It grows with every field that
-            is added, so that an older version knows a newer file from a damaged one.
+        SCHEMA: version of the format, stored from 2 on. It grows with every added field, so that
+            an older version of semix can tell a newer file from a damaged one.
     """
 
     WHAT: ClassVar[str]
@@ -102,21 +102,21 @@ class Format(Strict):
 
     @classmethod
     def read(cls, content: bytes, *, where: str = "") -> Self:
-        """What `content` spells.
+        """Parse `content`.
 
         Args:
-            where: the file's place, for the error that names what a newer version wrote.
+            where: path or URL of the file, for the error about a newer version.
         Raises:
             ValueError: `what: field: problem`; InputError: a newer version of semix wrote it.
         """
         try:
-            found = read_strictly(cls, content, what=cls.WHAT, most=cls.MOST)
+            stored = read_strictly(cls, content, what=cls.WHAT, most=cls.MOST)
         except ValueError:
             if len(content) <= cls.MOST:
                 refuse_newer(cls, content, where=where)
             raise
-        _refuse_newer(cls, found.schema_, where)
-        return found
+        _refuse_newer(cls, stored.schema_, where)
+        return stored
 
     def written(self, *, indent: int | None = None) -> bytes:
         """Its JSON text, keys sorted: canonical, or for a person to read with `indent`."""
@@ -127,7 +127,7 @@ class Format(Strict):
 
 
 class File(Strict):
-    """A published file, as a record describes it."""
+    """A record's description of a published file."""
 
     name: str
     sha256: Sha256
@@ -135,7 +135,7 @@ class File(Strict):
 
     @property
     def most(self) -> int:
-        """Bytes of it that are read at once, whatever the record says."""
+        """Bytes to read at most, even if the record says more."""
         return min(self.bytes, MOST_FEATURES)
 
 
@@ -159,7 +159,7 @@ class PlannedMixing(TypedDict):
 
 @with_config(CHECKED)
 class PlannedConfig(TypedDict):
-    """Of a plan's settings, those that are read without their own model; the others are kept."""
+    """The settings of a plan that are read without their own model; the others are kept as is."""
 
     shards: PlannedShards
     mixing: PlannedMixing
@@ -169,20 +169,20 @@ class PlannedConfig(TypedDict):
 
 @with_config(CHECKED)
 class BakedFrom(TypedDict):
-    """The plan, and the label set, whose labels were baked in."""
+    """The plan and the label set whose labels were baked in."""
 
     plan: Digest
     labels: Sha256 | None
 
 
 class Plan(BaseModel):
-    """`plan.json`: written once; what a reader needs of it, and the config that it came from.
+    """`plan.json`, written once: what readers need, and the config that it came from.
 
     Attributes:
-        digest: identity of what decides the bytes; see `semix.pipeline.plan`.
-        num_groups, num_shards: as they were planned; extensions come behind.
-        config: all settings, as their own model checks them; what is read without it has a type.
-        baked_from: plan and label set, of a root whose labels were baked in.
+        digest: identity of the settings that decide the bytes; see `semix.pipeline.plan`.
+        num_groups, num_shards: as planned, without extensions.
+        config: all settings, which have a model of their own; only those read here are typed.
+        baked_from: plan and label set of a root whose labels were baked in.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
@@ -203,10 +203,10 @@ class Plan(BaseModel):
     @classmethod
     def read(cls, content: bytes, *, where: str) -> Self:
         """Raises ValueError for damage, InputError for the plan of another version."""
-        found = read_strictly(_Versioned, content, what=PLAN, most=cls.MOST)
-        if found.schema_ != cls.SCHEMA:
+        versioned = read_strictly(_Versioned, content, what=PLAN, most=cls.MOST)
+        if versioned.schema_ != cls.SCHEMA:
             remedy = f"another version of semix wrote it, this one reads {cls.SCHEMA}"
-            raise InputError(f"{where} schema", found.schema_, f"{remedy}; use that version")
+            raise InputError(f"{where} schema", versioned.schema_, f"{remedy}; use that version")
         return read_strictly(cls, content, what=PLAN, most=cls.MOST)
 
     def written(self) -> bytes:
@@ -233,8 +233,8 @@ class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
         return read_strictly(cls, content, what=PAIRS, most=64 * MIB).root
 
 
-class Extension(Format):
-    """`extensions/N.json`: groups that were added behind the last."""
+class Extension(StoredFile):
+    """`extensions/N.json`: groups that were added after the last."""
 
     WHAT = "extension"
 
@@ -253,19 +253,18 @@ class LeftOut(Strict):
     reason: Text
 
 
-class ShardEntry(Format):
-    """A shard as an index lists it: what reading, and counting, want of its commit record.
+class ShardEntry(StoredFile):
+    """A shard in an index: the part of its commit record that readers and counters need.
 
     Names follow from number and hash, so that none can point elsewhere.
 
     Attributes:
         seconds: by stage; stages overlap, so they may add up to more than `wall_seconds`.
-        wall_seconds: worker time. It ends where the shard was made and the one before was
-            published; its own publishing overlaps with the next one, whose time it is then.
-        first: the first series that is planned for it; groups: how many there are.
-        left_out: series that came out flat or as no numbers, and so are not there.
-        prototypes, pairs: SHA-256 of those it was made with; empty where it does not say.
-        discards: how often the shard was discarded before; record_bytes: of its commit record.
+        wall_seconds: worker time; publishing overlaps with the next shard and counts there.
+        first: the first group planned for it; groups: the number of series in it.
+        left_out: planned series that came out flat or not finite.
+        prototypes, pairs: SHA-256 of the files it was made with; empty where they are not recorded.
+        discards: how often the shard was discarded before; record_bytes: size of its commit record.
     """
 
     WHAT = "entry of an index"
@@ -278,7 +277,7 @@ class ShardEntry(Format):
     groups: int = Field(ge=1, le=MOST_SERIES)
     first: Group
     left_out: list[LeftOut] = Field([])
-    seconds: dict[Stage, float] = Field({})
+    seconds: dict[ShardStage, float] = Field({})
     wall_seconds: float = 0.0
     tflop: float | None = None
     attempt: int = Field(1, ge=1, lt=2**63)
@@ -303,10 +302,10 @@ class ShardEntry(Format):
 
     @property
     def group_numbers(self) -> list[int]:
-        """Of the series that are there, in their order."""
-        gone = {series.group for series in self.left_out}
+        """Group numbers of the series in the shard, in order."""
+        missing = {series.group for series in self.left_out}
         planned = range(self.first, self.first + self.groups + len(self.left_out))
-        return [group for group in planned if group not in gone]
+        return [group for group in planned if group not in missing]
 
 
 class CommitRecord(ShardEntry):
@@ -315,20 +314,20 @@ class CommitRecord(ShardEntry):
     WHAT = "commit record"
 
     spec: Digest
-    seconds: dict[Stage, float]
+    seconds: dict[ShardStage, float]
     wall_seconds: float
     attempt: int = Field(ge=1, lt=2**63)
     worker: Text = ""
     versions: dict[Text, Text] = Field({})
 
     def entry(self, size: int) -> ShardEntry:
-        """What an index keeps of it; `size` is that of its file."""
+        """Its entry for an index; `size` is the size of its file."""
         seconds = {stage: round(value, 3) for stage, value in self.seconds.items()}
-        kept = {name: getattr(self, name) for name in ShardEntry.model_fields}
-        return ShardEntry.model_construct(**kept | {"seconds": seconds, "record_bytes": size})
+        values = {name: getattr(self, name) for name in ShardEntry.model_fields}
+        return ShardEntry.model_construct(**values | {"seconds": seconds, "record_bytes": size})
 
 
-class Failure(Format):
+class Failure(StoredFile):
     """`failed/0012/0012345.1.json`: why an attempt failed."""
 
     WHAT = "failure record"
@@ -344,8 +343,8 @@ class Failure(Format):
     versions: dict[Text, Text] = Field({})
 
 
-class Agreement(Strict):
-    """What a second encoder says of the same images, and how far it is from the first."""
+class EncoderAgreement(Strict):
+    """Weights of the same images by a second encoder, and their difference from the first's."""
 
     weights: list[float]
     difference: list[float]
@@ -368,13 +367,13 @@ Mixture = Annotated[list[Share], AfterValidator(_sums_to_one)]
 Label = Annotated[list[tuple[ClassIndex, Share]], AfterValidator(_is_a_label)]
 
 
-class Labels(Format):
-    """The parts of a series' record that an annotation writes; one entry an image.
+class Labels(StoredFile):
+    """The part of a series' record that an annotation writes; each list has one entry per image.
 
     Attributes:
         weights: raw CLIP weights of the first class; labels: (class, probability), sparse.
-        coordinates: raw weights of all classes of the series, where they are more than two.
-        agreement: where there is a second encoder.
+        coordinates: raw weights of all classes of the series, if there are more than two.
+        agreement: set if there is a second encoder.
     """
 
     WHAT = "labels of a series"
@@ -382,12 +381,12 @@ class Labels(Format):
     weights: list[float] = Field(min_length=1, max_length=MOST_IMAGES)
     labels: list[Label]
     coordinates: list[list[float]] | None = None
-    agreement: Agreement | None = None
+    agreement: EncoderAgreement | None = None
 
     def parts(self) -> dict[str, Any]:
-        """Those that are labels, by name."""
-        own = Labels.model_fields.keys() - Format.model_fields.keys()
-        return {name: getattr(self, name) for name in own}
+        """The fields of labels, by name."""
+        names = Labels.model_fields.keys() - StoredFile.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _one_an_image(self) -> Self:
@@ -404,10 +403,9 @@ class SeriesRecord(Labels):
     """`KEY.json`: one series of images.
 
     Attributes:
-        classes: that are mixed; names: what they are called.
-        alphas: conditioning weights of the first class; mixture: of all of them, where they are
-            more than two.
-        noise: how it was chosen: `strategy`, `stability` and more.
+        classes: the mixed classes; names: their names.
+        alphas: conditioning weights of the first class; mixture: of all, if more than two.
+        noise: how it was selected: `strategy`, `stability` and more.
     """
 
     WHAT = "record of a series"
@@ -440,19 +438,19 @@ class SeriesRecord(Labels):
 
     @property
     def stability(self) -> float | None:
-        """Of the noise; None where it was not scored."""
-        found = self.noise.get("stability")
-        return found if isinstance(found, float) else None
+        """Inversion stability of the noise; None where it was not scored."""
+        score = self.noise.get("stability")
+        return score if isinstance(score, float) else None
 
     @classmethod
     def labelled(cls, labels: Labels, **values: Any) -> Self:
-        """A series, given all but its labels. Raises ValueError: they do not fit together."""
+        """A series from labels and all other fields. Raises ValueError if they do not fit."""
         return cls(**values, **labels.parts())
 
     def with_labels(self, labels: Labels) -> Self:
         """The same series under other labels."""
-        kept = type(self).model_fields.keys() - Labels.model_fields.keys()
-        return self.labelled(labels, **{name: getattr(self, name) for name in kept})
+        names = type(self).model_fields.keys() - Labels.model_fields.keys()
+        return self.labelled(labels, **{name: getattr(self, name) for name in names})
 
 
 def has_length(name: str, values: Sequence[Any] | None, count: int) -> None:
@@ -461,22 +459,22 @@ def has_length(name: str, values: Sequence[Any] | None, count: int) -> None:
 
 
 class SeriesLabels(Labels):
-    """What a label set says of one series."""
+    """The labels of one series in a label set."""
 
     group: Group
 
 
-class ShardLabels(Format):
-    """`labels/DIGEST/0012/0012345.json`: labels of one shard's images, and which those are.
+class ShardLabels(StoredFile):
+    """`labels/DIGEST/0012/0012345.json`: labels of one shard, and the hash of its images.
 
     Attributes:
         spec: binds the record to its set and shard.
-        images: sha256 of the tar that was labelled.
-        features: that the set stores beside the labels.
+        images: sha256 of the labelled tar.
+        features: file that the set stores beside the labels.
     """
 
     WHAT = "shard labels"
-    MOST = 128 * MIB  # 500 series with labels over a thousand classes are as many
+    MOST = 128 * MIB  # as much as 500 series with labels over a thousand classes
 
     spec: Sha256
     shard: Number
@@ -493,14 +491,14 @@ class ShardLabels(Format):
         return self
 
 
-class LabelSetRecord(Format):
+class LabelSetRecord(StoredFile):
     """`labels/DIGEST/set.json`: how the labels of a set are made.
 
     Attributes:
         plan: digest of the root's plan.
-        encoders: each CLIP by name and file hashes.
+        encoders: each CLIP model by name and file hashes.
         features: where they come from: root, images, or the digest of another set.
-        batch: images in one forward pass, where they come from images.
+        batch: images in one forward pass, if features are computed from images.
     """
 
     WHAT = "label set"
@@ -514,20 +512,20 @@ class LabelSetRecord(Format):
 
 
 # backwards, not_monotone: the weight against alpha; end_points: nearest prototype of another
-# class; duplicate: a picture like one of an earlier series; still: neighbours that do not
-# differ; degenerate: flat, black, white, or features that are no numbers.
+# class; duplicate: an image like one of an earlier series; still: neighbours that do not
+# differ; degenerate: flat, black, white, or features that are not finite.
 Flag = Literal["backwards", "not_monotone", "end_points", "duplicate", "still", "degenerate"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
-class SeriesFlags(Format):
+class SeriesFlags(StoredFile):
     """`audit/N.json`: group numbers by flag, ascending, for the series of one index.
 
-    Another version may know other flags; what it did not look for is not there.
+    Another version may know other flags; a flag that it did not audit is missing.
 
     Attributes:
         index: name of the index that was audited.
-        digest: of what it pins, since a name alone says little once a root was copied.
+        digest: of the index, because a copied root may use the same name for another one.
         labels: digest of the label set that was audited; None for the labels in the shards.
     """
 
@@ -540,7 +538,7 @@ class SeriesFlags(Format):
     flags: dict[Text, list[Group]]
 
 
-class Tombstone(Format):
+class Tombstone(StoredFile):
     """`discarded/0012/0012345.N.json`: why a shard was discarded, and what its record said."""
 
     WHAT = "tombstone"
@@ -550,8 +548,8 @@ class Tombstone(Format):
     record: str
 
 
-class Lease(Format):
-    """`leases/NAME.json`: machine and process that work on something."""
+class Lease(StoredFile):
+    """`leases/NAME.json`: the machine and process that hold the lease."""
 
     WHAT = "lease"
     MOST = 4096
@@ -565,8 +563,8 @@ class _Versioned(BaseModel):
     schema_: int = Field(1, alias="schema")
 
 
-def refuse_newer(kind: type[Format], content: bytes, *, where: str = "") -> None:
-    """Raises InputError if a newer version of semix wrote this, which may have other fields."""
+def refuse_newer(kind: type[StoredFile], content: bytes, *, where: str = "") -> None:
+    """Raises InputError if a newer version of semix, which may add fields, wrote this."""
     try:
         schema = _Versioned.model_validate_json(content).schema_
     except ValueError:
@@ -574,7 +572,7 @@ def refuse_newer(kind: type[Format], content: bytes, *, where: str = "") -> None
     _refuse_newer(kind, schema, where)
 
 
-def _refuse_newer(kind: type[Format], schema: int, where: str) -> None:
+def _refuse_newer(kind: type[StoredFile], schema: int, where: str) -> None:
     if schema > kind.SCHEMA:
         remedy = f"a newer version of semix wrote it, this one reads {kind.SCHEMA}"
         raise InputError(f"{where or kind.WHAT} schema", schema, f"{remedy}; use that version")

@@ -1,4 +1,4 @@
-"""Files of a root that nothing refers to any more: found by name, removed only on request."""
+"""Garbage collection: files that nothing refers to any more, removed only on request."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, forgotten, lease_name, living, release
 from semix.data.records import FILES, numbered_folders
 from semix.data.root import Root
-from semix.data.store import Fact
+from semix.data.store import FileInfo
 
 HOUR = 3600.0
 ATTEMPT = re.compile(r"failed/\d{4}/(\d{7})\.\d+\.json")
@@ -22,11 +22,11 @@ UNFINISHED = "was never finished"
 
 @dataclass(frozen=True)
 class Garbage:
-    """One file that can go.
+    """One file that can be removed.
 
     Attributes:
-        shard: whose it was.
-        lease: on the work that might still want it; it goes under that lease only.
+        shard: the shard that it belonged to.
+        lease: on work that might still use the file, which is removed under that lease only.
     """
 
     name: str
@@ -37,28 +37,28 @@ class Garbage:
 
 
 def garbage(root: Root, *, older_than_s: float = HOUR) -> list[Garbage]:
-    """What no commit record, index or label set refers to, and no living builder may want.
+    """Files that no commit record, index or label set refers to, and no living process may use.
 
     Args:
-        older_than_s: younger files stay, by the store's clock: a builder publishes a tar before
-            the record that names it.
+        older_than_s: younger files stay, by the store's clock, because a build publishes a tar
+            before the record that names it.
     """
     newest = root.store.now() - older_than_s
-    found = [item for item, fact in _candidates(root) if fact.modified <= newest]
-    held = living(root.store)
-    return [item for item in found if item.lease is None or lease_name(item.lease) not in held]
+    candidates = [item for item, info in _candidates(root) if info.modified <= newest]
+    leased = living(root.store)
+    return [g for g in candidates if g.lease is None or lease_name(g.lease) not in leased]
 
 
-def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
-    """Remove them and unfinished uploads; returns what went.
+def remove(root: Root, items: Iterable[Garbage], *, older_than_s: float = HOUR) -> list[Garbage]:
+    """Remove these files and unfinished uploads; returns the removed ones.
 
-    Each shard's files go while this process holds its lease, and only if they are garbage still.
+    The files of a shard are removed under its lease, and only if they are still garbage.
     """
-    found = list(found)
+    items = list(items)
     root.store.sweep(older_than_s=older_than_s)
     partial = root.store.partials()
-    gone = [item for item in found if item.why == UNFINISHED and item.name not in partial]
-    for item in found:
+    removed = [item for item in items if item.why == UNFINISHED and item.name not in partial]
+    for item in items:
         if item.why == UNFINISHED:
             continue
         if item.lease is not None and not claim(root.store, item.lease):
@@ -66,57 +66,57 @@ def remove(root: Root, found: Iterable[Garbage], *, older_than_s: float = HOUR) 
         try:
             if _still(root, item) and root.store.exists(item.name):
                 root.store.delete(item.name)
-                gone.append(item)
+                removed.append(item)
         finally:
             if item.lease is not None:
                 release(root.store, item.lease)
-    return gone
+    return removed
 
 
-def _candidates(root: Root) -> Iterator[tuple[Garbage, Fact]]:
-    # Files are listed before what refers to them: what was published since is not looked at.
-    failed = root.store.facts(FAILED)
-    for name, fact in root.store.partials().items():
-        yield Garbage(name, fact.bytes, UNFINISHED), fact
-    for name, fact in forgotten(root.store).items():
-        yield Garbage(name, fact.bytes, "its process is gone"), fact
+def _candidates(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
+    # Files are listed before the records that refer to them, so that newer files are not listed.
+    failed = root.store.infos(FAILED)
+    for name, info in root.store.partials().items():
+        yield Garbage(name, info.bytes, UNFINISHED), info
+    for name, info in forgotten(root.store).items():
+        yield Garbage(name, info.bytes, "its process is gone"), info
     yield from _unreferred(root)
     done = set(root.done())
-    for name, fact in failed.items():
+    for name, info in failed.items():
         if (match := ATTEMPT.fullmatch(name)) and int(match[1]) in done:
-            yield Garbage(name, fact.bytes, "the shard was made since", int(match[1])), fact
+            yield Garbage(name, info.bytes, "the shard was made since", int(match[1])), info
     yield from _unreferred_labels(root)
     yield from _measured(root)
 
 
-def _unreferred(root: Root) -> Iterator[tuple[Garbage, Fact]]:
+def _unreferred(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
     """Damaged indices, or else files of shards that no record and no index names."""
     stray = dict(_unrecorded(root))
     pins, damaged = _pins(root, stray)
-    facts = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
+    infos = root.store.scan(INDICES, suffix=".json")[0] if damaged else {}
     for name, reason in damaged.items():
-        if name in facts:
-            yield Garbage(name, facts[name].bytes, reason), facts[name]
+        if name in infos:
+            yield Garbage(name, infos[name].bytes, reason), infos[name]
     if damaged:
-        return  # what such an index pinned is not known
-    for name, (shard, fact) in stray.items():
+        return  # the shards that a damaged index pins are not known
+    for name, (shard, info) in stray.items():
         if name not in pins:
-            yield Garbage(name, fact.bytes, "no record names it", shard, shard), fact
+            yield Garbage(name, info.bytes, "no record names it", shard, shard), info
 
 
-def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, Fact]]]:
+def _unrecorded(root: Root) -> Iterator[tuple[str, tuple[int, FileInfo]]]:
     """Tars and features that no commit record names, with their shards."""
     for number in sorted(numbered_folders(root.store, SHARDS)):
         files = root.store.scan(f"{SHARDS}/{number:04d}")[0]
         entries = root.folder(number).values()
         named = {name for entry in entries for name in (entry.tar, entry.features.name)}
-        for name, fact in files.items():
+        for name, info in files.items():
             if name not in named and (match := FILES.fullmatch(name)):
-                yield name, (int(match[1]), fact)
+                yield name, (int(match[1]), info)
 
 
 def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, str]]:
-    """Which of these files some index names, and why indices cannot be read."""
+    """The files among these that an index names, and why other indices cannot be read."""
     pinned: set[str] = set()
     damaged = {}
     for name in index_names(root.store):
@@ -130,38 +130,38 @@ def _pins(root: Root, stray: Mapping[str, object]) -> tuple[set[str], dict[str, 
     return pinned, damaged
 
 
-def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, Fact]]:
-    """Features of label sets that no labels name, and failures that are past."""
+def _unreferred_labels(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
+    """Features of label sets that no labels name, and past failures."""
     for digest in label_sets(root):
         labels = LabelSet(root, digest)
-        failed = root.store.facts(f"{labels.folder}/{FAILED}")
-        heads = labels.heads()
-        named = {head.features.name for head in heads.values() if head.features}
+        failed = root.store.infos(f"{labels.folder}/{FAILED}")
+        headers = labels.headers()
+        named = {header.features.name for header in headers.values() if header.features}
         for number in sorted(numbered_folders(root.store, labels.folder)):
-            for name, fact in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():
+            for name, info in root.store.scan(f"{labels.folder}/{number:04d}")[0].items():
                 match = FEATURES.fullmatch(name.removeprefix(f"{labels.folder}/"))
                 if match and name not in named:
                     shard = int(match[1])
                     lease = f"labels-{digest[:12]}-{shard:07d}"
-                    yield Garbage(name, fact.bytes, "no labels name it", shard, lease), fact
-        for name, fact in failed.items():
+                    yield Garbage(name, info.bytes, "no labels name it", shard, lease), info
+        for name, info in failed.items():
             match = ATTEMPT.fullmatch(name.removeprefix(f"{labels.folder}/"))
-            if match and int(match[1]) in heads:
-                yield Garbage(name, fact.bytes, "the labels were made since", int(match[1])), fact
+            if match and int(match[1]) in headers:
+                yield Garbage(name, info.bytes, "the labels were made since", int(match[1])), info
 
 
-def _measured(root: Root) -> Iterator[tuple[Garbage, Fact]]:
-    """Features that waited for prototypes: all as old as the newest, which shows work going on."""
-    facts = root.store.facts("prototypes")
-    files = {name: fact for name, fact in facts.items() if MEASURED.fullmatch(name)}
+def _measured(root: Root) -> Iterator[tuple[Garbage, FileInfo]]:
+    """Measured features of existing prototypes; the newest, a sign of work, sets the age of all."""
+    infos = root.store.infos("prototypes")
+    files = {name: info for name, info in infos.items() if MEASURED.fullmatch(name)}
     if files and root.store.exists(PROTOTYPES):
-        newest = max(fact.modified for fact in files.values())
-        for name, fact in files.items():
-            yield Garbage(name, fact.bytes, "its measurement is over"), Fact(fact.bytes, newest)
+        newest = max(info.modified for info in files.values())
+        for name, info in files.items():
+            yield Garbage(name, info.bytes, "its measurement is over"), FileInfo(info.bytes, newest)
 
 
 def _still(root: Root, item: Garbage) -> bool:
-    """Whether a file is garbage, now that no one else works on what might name it."""
+    """Whether a file is still garbage, once this process holds its lease."""
     if item.lease is None:
         return True
     record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)
@@ -169,5 +169,5 @@ def _still(root: Root, item: Garbage) -> bool:
         return item.name.encode() not in root.store.get(record, most=ShardLabels.MOST)
     except FileNotFoundError:
         return True
-    except TooLarge:  # nobody knows what it names
+    except TooLarge:  # it may name the file
         return False

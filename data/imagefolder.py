@@ -1,4 +1,4 @@
-"""Your own pictures: one folder a class, split by us or already split into train/ and test/."""
+"""Your own pictures: one folder per class, split here or already split into train/ and test/."""
 
 import logging
 import os
@@ -19,9 +19,9 @@ from semix.data.threads import mapped
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 MOST_THREADS = 16
-MOST_LINES = 20  # bad images, or classes without any, that a message lists
+MOST_LINES = 20  # bad images, or classes without images, that a message lists
 
-Listener = Callable[[int, int], None]  # told how many of how many images were looked at
+Listener = Callable[[int, int], None]  # called with the numbers of images done and in total
 
 log = logging.getLogger("semix.data")
 
@@ -30,7 +30,7 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     """Class names, sorted: the folder names.
 
     Raises:
-        InputError: below two classes, or a folder that is split in part.
+        InputError: fewer than two classes, or a folder that is split in part.
     """
     root = _root(config)
     split_folders = _split_folders(root)
@@ -44,34 +44,34 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
 
 
 def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
-    """Raises InputError for a place in the folder of pictures: there it would become a class.
+    """Raises InputError for a path in the folder of pictures, where it would become a class.
 
-    Links are followed, to the folder, out of it, and on the way to the place.
+    Links are followed: to the folder, out of it, and within the path.
 
     Args:
         pictures: `real.path` of the settings; None where the pictures are bundled.
-        field: which names the place in the message.
+        field: the setting or argument that gives the path, for the message.
     """
     if pictures is None or not (root := Path(pictures)).is_dir():
         return
     folders = [root, *filter(Path.is_symlink, _folders(root))]
-    given = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
-    above = (path for each in given for path in (each, *each.parents) if path.is_dir())
+    paths = Path(os.path.normpath(Path(place).absolute())), Path(os.path.realpath(place))
+    above = (path for each in paths for path in (each, *each.parents) if path.is_dir())
     if any(path.samefile(folder) for path in above for folder in folders):
         remedy = f"lies in {root}, the folder of your pictures, which it would change (a folder "
         raise InputError(field, place, f"{remedy}there is a class); choose a place outside of it")
 
 
 def load_imagefolder(config: RealDataConfig) -> RealDataset:
-    """Open the folder; images are decoded when asked for.
+    """Open the folder; images are decoded on access.
 
-    With `skip_bad` all are decoded now, and the bad ones left out before anything is split: what
-    remains depends on the files alone, and every process finds the same.
+    With `skip_bad` all images are decoded now, and bad ones are left out before the split, so that
+    the splits depend on the files alone, and are the same in every process.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
     bad: Mapping[Path, str] = {}
-    if config.skip_bad and (surveyed := survey(config)).bad:
+    if config.skip_bad and (surveyed := inspect_folder(config)).bad:
         bad = surveyed.bad
         log.warning("%s", surveyed.left_out())
     if folders:
@@ -85,13 +85,13 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a folder of pictures holds.
+class FolderReport:
+    """The result of inspecting a folder of pictures.
 
     Attributes:
-        images: how many were looked at.
+        images: number of images that were inspected.
         bad: why an image cannot be decoded, by its path; at most as many as the settings allow.
-        ignored: how many files and folders are no images of a class, by what they are.
+        ignored: number of files and folders that are not images of a class, by kind.
         alike: class names that differ in upper and lower case alone.
     """
 
@@ -101,15 +101,15 @@ class Survey:
     alike: Sequence[Sequence[str]]
 
     def notes(self) -> list[str]:
-        """What a user may not expect, a sentence each."""
-        found = [self.left_out()] if self.bad else []
+        """Observations that a user may not expect, one sentence each."""
+        sentences = [self.left_out()] if self.bad else []
         for names in self.alike:
-            found.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
+            sentences.append(f"classes {' and '.join(names)} differ in case alone; are they one?")
         if self.ignored:
             each = ", ".join(f"{count:,} {what}" for what, count in self.ignored.items())
             remedy = f"images are {PICTURES} files directly in the folder of a class"
-            found.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
-        return found
+            sentences.append(f"ignored beside {self.images:,} images: {each}; {remedy}")
+        return sentences
 
     def left_out(self) -> str:
         """How many images are bad, and the first of them."""
@@ -119,39 +119,41 @@ class Survey:
         return f"left out {count} that cannot be decoded: {'; '.join([*first, *more])}"
 
 
-def survey(config: RealDataConfig, listener: Listener = lambda done, total: None) -> Survey:
-    """Decode every image, and look at what lies beside them.
+def inspect_folder(
+    config: RealDataConfig, listener: Listener = lambda done, total: None
+) -> FolderReport:
+    """Decode every image, and count the other files and folders.
 
     Raises:
-        InputError: more images cannot be decoded than `skip_bad` allows, with the reason of each;
-            one that the disk does not give; a layout that cannot be used.
+        InputError: more images cannot be decoded than `skip_bad` allows, with the reason for each;
+            an image cannot be read from disk; or the layout cannot be used.
     """
     root, names = _root(config), find_classes(config)
     folders = _split_folders(root)
-    places = [folders[split] for split in SPLITS if split in folders] or [root]
-    paths = [path for place in places for path in _list(place, names)[0]]
+    split_folders = [folders[split] for split in SPLITS if split in folders] or [root]
+    paths = [path for place in split_folders for path in _list(place, names)[0]]
     threads = min(MOST_THREADS, cores())
     bad, unread = dict[Path, str](), dict[Path, str]()
     faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
     for done, (path, fault) in enumerate(zip(paths, faults, strict=True), start=1):
         if fault is not None:
-            # One of the disk leaves nothing out: the next process may read it.
+            # An error of the disk leaves no image out: the next process may read it.
             (bad if fault.errno is None else unread)[path] = str(fault)
         listener(done, len(paths))
     if unread:
-        count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or mend them"
+        count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or repair them"
         raise InputError("real.path", root, "\n  ".join([count, *_lines(root, unread)]))
     _refuse_more(config, root, bad, images=len(paths))
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
     alike = [same for same in alike if len(same) > 1]
-    return Survey(len(paths), bad, _ignored(root, places, names), alike)
+    return FolderReport(len(paths), bad, _ignored(root, split_folders, names), alike)
 
 
 def _refuse_more(
     config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
 ) -> None:
-    """Raises InputError, with the reason of each, if more images are bad than are allowed."""
+    """Raises InputError, with the reason for each, if more images are bad than are allowed."""
     most = config.skip_bad
     if isinstance(most, float):
         most = round(most * images, 6)  # 0.29 of 100 are 29
@@ -169,19 +171,19 @@ def _lines(root: Path, faults: Mapping[Path, str]) -> list[str]:
     return [printable_line(line) for line in lines]
 
 
-def _ignored(root: Path, places: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for folder in {root, *places}:
-        found["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
-    if places != [root]:
-        found["folders beside train and test"] = len(_folders(root)) - len(places)
-    for folder in (place / name for place in places for name in names):
-        found += _no_pictures(folder)
-    return {what: count for what, count in sorted(found.items()) if count}
+def _ignored(root: Path, split_folders: Sequence[Path], names: Sequence[str]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for folder in {root, *split_folders}:
+        counts["loose files"] += sum(_is_shown(p) and p.is_file() for p in folder.iterdir())
+    if split_folders != [root]:
+        counts["folders beside train and test"] = len(_folders(root)) - len(split_folders)
+    for folder in (place / name for place in split_folders for name in names):
+        counts += _no_pictures(folder)
+    return {what: count for what, count in sorted(counts.items()) if count}
 
 
 def _no_pictures(folder: Path) -> Counter[str]:
-    """What lies in the folder of a class beside pictures, by its extension."""
+    """Number of other files in the folder of a class, by extension."""
     kinds: Counter[str] = Counter()
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.suffix.lower() not in EXTENSIONS and _is_shown(path):
@@ -208,29 +210,29 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    """Split name to folder if the layout is train/CLASS and test/CLASS, else nothing.
+    """Folders by split if the layout is train/CLASS and test/CLASS, else an empty dictionary.
 
     Raises:
-        InputError: folders are named as splits, but train or test is missing.
+        InputError: folders are named like splits, but train or test is missing.
     """
     folders = _folders(root)
-    found = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
-    if {"train", "test"} <= set(found):
-        return found
+    split_folders = {SPLIT_NAMES[p.name]: p for p in folders if p.name in SPLIT_NAMES}
+    if {"train", "test"} <= set(split_folders):
+        return split_folders
     splits = [p.name for p in folders if p.name.lower() in SPLIT_NAMES]
     if len(splits) > 1 or 0 < len(splits) == len(folders):
-        lacking = " and no ".join(name for name in ("train", "test") if name not in found)
+        lacking = " and no ".join(name for name in ("train", "test") if name not in split_folders)
         remedy = f"holds {' and '.join(splits)}, but no {lacking}; add or rename it, or give a "
         remedy += "folder that holds the classes themselves, which is then split"
         raise InputError("real.path", root, remedy)
     return {}
 
 
-Part = tuple[list[Path], np.ndarray]
+PathsAndTargets = tuple[list[Path], np.ndarray]
 
 
-def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> Part:
-    """The images of all classes but the bad ones, in order of their names."""
+def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> PathsAndTargets:
+    """The images of all classes without the bad ones, sorted by class and name."""
     unknown = sorted(p.name for p in _folders(folder) if p.name not in names)
     if unknown:
         raise InputError("real.path", folder / unknown[0], "this class is missing in train/")
@@ -238,19 +240,19 @@ def _list(folder: Path, names: Sequence[str], bad: Mapping[Path, str] = {}) -> P
     for target, name in enumerate(names):
         files = (folder / name).glob("*") if (folder / name).is_dir() else ()
         images = (path for path in files if path.suffix.lower() in EXTENSIONS)
-        found = sorted(path for path in images if _is_shown(path) and path not in bad)
-        paths += found
-        targets += [target] * len(found)
+        files_of_class = sorted(path for path in images if _is_shown(path) and path not in bad)
+        paths += files_of_class
+        targets += [target] * len(files_of_class)
     return paths, np.array(targets, dtype=np.int64)
 
 
-def _take(part: Part, indices: np.ndarray) -> Part:
+def _take(part: PathsAndTargets, indices: np.ndarray) -> PathsAndTargets:
     return [part[0][index] for index in indices], part[1][indices]
 
 
 def _made_splits(
     config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
-) -> list[Part]:
+) -> list[PathsAndTargets]:
     everything = _list(root, names, bad)
     _refuse_empty(root, "train", names, everything[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
@@ -264,23 +266,23 @@ def _given_splits(
     folders: dict[str, Path],
     names: Sequence[str],
     bad: Mapping[Path, str],
-) -> list[Part]:
-    """As the folders say; without validation/ some training images become it."""
+) -> list[PathsAndTargets]:
+    """The splits of the folders; without validation/ it is taken from the training images."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
     _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
-    given = _list(folders["validation"], names, bad) if "validation" in folders else None
+    supplied = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
-    held_out = 0 if given else config.validation_per_class or max(1, rarest // 10)
-    kept = config.train_per_class or len(train[1])
+    held_out = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
+    count = config.train_per_class or len(train[1])
     # The held-out part comes first, so that a smaller training set keeps the same validation.
-    validation, chosen, _ = stratified_split(train[1], (held_out, kept), seed=config.split_seed)
-    return [_take(train, chosen), given or _take(train, validation), test]
+    validation, chosen, _ = stratified_split(train[1], (held_out, count), seed=config.split_seed)
+    return [_take(train, chosen), supplied or _take(train, validation), test]
 
 
 def _refuse_empty(
     root: Path, split: str, names: Sequence[str], targets: np.ndarray, *, folder: Path | None
 ) -> None:
-    """Raises InputError that names every class without images, and what `folder` has of it."""
+    """Raises InputError with every class without images, and the other files in its folder."""
     counts = np.bincount(targets, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
@@ -295,8 +297,8 @@ def _refuse_empty(
 def _without(name: str, folder: Path | None) -> str:
     """`'cat' (12 .heic)`."""
     kinds = _no_pictures(folder / name) if folder else {}
-    held = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    return f"{name!r} ({held})" if held else repr(name)
+    contents = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    return f"{name!r} ({contents})" if contents else repr(name)
 
 
 def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
@@ -306,7 +308,7 @@ def _split(paths: list[Path], targets: np.ndarray, size: int) -> ImageSplit:
 
 @dataclass(frozen=True)
 class _Files:
-    """Pictures, of which square ones of `size` pixels are made."""
+    """Picture files, loaded as squares of `size` pixels."""
 
     paths: list[Path]
     size: int

@@ -1,4 +1,4 @@
-"""Image arrays to bytes and back, by an allow-list of formats; headers are looked at first."""
+"""Encoding and decoding of images, by an allow-list of formats; headers are checked first."""
 
 import io
 import os
@@ -16,37 +16,37 @@ from PIL import Image, ImageOps
 from semix.data.files import open_regular
 
 MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
-# Of pictures from elsewhere: the largest that phones and most cameras take.
+# Pixels of a user's picture: as many as phones and most cameras take.
 MOST_TAKEN = 1 << 27
-MOST_BYTES = 1 << 28  # of such a file
-MOST_AT_ONCE = 1 << 28  # pixels of them that threads decode, at 8 to 16 bytes each
-BEHIND = "white"  # what shows through transparent pixels of them
+MOST_BYTES = 1 << 28  # of a user's picture
+MOST_AT_ONCE = 1 << 28  # pixels of pictures decoded at once by all threads, 8 to 16 bytes each
+BEHIND = "white"  # background of transparent pixels
 MOST_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
 ANIMATED = 0x02  # flag of an extended WebP
-MOST_DRAWN = 1 << 31  # pixels that the scans of a picture from elsewhere draw, one over another
+MOST_DRAWN = 1 << 31  # pixels in all scans of a user's picture together
 # The next marker: within a scan 0xFF is followed by zero, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
-FOREIGN = {  # what is met under the name of a picture, by how it starts
+FOREIGN = {  # other formats of files that are named like pictures, by their first bytes
     "HTML or XML": rb"\s*<",
     "HEIC": rb"....ftyp(?:he|mif|msf)",
     "AVIF": rb"....ftypavi",
     "BigTIFF": rb"II\+\0|MM\0\+",
 }
-TAKEN = {  # of pictures from elsewhere alone: Pillow's readers that learn a size without decoding
+TAKEN = {  # formats of users' pictures only: Pillow's readers that get a size without decoding
     "TIFF": rb"II\*\0|MM\0\*",
     "BMP": rb"BM",
     "GIF": rb"GIF8[79]a",
 }
 DEEP = ("I;16", "I;16B", "I;16L")  # Pillow's modes of 16 bits and one channel
 WHITE_IS_ZERO, PHOTOMETRIC, TILE_WIDTH, TILE_HEIGHT = 0, 262, 322, 323  # of a TIFF's tags
-PICTURES = "PNG, JPEG, WebP, TIFF, BMP or GIF"  # what is read of one's own
+PICTURES = "PNG, JPEG, WebP, TIFF, BMP or GIF"  # formats of users' pictures
 JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frames; the others are tables
 
 
 def encode_image(pixels: np.ndarray, extension: str) -> bytes:
-    """uint8 [H, W, 3] to the bytes of a file; lossless for webp and png."""
+    """Encode uint8 [H, W, 3] as the bytes of a file; lossless for webp and png."""
     buffer = io.BytesIO()
     encoding = ENCODINGS[extension]
     Image.fromarray(pixels, "RGB").save(buffer, encoding.reader, **encoding.settings)
@@ -54,11 +54,11 @@ def encode_image(pixels: np.ndarray, extension: str) -> bytes:
 
 
 def decode_image(content: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
-    """Bytes to uint8 [H, W, 3].
+    """Decode the bytes of a file to uint8 [H, W, 3].
 
     Raises:
-        ValueError: not one whole still image, or one of more than `most_pixels`, which is found
-            out from its header: a few bytes can claim gigabytes of one colour.
+        ValueError: not one whole still image, or more than `most_pixels`, which the header tells:
+            a few bytes can claim gigabytes of one colour.
     """
     try:
         check_header(content, most_pixels=most_pixels)
@@ -68,27 +68,26 @@ def decode_image(content: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarra
             if image.width * image.height > most_pixels:
                 raise ValueError(f"{image.width} x {image.height} pixels, at most {most_pixels}")
             return np.asarray(image.convert("RGB"))
-    # Pillow's readers raise whatever their parsers ran into: struct.error, SyntaxError, ...
+    # Pillow's readers raise any error of their parsers: struct.error, SyntaxError, ...
     except Exception as error:
         raise ValueError(f"not a complete WebP, PNG or JPEG image: {error}") from None
 
 
 def scaled(pixels: np.ndarray, side: int) -> np.ndarray:
-    """uint8 [H, W, 3] to [side, side, 3], as `load_square` scales pictures."""
+    """Scale uint8 [H, W, 3] to [side, side, 3], as `load_square` scales pictures."""
     size = (side, side)
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 def load_square(path: Path, size: int) -> np.ndarray:
-    """A picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
+    """Read a picture file as uint8 [size, size, 3]: upright, shorter side scaled, centre cropped.
 
-    What is transparent shows white behind it; 16 bits become 8 by division by 257; of a GIF the
-    first frame is taken.
+    Transparency gets a white background; 16 bits are divided by 257; a GIF's first frame is read.
 
     Raises:
-        OSError: with an `errno`, it cannot be read; without, it is no picture, is animated, has
-            several pages, more than 16 bits a channel, or more than `MOST_TAKEN` pixels, which is
-            found out from its header before anything is decoded.
+        OSError: with an `errno`, it cannot be read; without, it is not a picture, is animated, has
+            several pages, more than 16 bits per channel, or more than `MOST_TAKEN` pixels, which
+            its header tells before anything is decoded.
     """
     try:
         content = _content(path)
@@ -96,7 +95,7 @@ def load_square(path: Path, size: int) -> np.ndarray:
         if width * height > MOST_TAKEN:
             most = f"at most {MOST_TAKEN} are decoded; save it smaller"
             raise ValueError(f"{width} x {height} pixels, {most}")
-        with _room.taken(width * height):
+        with _decode_budget.taken(width * height):
             return _square(content, size, claimed=width * height)
     except (OSError, MemoryError):
         raise
@@ -106,19 +105,19 @@ def load_square(path: Path, size: int) -> np.ndarray:
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-class _Room:
-    """What the threads of a process decode at a time."""
+class DecodeBudget:
+    """Bounds the pixels that the threads of a process decode at a time."""
 
     def __init__(self) -> None:
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # its parent's threads are not in it
+        os.register_at_fork(after_in_child=self._begin)  # a fork has no threads of its parent
 
     def _begin(self) -> None:
         self._left, self._changed = MOST_AT_ONCE, Condition()
 
     @contextmanager
     def taken(self, pixels: int) -> Iterator[None]:
-        """Wait until so many are left, and give them back at the end of the block."""
+        """Wait until this many pixels are left; they are returned at the end of the block."""
         with self._changed:
             self._changed.wait_for(lambda: self._left >= pixels)
             self._left -= pixels
@@ -130,7 +129,7 @@ class _Room:
                 self._changed.notify_all()
 
 
-_room = _Room()
+_decode_budget = DecodeBudget()
 
 
 def _content(path: Path) -> bytes:
@@ -145,7 +144,7 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
     with Image.open(io.BytesIO(content), formats=[*READERS, *TAKEN]) as image:
         if image.width * image.height > claimed:
             raise ValueError(f"{image.width} x {image.height} pixels, its first header says fewer")
-        # Of JPEGs, cameras put a second, smaller or deeper, picture behind the first.
+        # Cameras append a second, smaller or deeper, picture to a JPEG.
         if image.format not in ("MPO", "GIF") and getattr(image, "is_animated", False):
             raise ValueError("it is animated or has several pages; save one of them")
         _refuse_depth(image)
@@ -155,16 +154,16 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
 
 
 def _refuse_depth(image: Image.Image) -> None:
-    """Raises ValueError for numbers whose range no file tells, or that Pillow would turn over."""
+    """Raises ValueError for pixels of unknown range, or that Pillow would invert."""
     if image.mode == "F" or (image.mode.startswith("I") and image.format == "TIFF"):
         if image.mode not in DEEP:
-            raise ValueError(f"pixels of mode {image.mode}; save it with 8 or 16 bits a channel")
+            raise ValueError(f"pixels of mode {image.mode}; save it with 8 or 16 bits per channel")
         if image.getexif().get(PHOTOMETRIC) == WHITE_IS_ZERO:
-            raise ValueError("16 bits of which 0 is white; save it with 0 as black")
+            raise ValueError("16 bits where 0 is white; save it with 0 as black")
 
 
 def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
-    """As RGB, over a plain background; `deep` if the file has 16 bits a channel."""
+    """Convert to RGB, over a plain background; `deep` if the file has 16 bits per channel."""
     key = image.info.get("transparency")
     if image.mode.startswith("I"):  # Pillow would cut these at 255 instead of scaling them
         values = np.asarray(image).astype(np.uint16)
@@ -175,20 +174,20 @@ def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
         return Image.fromarray(grey).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    if deep and key is not None:  # of colours only the high bytes are decoded
+    if deep and key is not None:  # only the high bytes of colours are decoded
         image.info["transparency"] = tuple(value >> 8 for value in key)
     image = image.convert("RGBA")
-    found = Image.new("RGB", image.size, BEHIND)
-    found.paste(image, mask=image)
-    return found
+    opaque = Image.new("RGB", image.size, BEHIND)
+    opaque.paste(image, mask=image)
+    return opaque
 
 
 def check_header(content: bytes, *, most_pixels: int) -> None:
-    """Refuse what is cut, goes on behind its end, or would cost much to decode.
+    """Refuse an image that is cut, has bytes after its end, or would be costly to decode.
 
-    Pillow allots a WebP's whole canvas to learn its size, and draws each scan of a JPEG over the
-    whole picture, however many there are. It reads a PNG without its end, and stops at the end
-    of any, whatever follows.
+    Pillow allocates the whole canvas of a WebP to get its size, and draws each scan of a JPEG over
+    the whole picture, however many there are. It accepts a PNG without its end, and ignores
+    bytes after the end of any image.
 
     Raises:
         ValueError: with the reason.
@@ -200,13 +199,13 @@ def check_header(content: bytes, *, most_pixels: int) -> None:
 
 
 def picture_size(content: bytes) -> tuple[int, int]:
-    """Width and height that a picture from elsewhere claims.
+    """Width and height in the header of a user's picture.
 
-    What cameras and tools write is let through: bytes behind the end, many scans.
+    It allows what cameras and tools write: bytes after the end, many scans.
 
     Raises:
-        ValueError: it is cut within its header, is none of our formats, or draws so many scans
-            that it would take minutes to decode.
+        ValueError: it is cut within its header, has none of our formats, or so many scans that
+            it would take minutes to decode.
     """
     encoding = _encoding_of(content)
     if encoding is not None:
@@ -218,7 +217,7 @@ def picture_size(content: bytes) -> tuple[int, int]:
 
 
 def _size_by_pillow(content: bytes, reader: str) -> tuple[int, int]:
-    """From the header; of a TIFF in tiles not less than a tile, which is decoded whole."""
+    """The size in the header; for a tiled TIFF at least one tile, which is decoded whole."""
     with Image.open(io.BytesIO(content), formats=[reader]) as image:
         tags = image.getexif() if reader == "TIFF" else {}
         width, height = tags.get(TILE_WIDTH, 0), tags.get(TILE_HEIGHT, 0)
@@ -227,14 +226,14 @@ def _size_by_pillow(content: bytes, reader: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Encoding:
-    """An image format: how ours is written, how any is known, and what its header tells.
+    """An image format: how it is written, recognised, and checked by its header.
 
     Attributes:
-        reader: Pillow's name of it.
+        reader: Pillow's name of the format.
         start: regular expression of its first bytes.
-        check: refuses what `check_header` refuses, given the most pixels.
-        size: width and height, as of `picture_size`.
-        bytes_at: mean bytes of ours by their side, over CIFAR-10 images (32) and photographs (224,
+        check: raises as `check_header` does, given the most pixels.
+        size: width and height, as from `picture_size`.
+        bytes_at: mean bytes of our files by side, for CIFAR-10 images (32) and photographs (224,
             512), Pillow 13. Generated images differ by 10 to 30 %.
     """
 
@@ -247,15 +246,15 @@ class Encoding:
     bytes_at: dict[int, int]
 
     def expected_bytes(self, side: int) -> float:
-        """Of an image of so many pixels a side; a pixel costs less the larger the image is."""
+        """Expected bytes of a square image; a pixel costs less the larger the image is."""
         sides = np.array(list(self.bytes_at))
-        a_pixel = np.array(list(self.bytes_at.values())) / sides**2
-        return float(np.interp(np.log(side), np.log(sides), a_pixel)) * side**2
+        per_pixel = np.array(list(self.bytes_at.values())) / sides**2
+        return float(np.interp(np.log(side), np.log(sides), per_pixel)) * side**2
 
 
 def _encoding_of(content: bytes) -> Encoding | None:
-    found = (e for e in ENCODINGS.values() if re.match(e.start, content, re.DOTALL))
-    return next(found, None)
+    matching = (e for e in ENCODINGS.values() if re.match(e.start, content, re.DOTALL))
+    return next(matching, None)
 
 
 def _foreign(content: bytes) -> str:
@@ -276,7 +275,7 @@ def _png_size(content: bytes) -> tuple[int, int]:
 
 
 def _check_jpeg(content: bytes, most_pixels: int) -> None:
-    """Its size is Pillow's to tell: it takes no memory for that."""
+    """Check end and scans; Pillow reads the size later, without allocating memory."""
     _check_end(content.endswith(JPEG_END))
     # Inside a scan 0xFF is always followed by zero, so this counts scans, or more than them.
     if content.count(JPEG_SCAN) > MOST_SCANS:
@@ -284,15 +283,15 @@ def _check_jpeg(content: bytes, most_pixels: int) -> None:
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int]:
-    """The largest width and height of its frames, if its scans up to its end are not too many."""
+    """The largest width and height of its frames. Raises ValueError for too many scans."""
     width = height = scans = 0
     at = len(JPEG_START) - 1
-    while (found := JPEG_MARKER.search(content, at)) and found[1] != JPEG_END[1:]:
-        at = found.end()
-        if found[1][0] in JPEG_SIZES:
+    while (marker := JPEG_MARKER.search(content, at)) and marker[1] != JPEG_END[1:]:
+        at = marker.end()
+        if marker[1][0] in JPEG_SIZES:
             tall, wide = struct.unpack(">HH", _bytes(content, at + 3, at + 7))
             width, height = max(width, wide), max(height, tall)
-        scans += found[1] == JPEG_SCAN[1:]
+        scans += marker[1] == JPEG_SCAN[1:]
         at += int.from_bytes(_bytes(content, at, at + 2))
     if not scans:
         raise ValueError("it is cut")
@@ -343,10 +342,10 @@ def _check_size(width: int, height: int, most_pixels: int) -> None:
 
 def _check_end(whole: bool) -> None:
     if not whole:
-        raise ValueError("it is cut, or goes on behind its end")
+        raise ValueError("it is cut, or has bytes after its end")
 
 
-# Method 0 is about fifteen times cheaper than Pillow's default PNG for about 9 % more bytes at
+# WebP's method 0 is about fifteen times cheaper than Pillow's default PNG, for 9 % more bytes at
 # 512 pixels. JPEG moves labels, because CLIP and training would see other pixels.
 ENCODINGS: dict[str, Encoding] = {
     "webp": Encoding(

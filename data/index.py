@@ -1,4 +1,4 @@
-"""Indices: `index/N.json` lists the shards that a training run pins, one on each line."""
+"""Indices: `index/N.json` lists the shards that a training run pins, one per line."""
 
 import hashlib
 import logging
@@ -15,8 +15,8 @@ from semix.data.formats import (
     STAGES,
     Digest,
     File,
-    Format,
     ShardEntry,
+    StoredFile,
     features_name,
     refuse_newer,
     tar_name,
@@ -26,7 +26,7 @@ from semix.data.strict_json import read_strictly
 
 INDEX = re.compile(rf"{INDICES}/(\d{{1,9}})\.json")
 MOST = 2048 * MIB  # bytes; a million shards are some 600
-LINES = 1000  # that are parsed at a time, which bounds memory
+LINES = 1000  # parsed at a time, which bounds memory
 ROW = np.dtype(
     [
         *((name, "i4") for name in ("shard", "groups")),
@@ -45,7 +45,7 @@ log = logging.getLogger("semix.root")
 class ShardRows:
     """Shards as rows of one array, ascending: a million of them in half a gigabyte.
 
-    A row also says when its commit record got its content, where that was seen.
+    A row also has the time of its commit record, where that was listed.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -53,7 +53,7 @@ class ShardRows:
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> "ShardRows":
-        """In any order; of a shard that comes twice, the last."""
+        """Rows of these entries, in any order; of a shard that comes twice, the last counts."""
         rows = np.array([_row(entry) for entry in entries], ROW)
         _, last = np.unique(rows["shard"][::-1], return_index=True)
         return cls(rows[::-1][last])
@@ -66,7 +66,7 @@ class ShardRows:
 
     @property
     def numbers(self) -> np.ndarray:
-        """Of the shards, int32 ascending."""
+        """Shard numbers, int32 ascending."""
         return self.array["shard"]
 
     def images(self) -> dict[int, str]:
@@ -75,24 +75,24 @@ class ShardRows:
         return dict(zip(self.numbers.tolist(), hashes, strict=True))
 
     def find(self, shard: int) -> ShardEntry | None:
-        place = int(np.searchsorted(self.numbers, shard))
-        found = place < len(self) and self.numbers[place] == shard
-        return _entry(self.array[place]) if found else None
+        row = int(np.searchsorted(self.numbers, shard))
+        present = row < len(self) and self.numbers[row] == shard
+        return _entry(self.array[row]) if present else None
 
     def between(self, start: int, stop: int) -> "ShardRows":
-        """Those from shard `start` up to, not including, `stop`."""
+        """The rows from shard `start` up to, not including, `stop`."""
         first, last = np.searchsorted(self.numbers, [start, stop])
         return ShardRows(self.array[first:last])
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what they hold: images, labels and features; not when it was made."""
+        """Identity of images, labels and features; it does not depend on when they were made."""
         columns = (self.array[name] for name in ("shard", "sha256", "features_sha256"))
         return reduce(_hashed, columns, hashlib.sha256()).hexdigest()
 
 
 class Index:
-    """An index of a root, read.
+    """An index of a root.
 
     Attributes:
         digest: identity of what it pins.
@@ -108,17 +108,17 @@ class Index:
 
 def index_names(store: Store) -> list[str]:
     """Names of the indices, oldest first."""
-    found = (INDEX.fullmatch(name) for name in store.scan(INDICES, suffix=".json")[0])
-    return [match[0] for match in sorted(filter(None, found), key=lambda m: int(m[1]))]
+    matches = (INDEX.fullmatch(name) for name in store.scan(INDICES, suffix=".json")[0])
+    return [match[0] for match in sorted(filter(None, matches), key=lambda m: int(m[1]))]
 
 
 def open_index(store: Store, name: str, *, plan_digest: str | None = None) -> Index:
-    """An index, of this plan if one is given.
+    """Read an index, which must be of this plan if one is given.
 
     Raises:
         ValueError: it is damaged, or of another plan.
         InputError: a newer version of semix wrote it.
-        FileNotFoundError: it is not there.
+        FileNotFoundError: there is no such index.
     """
     content = store.get(name, most=MOST)
     try:
@@ -131,7 +131,7 @@ def open_index(store: Store, name: str, *, plan_digest: str | None = None) -> In
 
 
 def newest_index(store: Store, plan_digest: str) -> Index | None:
-    """The newest of this plan that can be read; what cannot is passed over with a warning."""
+    """The newest readable index of this plan; unreadable ones are skipped with a warning."""
     for name in reversed(index_names(store)):
         try:
             return open_index(store, name, plan_digest=plan_digest)
@@ -141,7 +141,7 @@ def newest_index(store: Store, plan_digest: str) -> Index | None:
 
 
 def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
-    """Pin these shards; the name of the newest index if that says the same."""
+    """Write an index of these shards; returns its name, or that of an equal newest one."""
     names = index_names(store)
     content = index_text(plan, rows)
     if (
@@ -156,8 +156,8 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
     return f"{INDICES}/{number}.json"
 
 
-class _Head(Format):
-    """The first line; that of a newer version says so, or the entries do."""
+class _Head(StoredFile):
+    """The first line; it, or an entry, names a newer version."""
 
     WHAT = "index"
 
@@ -178,22 +178,22 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
     """The plan's digest, and the shards.
 
     Args:
-        where: the file's place, for the error that names what a newer version wrote.
+        where: path or URL of the file, for the error about a newer version.
     Raises:
         ValueError: `index: field: problem`; InputError: a newer version of semix wrote it.
     """
     if len(content) > MOST:
         raise ValueError(f"index: {len(content)} bytes, at most {MOST} are read")
-    # By places in it: a million shards are half a gigabyte, of which no copy is wanted.
+    # By offsets: a million shards are half a gigabyte, which should not be copied.
     start, end = content.find(b"\n") + 1, content.rfind(b"\n]}")
     if end < start or content[end + 3 :].strip():
-        raise ValueError("index: it goes on behind its end, or is cut")
+        raise ValueError("index: it has bytes after its end, or is cut")
     plan = _Head.read(content[:start] + b"]}", where=where).plan
     array, count = np.empty(content.count(b"\n", start, end) + 1, ROW), 0
     for part in _parts(content, start, end):
-        found = _entries(part, where)
-        array[count : count + len(found)] = found  # a ValueError, if lines hold several each
-        count += len(found)
+        parsed = _entries(part, where)
+        array[count : count + len(parsed)] = parsed  # a ValueError, if lines hold several each
+        count += len(parsed)
     rows = ShardRows(array[:count])
     if (np.diff(rows.numbers) <= 0).any():
         raise ValueError("index: shards do not ascend")
@@ -201,7 +201,7 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
 
 
 def _parts(content: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Some lines at a time, without the comma behind them."""
+    """Blocks of some lines, without the comma at the end."""
     while start < end:
         stop = start
         for _ in range(LINES):
@@ -216,8 +216,8 @@ def _parts(content: bytes, start: int, end: int) -> Iterator[bytes]:
 def _entries(lines: bytes, where: str) -> np.ndarray:
     refuse_newer(ShardEntry, lines.partition(b"\n")[0].rstrip(b","), where=where)
     content = b"[" + lines + b"]"
-    found = read_strictly(_Entries, content, what="index", most=len(content)).root
-    return np.array([_row(entry) for entry in found], ROW)
+    entries = read_strictly(_Entries, content, what="index", most=len(content)).root
+    return np.array([_row(entry) for entry in entries], ROW)
 
 
 def _row(entry: ShardEntry) -> tuple[Any, ...]:

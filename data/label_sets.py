@@ -1,4 +1,4 @@
-"""Further labels over a root's images: which shards a set covers, and what it says of them."""
+"""Label sets: further labels over the images of a root, shard by shard."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,22 +20,22 @@ from semix.data.formats import (
     shard_stem,
     spec_digest,
 )
-from semix.data.records import Attempts, numbered_folders, record_facts
-from semix.data.root import Progress, Root
-from semix.data.store import Fact
+from semix.data.records import Attempts, numbered_folders, record_infos
+from semix.data.root import Root, RootProgress
+from semix.data.store import FileInfo
 
 ROOT, IMAGES = "root", "images"  # where features come from, besides another set
-SHORTEST = 6  # digits that may stand for a digest
+SHORTEST = 6  # digits of an abbreviated digest
 PROJECTION = "projection"  # the one rule of labels that has a scale
-AT_ONCE = 64  # label files that are read at once; a shard's are some ten kilobytes
+AT_ONCE = 64  # label files read at once; one shard's file has some ten kilobytes
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What the labels of a shard say but the labels.
+class LabelHeader:
+    """A shard's label file without the labels.
 
     Attributes:
-        images: sha256 of the tar that they belong to; groups: how many series.
+        images: sha256 of the labelled tar; groups: number of series.
     """
 
     images: str
@@ -50,17 +50,17 @@ class NotLabelled(ValueError):
 class LabelSet:
     """One label set of a root, read from the store alone.
 
-    A shard counts as labelled if its labels name the sha256 of the tar that is committed now;
-    where images were made again, their labels are missing again. Labels that are damaged, or that
-    lie where another's belong, count as missing.
+    A shard counts as labelled if its labels name the sha256 of the tar that is committed now; if
+    its images are made again, its labels are missing again. Labels that are damaged, or are those
+    of another shard or set, count as missing.
 
     Attributes:
-        record: what set.json says.
+        record: the content of set.json.
 
     Args:
-        digest: of the set, or at least its first 6 digits.
+        digest: digest of the set, or at least its first 6 digits.
     Raises:
-        InputError: no such set, or more than one; of a newer version of semix.
+        InputError: no such set, or more than one, or a newer version of semix wrote it.
         ValueError: set.json is damaged, or of another root.
     """
 
@@ -70,49 +70,49 @@ class LabelSet:
         self.folder = f"{SETS}/{self.digest}"
         self.record = _read_set(root, self.digest)
         self.prototypes = f"{self.folder}/{PROTOTYPES}"
-        self._heads: dict[int, tuple[Fact, Head | None]] = {}
+        self._headers: dict[int, tuple[FileInfo, LabelHeader | None]] = {}
         self._attempts = Attempts(self.store, f"{self.folder}/{FAILED}")
 
     @cached_property
-    def keeper(self) -> "LabelSet | None":
-        """The set that keeps the features these labels are made from; None where the root does."""
+    def feature_source(self) -> "LabelSet | None":
+        """The set that stores the features of these labels; None where the root stores them."""
         source = self.record.features
         if source == ROOT:
             return None
         return self if source == IMAGES else LabelSet(self.root, source)
 
-    def heads(self) -> dict[int, Head]:
-        """Of labels that are of just the images that are committed now, by shard ascending."""
-        self._look()
+    def headers(self) -> dict[int, LabelHeader]:
+        """Headers of the labels of images that are committed now, by shard ascending."""
+        self._refresh()
         images = self.root.images()
-        known = ((shard, head) for shard, (_, head) in sorted(self._heads.items()) if head)
-        return {shard: head for shard, head in known if images.get(shard) == head.images}
+        known = ((shard, header) for shard, (_, header) in sorted(self._headers.items()) if header)
+        return {shard: header for shard, header in known if images.get(shard) == header.images}
 
     def done(self) -> list[int]:
         """Shards whose images are committed and labelled."""
-        return list(self.heads())
+        return list(self.headers())
 
     def missing(self) -> list[int]:
-        """Shards whose images are committed and have no labels of this set."""
-        done = self.heads()
+        """Shards whose images are committed and not labelled."""
+        done = self.headers()
         return [shard for shard in self.root.images() if shard not in done]
 
-    def head(self, shard: int) -> Head | None:
-        """Of the labels that are there now, whatever images they are of."""
+    def header(self, shard: int) -> LabelHeader | None:
+        """The header of a shard's stored labels, whichever images they belong to."""
         return dict(self._read([shard])).get(shard)
 
     def is_committed(self, shard: int, images: str) -> bool:
         """Whether the tar with this sha256 is labelled."""
-        head = self.head(shard)
-        return head is not None and head.images == images
+        header = self.header(shard)
+        return header is not None and header.images == images
 
     def labels(self, shard: int, *, images: str | None = None) -> dict[int, SeriesLabels]:
-        """What the set says of each series, by group number.
+        """The labels of each series of a shard, by group number.
 
         Args:
-            images: sha256 of the tar that they must be of; the committed one by default.
+            images: sha256 of the tar that they must belong to; the committed one by default.
         Raises:
-            NotLabelled: there are none, or of other images.
+            NotLabelled: there are none, or they are of other images.
             ValueError: they are damaged.
         """
         name = self.name(shard)
@@ -124,12 +124,12 @@ class LabelSet:
         except FileNotFoundError:
             raise NotLabelled(f"{name}: shard {shard} has no labels of this set") from None
         try:
-            found = self._checked(content, shard)
+            stored = self._checked(content, shard)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        if found.images != images:
+        if stored.images != images:
             raise NotLabelled(f"{name}: these labels are of other images; run `semix relabel`")
-        return {series.group: series for series in found.groups}
+        return {series.group: series for series in stored.groups}
 
     def commit(
         self,
@@ -143,7 +143,7 @@ class LabelSet:
 
         Args:
             images: sha256 of the tar that they belong to.
-            features: stored beside them.
+            features: file stored beside them.
         """
         record = ShardLabels(
             spec=spec_digest(self.digest, shard),
@@ -157,15 +157,15 @@ class LabelSet:
             return True
         if self.is_committed(shard, images):
             return False
-        self.store.put(self.name(shard), content)  # what stood there was damaged, or outdated
+        self.store.put(self.name(shard), content)  # the labels there were damaged or outdated
         return True
 
     def name(self, shard: int) -> str:
-        """Where a shard's labels are."""
+        """Name of the file of a shard's labels."""
         return record_name(shard, self.folder)
 
     def stem(self, shard: int) -> str:
-        """The same without its ending, for what is stored beside them."""
+        """The same without extension, for files that are stored beside the labels."""
         return shard_stem(shard, self.folder)
 
     def record_failure(self, failure: Failure) -> None:
@@ -173,20 +173,20 @@ class LabelSet:
         self._attempts.add(failure)
 
     def failed_attempts(self, missing: Sequence[int]) -> dict[int, int]:
-        """How many attempts failed at each of these shards, of those that any did; none is read."""
+        """The number of failed attempts at each of these shards, where any failed; none is read."""
         return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
 
     def failures(self) -> dict[int, list[Failure]]:
-        """Attempts that failed, of shards that are still not labelled."""
+        """The failed attempts at shards that are still not labelled."""
         return self._attempts.read(self._failed())
 
-    def progress(self) -> Progress:
+    def progress(self) -> RootProgress:
         """How many of the shards that have images are labelled."""
-        images, heads = self.root.progress(), self.heads()
-        groups, series = sum(h.groups for h in heads.values()), self.root.plan.images_per_group
-        return Progress(
+        images, headers = self.root.progress(), self.headers()
+        groups, series = sum(h.groups for h in headers.values()), self.root.plan.images_per_group
+        return RootProgress(
             shards=images.done,
-            done=len(heads),
+            done=len(headers),
             failed=len(self._failed()),
             groups=images.groups_done,
             groups_done=groups,
@@ -199,7 +199,7 @@ class LabelSet:
         )
 
     def status(self) -> dict[str, Any]:
-        """One line about the set, as plain values."""
+        """A summary of the set, as plain values."""
         annotation, progress = self.record.annotation, self.progress()
         return {
             "digest": self.digest,
@@ -217,47 +217,47 @@ class LabelSet:
         planned = range(self.root.plan.num_shards)
         return self._attempts.numbers(shard for shard in planned if shard not in done)
 
-    def _look(self) -> None:
-        """Read the heads of labels that are new, or not as they were."""
-        listed: dict[int, Fact] = {}
+    def _refresh(self) -> None:
+        """Read the headers of labels that are new or changed."""
+        listed: dict[int, FileInfo] = {}
         for number in sorted(numbered_folders(self.store, self.folder)):
-            facts = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
-            listed |= record_facts(facts, self.folder)
-            self.root.beat()
-        known = self._heads
-        self._heads = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
-        unread = [shard for shard in listed if shard not in self._heads]
-        self._heads |= {shard: (listed[shard], None) for shard in unread}
-        for shard, head in self._read(unread):
-            self._heads[shard] = listed[shard], head
+            infos = self.store.scan(f"{self.folder}/{number:04d}", suffix=".json")[0]
+            listed |= record_infos(infos, self.folder)
+            self.root.heartbeat()
+        known = self._headers
+        self._headers = {s: known[s] for s, f in listed.items() if s in known and known[s][0] == f}
+        unread = [shard for shard in listed if shard not in self._headers]
+        self._headers |= {shard: (listed[shard], None) for shard in unread}
+        for shard, header in self._read(unread):
+            self._headers[shard] = listed[shard], header
 
-    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, Head]]:
-        """Heads of those that can be read."""
+    def _read(self, shards: Iterable[int]) -> Iterator[tuple[int, LabelHeader]]:
+        """Headers of the labels that can be read."""
         names = {self.name(shard): shard for shard in shards}
         for start in range(0, len(names), AT_ONCE):
             some = list(names)[start : start + AT_ONCE]
             for name, content in self.store.get_many(some, most=ShardLabels.MOST).items():
                 try:
-                    found = self._checked(content, names[name])
+                    stored = self._checked(content, names[name])
                 except ValueError:
                     continue
-                yield names[name], Head(found.images, len(found.groups), found.features)
+                yield names[name], LabelHeader(stored.images, len(stored.groups), stored.features)
 
     def _checked(self, content: bytes, shard: int) -> ShardLabels:
-        found = ShardLabels.read(content, where=f"{self.store.url}/{self.name(shard)}")
-        if (found.shard, found.spec) != (shard, spec_digest(self.digest, shard)):
+        stored = ShardLabels.read(content, where=f"{self.store.url}/{self.name(shard)}")
+        if (stored.shard, stored.spec) != (shard, spec_digest(self.digest, shard)):
             raise ValueError("these labels are of another set or shard")
-        return found
+        return stored
 
 
 def label_sets(root: Root) -> list[str]:
     """Digests of the root's label sets, sorted."""
-    found = (re.fullmatch(rf"{SETS}/([0-9a-f]{{64}})", name) for name in root.store.scan(SETS)[1])
-    return sorted(m[1] for m in found if m and root.store.exists(f"{m[0]}/set.json"))
+    matches = (re.fullmatch(rf"{SETS}/([0-9a-f]{{64}})", name) for name in root.store.scan(SETS)[1])
+    return sorted(m[1] for m in matches if m and root.store.exists(f"{m[0]}/set.json"))
 
 
 def create_set(root: Root, record: LabelSetRecord) -> LabelSet:
-    """Open the set of this set.json, writing it where it is new."""
+    """Open the set of this record; writes set.json where the set is new."""
     root.store.create(f"{SETS}/{record.digest}/set.json", record.written())
     return LabelSet(root, record.digest)
 
@@ -269,11 +269,11 @@ def _resolved(root: Root, digest: str) -> str:
     matching = [d for d in known if d.startswith(digest)]
     if len(matching) == 1 and len(digest) >= SHORTEST:
         return matching[0]
-    there = ", ".join(d[:12] for d in known) or "none; make one with `semix relabel`"
+    available = ", ".join(d[:12] for d in known) or "none; make one with `semix relabel`"
     problem = "several sets begin so" if len(matching) > 1 else "is no label set here"
     if len(digest) < SHORTEST:
         problem = f"give at least {SHORTEST} digits of its name"
-    raise InputError("labels", digest, f"{problem}; {root.url} has: {there}")
+    raise InputError("labels", digest, f"{problem}; {root.url} has: {available}")
 
 
 def _read_set(root: Root, digest: str) -> LabelSetRecord:

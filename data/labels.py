@@ -1,4 +1,4 @@
-"""Soft labels: of an image between two classes, and of a whole dataset, kept sparse."""
+"""Soft labels: of an image between two classes, and sparse ones of a whole dataset."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ SparseLabel = Sequence[Sequence[float]]  # [class, probability], ...
 
 
 def sharpen(weight: Tensor, scale: float) -> Tensor:
-    """Raw projection weights to probabilities of the first class.
+    """Turn raw projection weights into probabilities of the first class.
 
-    The logistic of CSM's loader: sigmoid(scale (weight - 1/2)). With Gaussian classes of equal
-    covariance it is the exact posterior for scale = 1 / variance of the weight in a class.
+    The logistic function of CSM's loader: sigmoid(scale (weight - 1/2)). For Gaussian classes of
+    equal covariance it is the exact posterior if scale = 1 / variance of the weight in a class.
 
     Args:
         weight: [N], 1 at the first prototype and 0 at the second, unclipped.
@@ -42,14 +42,14 @@ def soft_labels(weight: Tensor, first: Tensor, second: Tensor, num_classes: int)
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """Labels of G groups of A images over K classes, m of which an image can have.
+    """Labels of G groups of A images over K classes, at most m of which are in one label.
 
-    Of a thousand classes an image is of two, so that dense ones would fill the memory.
+    An image has two of a thousand classes, so that dense labels would fill the memory.
 
     Attributes:
         probabilities: float32 [G, A, m].
-        classes: int32 [G, A, m]; where images share them, in memory only once. Entries that
-            fill up a shorter label have probability 0.
+        classes: int32 [G, A, m]; stored once where images share them. Padding entries of a
+            shorter label have probability 0.
     """
 
     probabilities: Tensor
@@ -75,10 +75,10 @@ class SoftLabels:
 
 
 def sparse_arrays(series: Sequence[Sequence[SparseLabel]]) -> tuple[np.ndarray, np.ndarray]:
-    """The labels of some groups, as records hold them, as arrays.
+    """Turn the labels of some groups, in the format of records, into arrays.
 
     Args:
-        series: for each group and image its label.
+        series: the label of each image of each group.
     Returns:
         probabilities float32 and classes int32, [g, A, m].
     """
@@ -91,7 +91,7 @@ def sparse_arrays(series: Sequence[Sequence[SparseLabel]]) -> tuple[np.ndarray, 
 
 
 def joined(parts: Sequence[tuple[np.ndarray, np.ndarray]], *, num_classes: int) -> SoftLabels:
-    """The labels of all groups, from those of some at a time."""
+    """Join the labels of some groups at a time to those of all groups."""
     longest = max(probabilities.shape[2] for probabilities, _ in parts)
     probabilities, classes = (
         torch.from_numpy(np.concatenate([_widened(part[which], longest) for part in parts]))
@@ -113,7 +113,7 @@ def sharpened(weights: Tensor, classes: Tensor, scale: float, *, num_classes: in
 
 
 def by_ratio(mixtures: Tensor, classes: Tensor, *, num_classes: int) -> SoftLabels:
-    """The conditioning weights as labels: what an image was asked to be, whatever it shows.
+    """The conditioning weights as labels, independent of what the image shows.
 
     Args:
         mixtures: float32 [G, A, k]; classes: int64 [G, k].
@@ -123,7 +123,7 @@ def by_ratio(mixtures: Tensor, classes: Tensor, *, num_classes: int) -> SoftLabe
 
 
 def shared(classes: Tensor) -> Tensor:
-    """The same [G, A, m], with what all groups or all images of a group share kept once."""
+    """The same [G, A, m], stored once where all groups, or all images of a group, share it."""
     for once in (classes[:1, :1], classes[:, :1]):
         if bool((classes == once).all()):
             return once.clone().expand_as(classes)

@@ -1,4 +1,4 @@
-"""Where the groups of each shard lie, of a plan and of what was added behind it."""
+"""Which groups are in which shard, for a plan and its extensions."""
 
 import re
 from bisect import bisect_right
@@ -13,11 +13,11 @@ NAME = re.compile(rf"{EXTENSIONS}/(\d{{1,9}})\.json")
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Shards of one size that follow each other, over groups that follow each other.
+class Segment:
+    """Consecutive shards of one size, over consecutive groups.
 
     Attributes:
-        shards: how many; the last of them may be short, and stays so when more are added.
+        shards: how many; the last may be short, and stays short when more are added.
     """
 
     first_group: int
@@ -39,57 +39,57 @@ class Layout:
     """The groups of every shard and the shard of every group, by arithmetic.
 
     Attributes:
-        size: groups of a whole shard.
+        size: groups per full shard.
     """
 
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     size: int
 
     @property
     def num_groups(self) -> int:
-        return sum(stretch.groups for stretch in self.stretches)
+        return sum(segment.groups for segment in self.segments)
 
     @property
     def num_shards(self) -> int:
-        return sum(stretch.shards for stretch in self.stretches)
+        return sum(segment.shards for segment in self.segments)
 
     def groups_of(self, shard: int) -> range:
         """The groups in a shard. Raises IndexError."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard}: the plan has {self.num_shards}")
-        stretch = self._at([s.first_shard for s in self.stretches], shard)
-        start = stretch.first_group + (shard - stretch.first_shard) * self.size
-        return range(start, min(start + self.size, stretch.last_group + 1))
+        segment = self._at([s.first_shard for s in self.segments], shard)
+        start = segment.first_group + (shard - segment.first_shard) * self.size
+        return range(start, min(start + self.size, segment.last_group + 1))
 
     def shard_of(self, group: int) -> int:
         """The shard that a group is in. Raises IndexError."""
         if not 0 <= group < self.num_groups:
             raise IndexError(f"group {group}: the plan has {self.num_groups}")
-        stretch = self._at([s.first_group for s in self.stretches], group)
-        return stretch.first_shard + (group - stretch.first_group) // self.size
+        segment = self._at([s.first_group for s in self.segments], group)
+        return segment.first_shard + (group - segment.first_group) // self.size
 
-    def _at(self, starts: Sequence[int], number: int) -> Stretch:
-        return self.stretches[bisect_right(starts, number) - 1]
+    def _at(self, starts: Sequence[int], number: int) -> Segment:
+        return self.segments[bisect_right(starts, number) - 1]
 
 
 def layout(groups: int, size: int, extensions: Sequence[Extension] = ()) -> Layout:
-    """Of a plan of so many groups, `size` a shard, and what was added to it."""
-    base = Stretch(0, 0, groups, -(-groups // size))
-    return Layout((base, *map(stretch_of, extensions)), size)
+    """The layout of a plan of so many groups, `size` per shard, and of its extensions."""
+    base = Segment(0, 0, groups, -(-groups // size))
+    return Layout((base, *map(segment_of, extensions)), size)
 
 
 def layout_of(plan: Plan, extensions: Sequence[Extension]) -> Layout:
-    """Of plan.json as it was written, and what was added to it."""
+    """The layout of plan.json as it was written, and of its extensions."""
     return layout(plan.num_groups, plan.config["shards"]["groups_per_shard"], extensions)
 
 
-def stretch_of(extension: Extension) -> Stretch:
-    places = extension.first_group, extension.first_shard
-    return Stretch(*places, extension.groups, extension.shards)
+def segment_of(extension: Extension) -> Segment:
+    start = extension.first_group, extension.first_shard
+    return Segment(*start, extension.groups, extension.shards)
 
 
 def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) -> Extension:
-    """The one that raises a root to so many series of each pair."""
+    """The extension that raises a root to so many series per pair."""
     groups = groups_per_pair * pairs - before.num_groups
     return Extension(
         plan=plan,
@@ -102,26 +102,26 @@ def next_extension(plan: str, before: Layout, groups_per_pair: int, pairs: int) 
 
 
 def read_extensions(store: Store, plan: Plan) -> list[Extension]:
-    """What was added to the plan in plan.json, in order.
+    """The extensions of the plan in plan.json, in order.
 
     Raises:
-        InputError: a file is damaged, missing in the row, or does not continue what is before it.
+        InputError: a file is damaged or missing, or does not continue the one before it.
     """
-    found = [match for match in map(NAME.fullmatch, store.list(EXTENSIONS)) if match]
-    read: list[Extension] = []
-    for number in range(1, 1 + max((int(match[1]) for match in found), default=0)):
-        place = f"{store.url}/{extension_name(number)}"
+    matches = [match for match in map(NAME.fullmatch, store.list(EXTENSIONS)) if match]
+    extensions: list[Extension] = []
+    for number in range(1, 1 + max((int(match[1]) for match in matches), default=0)):
+        location = f"{store.url}/{extension_name(number)}"
         try:
             content = store.get(extension_name(number), most=Extension.MOST)
-            extension = Extension.read(content, where=place)
-            _refuse_gap(extension, plan, layout_of(plan, read))
+            extension = Extension.read(content, where=location)
+            _refuse_gap(extension, plan, layout_of(plan, extensions))
         except TooLarge:
             raise
         except (FileNotFoundError, IsADirectoryError, ValueError) as error:
-            remedy = f"{error}; bring it back, for the shards behind depend on it"
-            raise InputError(place, "damaged", remedy) from None
-        read.append(extension)
-    return read
+            remedy = f"{error}; restore it from a copy: later shards depend on it"
+            raise InputError(location, "damaged", remedy) from None
+        extensions.append(extension)
+    return extensions
 
 
 def write_extension(store: Store, number: int, extension: Extension) -> bool:
@@ -135,10 +135,10 @@ def extension_name(number: int) -> str:
 
 def _refuse_gap(extension: Extension, plan: Plan, before: Layout) -> None:
     shards = -(-extension.groups // before.size)
-    expected = Stretch(before.num_groups, before.num_shards, extension.groups, shards)
+    expected = Segment(before.num_groups, before.num_shards, extension.groups, shards)
     if extension.plan != plan.digest:
         raise ValueError("belongs to another plan")
-    found = stretch_of(extension)
-    if found != expected:
-        wrong = {k: v for k, v in asdict(found).items() if v != getattr(expected, k)}
-        raise ValueError(f"does not continue what is before it ({', '.join(wrong)})")
+    segment = segment_of(extension)
+    if segment != expected:
+        wrong = {k: v for k, v in asdict(segment).items() if v != getattr(expected, k)}
+        raise ValueError(f"does not continue the one before it ({', '.join(wrong)})")

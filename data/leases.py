@@ -1,4 +1,4 @@
-"""Who is making what: short-lived notes that save double work, never correctness."""
+"""Leases on shards and other work: they save double work; correctness never depends on them."""
 
 import os
 import re
@@ -10,15 +10,15 @@ from threading import Lock
 from semix.data.errors import InputError
 from semix.data.formats import Lease
 from semix.data.machine import machine
-from semix.data.store import Fact, Store, process_alive
+from semix.data.store import FileInfo, Store, process_alive
 
 FOLDER = "leases"
-# On a shard, a flow's run, a shard of a label set, the prototypes, the plan: no others are claimed.
+# A lease is on a shard, a flow's run, a shard of a label set, the prototypes, or the plan.
 NAME = re.compile(
     rf"{FOLDER}/(\d{{7}}|run-[0-9a-f]{{16}}|labels-[0-9a-f]{{12}}-\d{{7}}|prototypes|plan)\.json"
 )
-# Seconds without renewal after which a lease counts as forgotten. Whoever works renews each
-# minute, and a worker that is silent for so long is ended by whoever supervises it.
+# Seconds without renewal after which a lease counts as forgotten. A worker renews its lease every
+# minute, and its supervisor ends a worker that is silent for so long.
 TIME_TO_LIVE = 900.0
 RENEW_EVERY_S = 60.0
 
@@ -26,53 +26,53 @@ Holder = tuple[str, int]  # machine and process
 
 
 def claim(store: Store, work: int | str) -> bool:
-    """Take a shard, or other work by its name, for this process; False while a living one has it.
+    """Take a shard, or other named work, for this process; False while a living process has it.
 
-    Two that take over one stale lease at the same moment both win. That costs a shard's work,
-    not a wrong result: what they publish is create-only.
+    Two processes that take over a stale lease at the same moment both get it. That costs the work
+    of a shard, but gives no wrong result: what they publish is create-only.
     """
     name = lease_name(work)
     if store.create(name, _note()):
         return True
     holder = _holder(store, name)
     if holder not in (None, _us()):
-        fact = store.facts(FOLDER).get(name)
-        if fact is not None and _lives(store, holder, fact):
+        info = store.infos(FOLDER).get(name)
+        if info is not None and _lives(store, holder, info):
             return False
     store.put(name, _note())
     return True
 
 
 def renew(store: Store, work: int | str) -> None:
-    """Say that this process still works on what it claimed; a lease that was taken over stays."""
+    """Renew the lease of this process; a lease that another process took over stays as it is."""
     if _is_ours(store, lease_name(work)):
         store.put(lease_name(work), _note())
 
 
 def release(store: Store, work: int | str) -> None:
-    """Give up what this process claimed; a lease that was taken over stays."""
+    """Delete the lease of this process; a lease that another process took over stays."""
     if _is_ours(store, lease_name(work)):
         store.delete(lease_name(work))
 
 
-class Renewing:
-    """A beat that also renews, now and then, the leases on the work this process is at.
+class LeaseHeartbeat:
+    """A heartbeat that also renews the leases of this process, at most once per minute.
 
-    Beats may be nested: work within work is handed the outer one as its `beat`, so that the
-    leases of both are renewed. What is held may be let go on another thread.
+    They may be nested: inner work gets the outer one as its `heartbeat`, so that the leases of
+    both are renewed. A lease may be released on another thread.
 
     Args:
-        beat: called each time.
+        heartbeat: called each time.
     """
 
-    def __init__(self, store: Store, beat: Callable[[], None] = lambda: None) -> None:
-        self._store, self._beat = store, beat
+    def __init__(self, store: Store, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self._store, self._heartbeat = store, heartbeat
         self._renewed: dict[int | str, float] = {}  # by work, monotonic
-        self._lock = Lock()  # what was let go, and then released, must not be renewed after that
+        self._lock = Lock()  # a lease must not be renewed after its release
 
     @contextmanager
     def holding(self, work: int | str) -> Iterator[None]:
-        """Renew the lease on this, which was claimed a moment ago, until the block is left."""
+        """Renew the lease on this work, which was just claimed, until the block is left."""
         self._renewed[work] = time.monotonic()
         try:
             yield
@@ -81,33 +81,33 @@ class Renewing:
                 del self._renewed[work]
 
     def __call__(self) -> None:
-        self._beat()
+        self._heartbeat()
         with self._lock:
             for work, renewed in list(self._renewed.items()):
                 if time.monotonic() - renewed >= RENEW_EVERY_S:
-                    # A lease only saves double work: no reason to give up the work it is on.
+                    # A lease only saves double work: failing to renew it is no reason to stop.
                     with suppress(OSError, InputError):
                         renew(self._store, work)
                     self._renewed[work] = time.monotonic()
 
 
 def living(store: Store, *, others: bool = False) -> set[str]:
-    """Names of the leases whose holder lives; this process included, unless `others` is set."""
-    held = {name for name, fact in store.facts(FOLDER).items() if _held(store, name, fact)}
+    """Names of the leases whose holder lives; with `others`, without those of this process."""
+    held = {name for name, info in store.infos(FOLDER).items() if _held(store, name, info)}
     return {name for name in held if not (others and _is_ours(store, name))}
 
 
-def forgotten(store: Store) -> dict[str, Fact]:
-    """Leases whose holder is gone, by name; other files that lie there are none."""
-    facts = {name: fact for name, fact in store.facts(FOLDER).items() if NAME.fullmatch(name)}
-    return {name: fact for name, fact in facts.items() if not _held(store, name, fact)}
+def forgotten(store: Store) -> dict[str, FileInfo]:
+    """Leases whose holder is gone, by name; other files in the folder are ignored."""
+    infos = {name: info for name, info in store.infos(FOLDER).items() if NAME.fullmatch(name)}
+    return {name: info for name, info in infos.items() if not _held(store, name, info)}
 
 
 def held_by(store: Store, pid: int) -> list[str]:
-    """The work that a process of this machine claimed and did not release, dead or alive."""
+    """The work that a process of this machine claimed and did not release; it may be dead."""
     us = (machine(), pid)
-    held = (name for name in store.facts(FOLDER) if _holder(store, name) == us)
-    return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in held]
+    names = (name for name in store.infos(FOLDER) if _holder(store, name) == us)
+    return [name.removeprefix(f"{FOLDER}/").removesuffix(".json") for name in names]
 
 
 def lease_name(work: int | str) -> str:
@@ -127,27 +127,26 @@ def _us() -> Holder:
     return machine(), os.getpid()
 
 
-def _held(store: Store, name: str, fact: Fact) -> bool:
-    return _lives(store, _holder(store, name), fact)
+def _held(store: Store, name: str, info: FileInfo) -> bool:
+    return _lives(store, _holder(store, name), info)
 
 
-def _lives(store: Store, holder: Holder | None, fact: Fact) -> bool:
+def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
     """Whether a holder lives, as far as this machine can tell.
 
-    A process of this machine lives or does not. Of another machine, or of this one before it
-    started anew, only the time of the last renewal is known, by the clock of the store, which is
-    the only one that both see. A lease from the store's future means that this clock was set
-    back; it is believed no longer than others.
+    A process of this machine can be looked up. For another machine, or this one before a reboot,
+    only the time of the last renewal is known, by the clock of the store, which both see. A lease
+    from the future means that this clock was set back; it is trusted no longer than others.
     """
     if holder is None:
         return False
     if holder[0] == machine() and not process_alive(holder[1]):
         return False
-    return abs(store.now() - fact.modified) < TIME_TO_LIVE
+    return abs(store.now() - info.modified) < TIME_TO_LIVE
 
 
 def _holder(store: Store, name: str) -> Holder | None:
-    """Machine and process; None where no lease is, or none that can be read."""
+    """Machine and process; None where there is no readable lease."""
     try:
         note = Lease.read(store.get(name, most=Lease.MOST), where=f"{store.url}/{name}")
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Where shards come from: the plan they follow, the models that made them, each one's hash."""
+"""Lineage of shards: their plan, the models that made them, and the hash of each."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
@@ -14,8 +14,8 @@ class Source(TypedDict):
     """What all shards of a root share.
 
     Attributes:
-        models: by part, its name and the digest of its files or commit.
-        baked_from: the plan and label set that a root of baked labels came from.
+        models: name, and digest of files or commit, by part.
+        baked_from: the plan and the label set of a root with baked labels.
     """
 
     plan: str
@@ -24,12 +24,12 @@ class Source(TypedDict):
 
 
 class Lineage(Source):
-    """Of a run that read shards.
+    """The shards that a run read, and their source.
 
     Attributes:
-        index: that pins them.
-        prototypes: shards by the SHA-256 of the prototypes they were labelled with.
-        shards: number and SHA-256 of every one, all made before the run.
+        index: the index that pins them.
+        prototypes: number of shards by the SHA-256 of the prototypes in their labels.
+        shards: number and SHA-256 of each shard, all made before the run.
     """
 
     url: str
@@ -39,13 +39,13 @@ class Lineage(Source):
 
 
 def source(plan: Plan) -> Source:
-    """Of a root's plan."""
-    models = {part: _model(found) for part, found in plan.models.items()}
+    """The source of a root's shards, from its plan."""
+    models = {part: _model(identity) for part, identity in plan.models.items()}
     return {"plan": plan.digest, "models": models, "baked_from": plan.baked_from}
 
 
 def read_shards(plan: Plan, entries: Iterable[ShardEntry], *, url: str, index: str) -> Lineage:
-    """The lineage of what an index pins."""
+    """The lineage of the shards that an index pins."""
     shards, prototypes = [], dict[str, int]()
     for entry in entries:
         shards.append((entry.shard, entry.sha256))
@@ -55,7 +55,7 @@ def read_shards(plan: Plan, entries: Iterable[ShardEntry], *, url: str, index: s
 
 
 def made_now(before: Collection[int], after: Collection[int]) -> dict[str, str]:
-    """Of a build: which shards it made and which it found, as `0-4,7`."""
+    """Which shards a build made and which it reused, as `0-4,7`."""
     known = set(before)
     return {
         "made": format_ranges([shard for shard in after if shard not in known]),
@@ -63,17 +63,17 @@ def made_now(before: Collection[int], after: Collection[int]) -> dict[str, str]:
     }
 
 
-def in_words(told: Source) -> str:
+def in_words(origin: Source) -> str:
     """`plan 1a2b3c4d5e6f; generator NAME 9f8e7d6c5b4a; annotation NAME 0a1b2c3d4e5f`."""
-    parts = [f"plan {told['plan'][:DIGITS]}", *(f"{k} {v}" for k, v in told["models"].items())]
-    if told["baked_from"]:
-        parts.append(f"baked from {str(told['baked_from'].get('plan', ''))[:DIGITS]}")
+    parts = [f"plan {origin['plan'][:DIGITS]}", *(f"{k} {v}" for k, v in origin["models"].items())]
+    if origin["baked_from"]:
+        parts.append(f"baked from {str(origin['baked_from'].get('plan', ''))[:DIGITS]}")
     return "; ".join(parts)
 
 
-def _model(found: Any) -> str:
-    """Name and digest of one, with all that is added to it."""
-    if not isinstance(found, Mapping):
-        return str(found)
-    content = {name: value for name, value in found.items() if name != "model"}
-    return f"{found.get('model', '')} {fingerprint(content)[:DIGITS]}".strip()
+def _model(identity: Any) -> str:
+    """Name of a model, and digest of its identity with all additions."""
+    if not isinstance(identity, Mapping):
+        return str(identity)
+    content = {name: value for name, value in identity.items() if name != "model"}
+    return f"{identity.get('model', '')} {fingerprint(content)[:DIGITS]}".strip()

@@ -1,4 +1,4 @@
-"""This machine: what names one process of it, cores and memory that we may use, our caches."""
+"""This machine: its identity, the cores and memory that a process may use, our caches."""
 
 import hashlib
 import os
@@ -24,19 +24,18 @@ OWN_GROUPS = Path("/proc/self/cgroup")  # of each hierarchy: number, controllers
 
 
 def machine() -> str:
-    """`host-0123456789ab`: with a process number it names one process, whatever hosts are called.
+    """`host-0123456789ab`: with a process number it identifies one process uniquely.
 
-    Containers may have their host's name and process numbers of their own, and machines that
-    were cloned may all have one name.
+    Host names do not: containers may share the name of their host, cloned machines may have one.
     """
     host = socket.gethostname()
     digest = hashlib.sha256("\n".join([host, *_boot_and_numbers()]).encode())
     return f"{host}-{digest.hexdigest()[:DIGITS]}"
 
 
-@cache  # a fork has both in common with its parent
+@cache  # a fork shares both with its parent
 def _boot_and_numbers() -> tuple[str, str]:
-    """Linux's identities of this boot and of our process numbers; empty elsewhere."""
+    """Linux's identities of this boot and of our PID namespace; empty on other systems."""
     boot = numbers = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -46,57 +45,57 @@ def _boot_and_numbers() -> tuple[str, str]:
 
 
 def cores() -> int:
-    """Cores that this process may run on; systems other than Linux say how many there are."""
+    """Cores that this process may run on; all cores on systems other than Linux."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
-    """Cores that this process may run on, at most as many as its control groups may keep busy."""
-    quotas = [quota for folder in _groups(root, own, "cpu") if (quota := _cpu_quota(folder))]
+def usable_cores(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
+    """Cores that this process may run on, at most the CPU quota of its control groups."""
+    quotas = [quota for folder in _groups(root, own_groups, "cpu") if (quota := _cpu_quota(folder))]
     return max(1, int(min([cores(), *quotas])))
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The nearest limit of memory of our control groups, as of a container or a job.
+    """The tightest memory limit of our control groups, as of a container or a job.
 
     Attributes:
-        left: bytes until it is reached; files that were only read give way.
+        left: bytes until it is reached, without the file cache, which gives way.
     """
 
     limit: int
     left: int
 
 
-def memory_limit(root: Path = GROUPS, own: Path = OWN_GROUPS) -> MemoryLimit | None:
-    """Of all control groups that we are in, the limit of which least is left; None without one."""
-    found = []
-    for folder in _groups(root, own, "memory"):
+def memory_limit(root: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> MemoryLimit | None:
+    """The limit with the fewest bytes left among all our control groups; None without one."""
+    limits = []
+    for folder in _groups(root, own_groups, "memory"):
         if (limit := _number(folder, "memory.max", "memory.limit_in_bytes")) is None:
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
         cached = _statistics(folder, "inactive_file", "total_inactive_file")
-        found.append(MemoryLimit(limit, max(0, limit - max(0, used - cached))))
-    return min(found, key=lambda one: one.left, default=None)
+        limits.append(MemoryLimit(limit, max(0, limit - max(0, used - cached))))
+    return min(limits, key=lambda one: one.left, default=None)
 
 
-def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
-    """Folders of our groups, the innermost first; within a container some are not to be seen."""
-    if not own.is_file():  # macOS
+def _groups(root: Path, own_groups: Path, controller: str) -> Iterator[Path]:
+    """Folders of our groups, the innermost first; inside a container some are not visible."""
+    if not own_groups.is_file():  # macOS
         return
-    for line in own.read_text().splitlines():
+    for line in own_groups.read_text().splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
-        base = root / controller if names else root  # version 1 has a tree for each controller
+        base = root / controller if names else root  # version 1 has one tree per controller
         for parts in range(len(Path(path).parts), 0, -1):
             yield base.joinpath(*Path(path).parts[1:parts])
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Cores that a group may keep busy; None for any number."""
+    """CPU quota of a group, in cores; None without a limit."""
     if (folder / "cpu.max").is_file():
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -106,7 +105,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _number(folder: Path, *names: str) -> int | None:
-    """From the first file that is there; None where there is none or no limit."""
+    """The number in the first file that exists; None without a file or a limit."""
     for name in names:
         if (folder / name).is_file():
             text = (folder / name).read_text().strip()
@@ -115,24 +114,23 @@ def _number(folder: Path, *names: str) -> int | None:
 
 
 def _statistics(folder: Path, *names: str) -> int:
-    """The last of these entries that memory.stat has; 0 without any."""
-    path, found = folder / "memory.stat", 0
+    """The last of these entries in memory.stat; 0 without any."""
+    path, count = folder / "memory.stat", 0
     for line in path.read_text().splitlines() if path.is_file() else ():
         name, _, value = line.partition(" ")
-        found = int(value) if name in names else found
-    return found
+        count = int(value) if name in names else count
+    return count
 
 
 def cache_folder() -> Path:
-    """SEMIX_CACHE, or ~/.cache/semix; it need not be there yet, and may be removed at any time."""
+    """SEMIX_CACHE, or ~/.cache/semix; it need not exist yet, and may be removed at any time."""
     return Path(os.environ.get("SEMIX_CACHE") or "~/.cache/semix").expanduser()
 
 
 def remembered_digest(path: Path) -> str:
-    """SHA-256 of a file; one that is read once is not read again until it is written.
+    """SHA-256 of a file, which is hashed again only after it was written.
 
-    Models have gigabytes, so the cache folder keeps it for other processes, by where the file is,
-    its size and when it was written.
+    Models have gigabytes, so the cache folder keeps the digest, by path, size and time of writing.
     """
     state = path.stat()
     return _digest_of(path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns)
@@ -140,29 +138,29 @@ def remembered_digest(path: Path) -> str:
 
 @cache
 def _digest_of(path: Path, *state: int) -> str:
-    kept = cache_folder() / f"digest-{fingerprint([str(path), *state])}"
+    cached = cache_folder() / f"digest-{fingerprint([str(path), *state])}"
     with suppress(OSError, ValueError):
-        if DIGEST.fullmatch(digest := kept.read_text()):
+        if DIGEST.fullmatch(digest := cached.read_text()):
             return digest
     digest = file_digest(path)
     *_, written_ns = state
     if time.time_ns() - written_ns > SETTLED_NS:
-        with suppress(OSError):  # a cache that cannot be written costs time alone
-            write_atomically(kept, digest.encode())
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            write_atomically(cached, digest.encode())
     return digest
 
 
 def compiled_folder() -> Path:
-    """Where torch keeps the programs that it compiles: as it is told, else in the cache folder."""
-    # By machine: a home may be shared, and what was compiled for one processor crash another.
-    own = cache_folder() / f"inductor-{socket.gethostname()}"
-    return Path(os.environ.get(COMPILED) or own)
+    """Folder of the programs that torch compiles: as its variable says, else in our cache."""
+    # One per machine: a home may be shared, and code for one processor may crash another.
+    default = cache_folder() / f"inductor-{socket.gethostname()}"
+    return Path(os.environ.get(COMPILED) or default)
 
 
 def keep_compiled_to_ourselves() -> None:
-    """Before anything is compiled: keep it in a folder of ours, unless torch was told of another.
+    """Let torch compile into a folder of ours, unless its variable names another one.
 
-    Left to itself torch runs what it finds in a folder of /tmp that anyone could have made.
+    By default torch runs programs from a folder in /tmp that any user could have created.
 
     Raises:
         InputError: that folder cannot be made, or others can write in it.
@@ -172,9 +170,9 @@ def keep_compiled_to_ourselves() -> None:
     folder, remedy = compiled_folder(), f"set {COMPILED} to a folder of yours"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise InputError(COMPILED, folder, f"cannot be made ({error.strerror}); {remedy}") from None
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise InputError(COMPILED, folder, f"others of this machine can write there; {remedy}")
     os.environ[COMPILED] = str(folder.absolute())

@@ -1,7 +1,7 @@
-"""What a dataset was made with: each model by name, commit and the hashes of its files.
+"""The identity of the models of a dataset: name, commit and hashes of files.
 
-`plan.json` holds them under `models`. They stay dictionaries, whose types pydantic checks where
-they are read; parts that a later version adds are kept.
+`plan.json` holds them under `models`. They stay dictionaries, whose types pydantic checks when
+they are read; keys that a later version adds are kept.
 """
 
 from typing import (
@@ -19,7 +19,7 @@ Hashes = dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256
 
 @with_config(CHECKED)
 class ModelIdentity(TypedDict):
-    """A model of diffusers: its path or hub id, its commit, and SHA-256 of files that are local."""
+    """A model of diffusers: its path or hub id, its commit, and SHA-256 of its local files."""
 
     model: Name
     revision: Name | None
@@ -28,7 +28,7 @@ class ModelIdentity(TypedDict):
 
 @with_config(CHECKED)
 class GeneratorIdentity(ModelIdentity, total=False):
-    """The generator, and what is added to it or replaces a part of it."""
+    """The generator, with models that are added to it or replace a part of it."""
 
     unet: ModelIdentity
     lora: list[ModelIdentity]
@@ -37,7 +37,7 @@ class GeneratorIdentity(ModelIdentity, total=False):
 
 @with_config(CHECKED)
 class EncoderIdentity(TypedDict):
-    """A CLIP model, in its precision; `revision` is the commit of a hub id."""
+    """A CLIP model and its precision; `revision` is the commit of a hub id."""
 
     model: Name
     pretrained: Name | None
@@ -48,14 +48,14 @@ class EncoderIdentity(TypedDict):
 
 @with_config(CHECKED)
 class AnnotationIdentity(EncoderIdentity):
-    """The CLIP model of an annotation, and the second one where there is one."""
+    """The CLIP model of an annotation, and the second one, if any."""
 
     second: NotRequired[EncoderIdentity]
 
 
 @with_config(CHECKED)
 class ModelIdentities(TypedDict):
-    """What plan.json has under `models`."""
+    """The value of `models` in plan.json."""
 
     generator: GeneratorIdentity
     annotation: AnnotationIdentity

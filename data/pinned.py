@@ -1,4 +1,4 @@
-"""One pinned index of a root, opened once for all who read it: its shards, labels and features."""
+"""One pinned index of a root, opened once for all readers: its shards, labels and features."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,28 +24,28 @@ from semix.data.threads import mapped
 if TYPE_CHECKING:  # torch costs seconds
     from torch import Tensor
 
-Labels = Mapping[int, SeriesLabels]  # what a label set says of a shard's series, by group number
+Labels = Mapping[int, SeriesLabels]  # a label set's labels of one shard, by group number
 
-AT_ONCE = 16  # shards whose labels are read at once
+AT_ONCE = 16  # label files read at once, one per shard
 
 
 class Pinned:
     """One index of a root, under the labels in its shards or those of a label set.
 
-    The index decides what is read, whatever is committed meanwhile. A copy in another process
-    opens the same index again.
+    The index decides what is read, also when more shards are committed meanwhile. A copy in
+    another process opens the same index again.
 
     Args:
         index: name of the index; the newest one by default.
         labels: digest of a label set, or its beginning.
-        scale: sharpen the raw weights anew; None takes the labels as stored.
+        scale: sharpen the raw weights with it; None takes the labels as stored.
     Attributes:
         index: its name; digest: its fingerprint.
         shards: its entries, ascending.
         label_set: the one in use, or None.
     Raises:
-        InputError: no index yet, an index or label set that is not there, of another plan or
-            lacks a shard, or a scale for labels of more than two classes.
+        InputError: no index yet; an index or label set that does not exist, is of another plan
+            or lacks a shard; or a scale for labels of more than two classes.
         ValueError: the index is damaged.
     """
 
@@ -63,14 +63,14 @@ class Pinned:
         if scale is not None and mixed > 2:
             remedy = f"{root.url} mixes {mixed} classes, whose labels stay as stored"
             raise InputError("scale", scale, remedy)
-        opened = _open(root, index)
-        self.index, self.digest = opened.name, opened.digest
-        self.shards: list[ShardEntry] = opened.shards()
+        pinned = _open(root, index)
+        self.index, self.digest = pinned.name, pinned.digest
+        self.shards: list[ShardEntry] = pinned.shards()
         self.label_set = None if labels is None else LabelSet(root, labels)
         if self.label_set is not None:
-            there = set(self.store.list(self.label_set.folder))
+            labelled = set(self.store.list(self.label_set.folder))
             names = ((self.label_set.name(s.shard), s.shard) for s in self.shards)
-            self._refuse_missing([shard for name, shard in names if name not in there])
+            self._refuse_missing([shard for name, shard in names if name not in labelled])
 
     def __reduce__(self) -> tuple[Any, ...]:
         digest = self.label_set.digest if self.label_set else None
@@ -81,15 +81,15 @@ class Pinned:
 
         Raises:
             InputError: the label set has no labels of these images.
-            ValueError: the shard or its labels are damaged, or not what the index says; named.
-            FileNotFoundError: it is not there.
+            ValueError: the shard or its labels are damaged, or not what the index says.
+            FileNotFoundError: there is no such tar.
         """
-        own = next(self.labels([shard]))
+        set_labels = next(self.labels([shard]))
         for sample in read_shard(self.store, shard, num_classes=len(self.class_names)):
             record = sample.record
-            if own is not None:
+            if set_labels is not None:
                 try:
-                    record = self.relabelled(record, own)
+                    record = self.relabelled(record, set_labels)
                 except ValueError as error:
                     assert self.label_set is not None
                     name = self.label_set.name(shard.shard)
@@ -99,7 +99,7 @@ class Pinned:
             yield replace(sample, record=record)
 
     def labels(self, shards: Sequence[ShardEntry]) -> Iterator[Labels | None]:
-        """What the label set says of each of these shards; None where their own labels count."""
+        """The labels of the label set for each of these shards; None without a label set."""
         if self.label_set is None:
             yield from (None for _ in shards)
             return
@@ -109,28 +109,28 @@ class Pinned:
         """The record with the labels of a set in place of its own.
 
         Raises:
-            ValueError: the set has none for this series, or they cannot be of it.
+            ValueError: the set has no labels for this series, or they do not fit it.
         """
-        group, own = record.group, labels.get(record.group)
-        if own is None or len(own.weights) != len(record.alphas):
+        group, replacement = record.group, labels.get(record.group)
+        if replacement is None or len(replacement.weights) != len(record.alphas):
             raise ValueError(f"group {group}: the label set has no labels, or too many, for it")
-        largest = max(target for label in own.labels for target, _ in label)
+        largest = max(target for label in replacement.labels for target, _ in label)
         if largest >= len(self.class_names):
             plan = f"the plan has {len(self.class_names)}"
             raise ValueError(f"group {group}: a label names class {largest}, {plan}")
-        return record.with_labels(own)
+        return record.with_labels(replacement)
 
     def features(self, shard: ShardEntry) -> "Tensor":
         """CLIP features that the labels in use come from, float32 [G, A, D], group by group.
 
         Raises:
-            ValueError: the file is not there, damaged, or of another number of groups; named.
+            ValueError: the file is missing, damaged, or of another number of groups.
         """
         file = self._features_file(shard)
         features = self._tensor(file.name, "features", most=file.most)
         if features.ndim != 3 or len(features) != shard.groups:
-            found = "x".join(map(str, features.shape))
-            raise ValueError(f"{file.name}: holds {found} values, wanted {shard.groups} groups")
+            size = "x".join(map(str, features.shape))
+            raise ValueError(f"{file.name}: holds {size} values, wanted {shard.groups} groups")
         features = features.float()
         return features / features.norm(dim=-1, keepdim=True) if self._unit_length else features
 
@@ -139,7 +139,7 @@ class Pinned:
         """Class prototypes, float32 [K, D], of the encoder that the features come from.
 
         Raises:
-            InputError: they are not there.
+            InputError: they are missing.
             ValueError: they are damaged.
         """
         name = PROTOTYPES if self.label_set is None else self.label_set.prototypes
@@ -151,7 +151,7 @@ class Pinned:
         assert self.label_set is not None
         try:
             return self.label_set.labels(shard.shard, images=shard.sha256)
-        except NotLabelled:  # or of images that were made again since
+        except NotLabelled:  # no labels, or those of images that were made again since
             self._refuse_missing([shard.shard])
             raise
 
@@ -165,14 +165,14 @@ class Pinned:
             raise InputError("labels", self.label_set.digest[:12], remedy)
 
     def _features_file(self, shard: ShardEntry) -> File:
-        """Of the images, or of a label set where an encoder of its own saw them."""
-        keeper = self.label_set.keeper if self.label_set else None
-        if keeper is None:
+        """The features of a shard, or those of a label set with another encoder."""
+        feature_source = self.label_set.feature_source if self.label_set else None
+        if feature_source is None:
             return shard.features
-        head = keeper.head(shard.shard)
-        if head is None or head.images != shard.sha256 or head.features is None:
-            raise ValueError(f"{keeper.name(shard.shard)}: has no features of {shard.tar}")
-        return head.features
+        header = feature_source.header(shard.shard)
+        if header is None or header.images != shard.sha256 or header.features is None:
+            raise ValueError(f"{feature_source.name(shard.shard)}: has no features of {shard.tar}")
+        return header.features
 
     @property
     def _unit_length(self) -> bool:
@@ -203,19 +203,19 @@ def shard_urls(url: str, *, index: str | None = None) -> list[str]:
 
 
 def _open(root: Root, name: str | None) -> Index:
-    there = root.indices()
-    if not there:
+    names = root.indices()
+    if not names:
         raise InputError("url", root.url, "is not finished; run `semix resume` first")
-    name = name or there[-1]
-    if name not in there:
-        remedy = f"is not in {root.url}, which has: {', '.join(there)}"
+    name = name or names[-1]
+    if name not in names:
+        remedy = f"is not in {root.url}, which has: {', '.join(names)}"
         raise InputError("index", name, remedy)
-    found = open_index(root.store, name)
-    if found.plan != root.plan.digest:
+    opened = open_index(root.store, name)
+    if opened.plan != root.plan.digest:
         raise InputError("index", name, f"is of another plan than {root.url}")
-    if not len(found.rows):
+    if not len(opened.rows):
         raise InputError("index", name, "lists no shard; run `semix resume` first")
-    return found
+    return opened
 
 
 def _opened_again(url: str, index: str, labels: str | None, scale: float | None) -> Pinned:
@@ -223,7 +223,7 @@ def _opened_again(url: str, index: str, labels: str | None, scale: float | None)
 
 
 def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:
-    import torch  # only those who sharpen wait for it
+    import torch  # late, because it costs seconds
     from semix.data.labels import sharpen
 
     first, second = record.classes

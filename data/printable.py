@@ -1,6 +1,6 @@
-"""Text from anywhere as what may go to a terminal, into Markdown, or into a spreadsheet.
+"""Safe text for a terminal, Markdown or a spreadsheet, from text of any source.
 
-All that semix prints passes here: names and reasons come from files that others wrote.
+All output of semix passes through here, because names and reasons come from users' files.
 """
 
 import logging
@@ -10,53 +10,53 @@ import unicodedata
 from typing import TextIO
 
 KEPT = "\n\t"
-# Control characters steer a terminal; format characters turn text around or hide it.
+# Control characters steer a terminal; format characters reverse or hide text.
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-MARKUP = r"\`*_[]<>|#&~"  # of Markdown; raw HTML is a part of it
-# With these begins what a spreadsheet takes for a formula, the wide forms of East Asia included.
+MARKUP = r"\`*_[]<>|#&~"  # of Markdown, which includes raw HTML
+# First characters of a spreadsheet's formulas, the wide forms of East Asia included.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str) -> str:
-    """The text with characters that steer a terminal spelled out, as JSON spells them."""
+    """The text with characters that steer a terminal escaped as in JSON."""
     return "".join(_spelled(character) for character in text)
 
 
 def printable_line(text: str) -> str:
-    """Likewise in one line, so that no name begins a line of its own; for a value in a sentence."""
+    """The same in one line, for a value in a sentence: no name can begin a new line."""
     return printable(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def print_line(text: str, *, file: TextIO | None = None) -> None:
-    """Print one line at once, on standard output unless told otherwise."""
+    """Print one line at once, by default on standard output."""
     print(printable(text).replace("\n", "\n  "), file=file, flush=True)
 
 
 def print_traceback() -> None:
-    """The traceback of the error at hand, on standard error."""
+    """Print the traceback of the current error on standard error."""
     print(printable(traceback.format_exc()), file=sys.stderr, end="", flush=True)
 
 
 def markdown_text(text: str) -> str:
-    """The text in one line of Markdown that shows it as it is, in a cell of a table too."""
+    """One line of Markdown that shows the text literally, also in a cell of a table."""
     line = " ".join(text.split())
     plain = "".join(f"\\{letter}" if letter in MARKUP else letter for letter in line)
     return printable(plain)
 
 
 def spreadsheet_text(text: str) -> str:
-    """A cell of a CSV file that a spreadsheet shows and does not calculate."""
+    """The text of a CSV cell that no spreadsheet takes for a formula."""
     line = printable_line(text)  # a line break would begin another row
     return f"'{line}" if line.startswith(FORMULA) else line
 
 
 class OncePerRun(logging.Filter):
-    """Lets a warning pass once: each seed, stage and process of a run has the same to say.
+    """Log filter that passes each warning once, because all seeds and processes of a run repeat it.
 
-    Warnings of one kind are one, whatever numbers they give.
+    Warnings of one kind are the same, even with different numbers.
 
     Args:
-        loggers: whose warnings pass once; all others pass.
+        loggers: names of loggers that are filtered; records of others always pass.
     """
 
     def __init__(self, loggers: tuple[str, ...] = ("semix",)) -> None:

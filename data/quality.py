@@ -1,4 +1,4 @@
-"""How good a mixed dataset is: do weights follow alpha, and do end points show their class."""
+"""Quality of a mixed dataset: do weights follow alpha, and do end points show their class?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class WeightCurve:
     quantiles: Tensor  # [Q, A]
 
 
-class Agreement(TypedDict):
+class EndPointAgreement(TypedDict):
     """How many end-point images a classifier reads as the class they were made for."""
 
     agreed: int
@@ -52,13 +52,13 @@ def spearman(alphas: Tensor, weights: Tensor) -> Tensor:
     Args:
         alphas, weights: [G, A] float.
     Returns:
-        [G] float64 in [-1, 1]; 0 for a series whose weights are all equal, which follow nothing.
+        [G] float64 in [-1, 1]; 0 for a series whose weights are all equal.
     Raises:
         ValueError: the shapes differ or a series has fewer than two images.
     """
     if alphas.shape != weights.shape or alphas.ndim != 2 or alphas.shape[1] < 2:
-        found = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
-        raise ValueError(f"alphas and weights have shapes {found}: give both as [G, A] with A >= 2")
+        sizes = f"{tuple(alphas.shape)} and {tuple(weights.shape)}"
+        raise ValueError(f"alphas and weights have shapes {sizes}: give both as [G, A] with A >= 2")
     first, second = (rank - rank.mean(-1, keepdim=True) for rank in map(ranks, (alphas, weights)))
     length = (first.square().sum(-1) * second.square().sum(-1)).sqrt()  # [G]
     return torch.where(length > 0, (first * second).sum(-1) / length.clamp_min(1e-12), 0.0)
@@ -100,8 +100,8 @@ def weight_curve(
     """Mean and quantiles of the weight at each alpha.
 
     Args:
-        alphas, weights: [G, A] float. Series with alphas of their own are read off at A common
-            ones, evenly from 0 to 1, linearly between their images.
+        alphas, weights: [G, A] float. If alphas differ between series, weights are interpolated
+            linearly at A common alphas, evenly from 0 to 1.
         levels: quantile levels in [0, 1].
     """
     order = alphas.argsort(dim=1)
@@ -110,12 +110,12 @@ def weight_curve(
         common = torch.linspace(0, 1, alphas.shape[1])
         rows = [np.interp(common, *pair) for pair in zip(alphas, weights, strict=True)]
         alphas, weights = common[None], torch.from_numpy(np.stack(rows)).to(weights)
-    wanted = torch.tensor(levels, dtype=weights.dtype)
-    return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(wanted, dim=0))
+    probabilities = torch.tensor(levels, dtype=weights.dtype)
+    return WeightCurve(alphas[0], weights.mean(0), levels, weights.quantile(probabilities, dim=0))
 
 
 def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the unmixed images are, and the class each was made for.
+    """Indices of the unmixed images, and the class that each was made for.
 
     Args:
         mixtures: [G, A, k] float, conditioning weights of the classes of each series.
@@ -130,7 +130,7 @@ def end_points(mixtures: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tenso
 def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
     """Squared Euclidean distance to each prototype, up to a constant in each row.
 
-    The nearest class is `argmin(-1)`: of all K classes, or of some columns.
+    The nearest class is `argmin(-1)`, over all K classes or over some columns.
 
     Args:
         features: [M, D]; prototypes: [K, D].
@@ -141,17 +141,17 @@ def prototype_distances(features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 class EndPoints(NamedTuple):
-    """For each image of a series the class; -1 where the image mixes several.
+    """Three classes per image of a series; each is -1 where the image mixes several classes.
 
-    Nearest is also -1 where the features are no numbers.
+    Nearest is also -1 where the features are not finite.
 
     Attributes:
-        intended: that it was made for.
-        nearest: whose prototype is nearest, of all classes.
-        of_series: whose prototype is nearest, of the classes of the series.
+        intended: the class that the image was made for.
+        nearest: the class with the nearest prototype, of all classes.
+        of_series: the class with the nearest prototype, of the classes of the series.
     """
 
-    intended: Tensor  # int64 [A], as the others
+    intended: Tensor  # int64 [A], like the others
     nearest: Tensor
     of_series: Tensor
 
@@ -166,21 +166,21 @@ def read_end_points(
 
     Args:
         mixture: conditioning weights of the series' classes in each image, [A][k].
-        features: CLIP's of the images, [A, D]; prototypes: [K, D].
+        features: CLIP features of the images, [A, D]; prototypes: [K, D].
     """
-    mixtures, own = torch.tensor(mixture)[None], torch.tensor(classes)
-    _, position, made_for = end_points(mixtures, own[None])
+    mixtures, class_indices = torch.tensor(mixture)[None], torch.tensor(classes)
+    _, position, made_for = end_points(mixtures, class_indices[None])
     distances = prototype_distances(features[position], prototypes)  # [M, K]
-    found = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
-    found.intended[position] = made_for
+    end_points_read = EndPoints(*(torch.full((len(mixture),), -1) for _ in range(3)))
+    end_points_read.intended[position] = made_for
     known = distances.isfinite().all(-1)
-    found.nearest[position] = torch.where(known, distances.argmin(-1), -1)
-    of_series = own[distances[:, own].argmin(-1)]
-    found.of_series[position] = torch.where(known, of_series, -1)
-    return found
+    end_points_read.nearest[position] = torch.where(known, distances.argmin(-1), -1)
+    of_series = class_indices[distances[:, class_indices].argmin(-1)]
+    end_points_read.of_series[position] = torch.where(known, of_series, -1)
+    return end_points_read
 
 
-def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:
+def endpoint_agreement(predicted: Tensor, intended: Tensor) -> EndPointAgreement:
     """Share of end-point images read as the class they were made for.
 
     Args:
@@ -189,14 +189,14 @@ def endpoint_agreement(predicted: Tensor, intended: Tensor) -> Agreement:
         ValueError: the lengths differ or there is no image.
     """
     if predicted.shape != intended.shape or predicted.ndim != 1 or not len(predicted):
-        found = f"{tuple(predicted.shape)} and {tuple(intended.shape)}"
-        raise ValueError(f"predicted and intended have shapes {found}: give both as [M], M >= 1")
+        shapes = f"{tuple(predicted.shape)} and {tuple(intended.shape)}"
+        raise ValueError(f"predicted and intended have shapes {shapes}: give both as [M], M >= 1")
     agreed = int((predicted == intended).sum())
     return {"agreed": agreed, "images": len(predicted), "share": agreed / len(predicted)}
 
 
 def diversity(features: Tensor, classes: Tensor) -> float | None:
-    """How different images are that were asked to be the same.
+    """Diversity of images with the same conditioning.
 
     Args:
         features: [G, A, D], of CLIP or any other encoder.
@@ -212,7 +212,7 @@ def diversity(features: Tensor, classes: Tensor) -> float | None:
     several = count[:, 0] > 1
     if not bool(several.any()):
         return None
-    # Of n unit vectors, the sum's square holds n ones and every pair's cosine twice.
+    # The squared sum of n unit vectors is n plus twice the cosine of every pair.
     cosine = (sums.square().sum(-1) - count)[several] / (count * (count - 1))[several]  # [S, A]
     return 1 - float(cosine.mean())
 
@@ -228,13 +228,13 @@ def label_gap(labels: Tensor, probabilities: Tensor) -> float:
         ValueError: the shapes differ.
     """
     if labels.shape != probabilities.shape:
-        found = f"{tuple(labels.shape)} and {tuple(probabilities.shape)}"
-        raise ValueError(f"labels and probabilities have shapes {found}: give both as [N, K]")
+        shapes = f"{tuple(labels.shape)} and {tuple(probabilities.shape)}"
+        raise ValueError(f"labels and probabilities have shapes {shapes}: give both as [N, K]")
     return float((labels - probabilities).abs().sum(-1).mean() / 2)
 
 
 def mixture_labels(mixtures: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """The labels that trust the conditioning alone, for `label_gap` to compare with.
+    """Labels by the conditioning weights alone, for comparison in `label_gap`.
 
     Args:
         mixtures: [G, A, k] float, conditioning weights of the classes of each series.

@@ -1,4 +1,4 @@
-"""Shard numbers as a person types them: lists such as `3,7-9`, and parts such as `1/4`."""
+"""Shard numbers as a user types them: lists such as `3,7-9`, and partitions such as `1/4`."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semix.data.errors import InputError
 
-MOST = 10**7  # numbers in one list; no root has more shards
+MOST = 10**7  # numbers in a list; no root has more shards
 LAST = 2**31 - 1
 
 
@@ -36,32 +36,32 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Part `index` of `of`; counted from 0."""
+class Partition:
+    """Partition `index` of `of`; counted from 0."""
 
     index: int
     of: int
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """First number and the one behind the last; parts differ by at most one in size."""
+        """First number and the one after the last; sizes of partitions differ by at most one."""
         return self.index * total // self.of, (self.index + 1) * total // self.of
 
-    def others(self) -> list["Part"]:
-        """The other parts, beginning with the next one: each part begins elsewhere."""
-        return [Part((self.index + step) % self.of, self.of) for step in range(1, self.of)]
+    def others(self) -> list["Partition"]:
+        """The other partitions, from the next one on, so that each starts with another one."""
+        return [Partition((self.index + step) % self.of, self.of) for step in range(1, self.of)]
 
     def __str__(self) -> str:
         return f"{self.index}/{self.of}"
 
 
-WHOLE = Part(0, 1)
+WHOLE = Partition(0, 1)
 
 
-def parse_part(text: str) -> Part:
-    """`1/4` is the second of four; empty is the whole. Raises InputError for anything else."""
+def parse_partition(text: str) -> Partition:
+    """`1/4` is the second of four; an empty text is the whole. Raises InputError otherwise."""
     if not text:
         return WHOLE
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-    if not found or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    if not match or int(match[1]) >= int(match[2]):
         raise InputError("range", text, "write i/n with i from 0 to n - 1, such as 0/4 ... 3/4")
-    return Part(int(found[1]), int(found[2]))
+    return Partition(int(match[1]), int(match[2]))

@@ -1,4 +1,4 @@
-"""Real datasets by name; the digits that come with scikit-learn among them."""
+"""Real datasets by name, with the digits that are bundled with scikit-learn."""
 
 import hashlib
 from dataclasses import replace
@@ -22,17 +22,17 @@ def load_real(config: RealDataConfig) -> RealDataset:
 
     Raises:
         InputError: no such folder, fewer than two classes, a class without training images, or
-            with fewer test images than are asked for; more images that cannot be decoded than
-            `skip_bad`, where that is set.
+            with fewer test images than requested; more images that cannot be decoded than
+            `skip_bad`, if that is set.
     """
-    found = load_digits(config) if config.name == "digits" else load_imagefolder(config)
+    dataset = load_digits(config) if config.name == "digits" else load_imagefolder(config)
     if config.test_per_class is None:
-        return found
-    return replace(found, test=_fewer(found, config.test_per_class, seed=config.split_seed))
+        return dataset
+    return replace(dataset, test=_fewer(dataset, config.test_per_class, seed=config.split_seed))
 
 
 def _fewer(real: RealDataset, per_class: int, *, seed: int) -> ImageSplit:
-    """Equally many test images of each class; more of them contain these."""
+    """The same number of test images per class; a larger number includes these images."""
     counts = np.bincount(real.test.targets, minlength=len(real.class_names))
     rarest, fewest = real.class_names[int(counts.argmin())], int(counts.min())
     if fewest < per_class:

@@ -1,4 +1,4 @@
-"""What is done of a plan: commit records, failed attempts and tombstones, listed and read once."""
+"""The state of a plan's shards: commit records, failed attempts and tombstones."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ from semix.data.formats import (
     spec_digest,
 )
 from semix.data.index import ROW, Index, ShardRows, newest_index
-from semix.data.store import Fact, Store
+from semix.data.store import FileInfo, Store
 from semix.data.threads import mapped
 
 MOST_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
@@ -39,16 +39,16 @@ class Folder:
     """What is known of a thousand shards.
 
     Attributes:
-        rows: of the shards that count, ascending.
-        refused: why other records do not count, and what the store said of their files.
-        gone: how often shards were discarded, of those that ever were.
-        whole: whether all shards count that the plan has here; then it is not listed again
-            unless one is discarded.
+        rows: one per shard whose record counts, ascending.
+        refused: why other records do not count, and the file info of each.
+        tombstones: how often each shard was discarded, without those that never were.
+        whole: whether every planned shard of this folder counts; then the folder is not listed
+            again unless one is discarded.
     """
 
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
-    refused: dict[int, tuple[Fact, str]] = field(default_factory=dict)
-    gone: dict[int, int] = field(default_factory=dict)
+    refused: dict[int, tuple[FileInfo, str]] = field(default_factory=dict)
+    tombstones: dict[int, int] = field(default_factory=dict)
     whole: bool = False
 
     def entries(self) -> list[ShardEntry]:
@@ -56,16 +56,15 @@ class Folder:
 
 
 class Records:
-    """The commit records that count, of one plan.
+    """The commit records of one plan that count.
 
-    A record counts if it is in its place, carries this plan's spec digest, and was written after
-    the last time its shard was discarded. That is told by numbers, not by a clock: a shard's
-    tombstones are numbered, and a record says how many there were.
+    A record counts if it has its own name, carries this plan's spec digest, and is newer than the
+    last tombstone of its shard: a record says how many numbered tombstones there were.
 
     Args:
         shards: how many the plan has.
-        trusting: take from the newest index what it knows; else every record is read.
-        beat: called after each folder of a look, which takes long where no index helps.
+        trusting: take what the newest index knows from it; else every record is read.
+        heartbeat: called after each folder of a refresh, which is slow where no index helps.
     """
 
     def __init__(
@@ -75,49 +74,50 @@ class Records:
         *,
         shards: int,
         trusting: bool = True,
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._plan, self._shards, self._beat = store, plan_digest, shards, beat
+        self._store, self._plan, self._shards = store, plan_digest, shards
+        self._heartbeat = heartbeat
         self._folders: dict[int, Folder] = {}
         self._trusting = trusting
         self._index: Index | None = None
 
-    def look(self, start: int = 0, stop: int | None = None) -> None:
-        """Bring what is known of these shards up to date; all of the plan by default."""
+    def refresh(self, start: int = 0, stop: int | None = None) -> None:
+        """List and read what is new of these shards; by default of all shards of the plan."""
         stop = self._shards if stop is None else min(stop, self._shards)
-        wanted = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
-        buried = numbered_folders(self._store, DISCARDED) & wanted
-        there = numbered_folders(self._store, SHARDS) & wanted
-        for number in wanted - there:
+        folders = set(range(start // PER_FOLDER, -(-stop // PER_FOLDER)))
+        discarded = numbered_folders(self._store, DISCARDED) & folders
+        listed = numbered_folders(self._store, SHARDS) & folders
+        for number in folders - listed:
             self._folders.pop(number, None)
-        wanted = {n for n in there if n in buried or not self._folder(n).whole}
-        if wanted and self._trusting and not self._folders.keys() & wanted:
+        folders = {n for n in listed if n in discarded or not self._folder(n).whole}
+        if folders and self._trusting and not self._folders.keys() & folders:
             self._index = newest_index(self._store, self._plan)
-        update = partial(self._updated, buried=buried)
-        for number, found in zip(
-            sorted(wanted),
-            mapped(update, sorted(wanted), threads=self._store.parallel),
+        update = partial(self._updated, discarded=discarded)
+        for number, folder in zip(
+            sorted(folders),
+            mapped(update, sorted(folders), threads=self._store.parallel),
             strict=True,
         ):
-            self._folders[number] = found
-            self._beat()
-        self._index = None  # it is large, and what it said is known
+            self._folders[number] = folder
+            self._heartbeat()
+        self._index = None  # it is large, and its rows were taken over
 
     def rows(self) -> ShardRows:
-        """All shards of the plan that count, as of the last look."""
+        """All shards of the plan that count, as of the last refresh."""
         parts = [self._folders[number].rows for number in sorted(self._folders)]
         return ShardRows(np.concatenate([np.empty(0, ROW), *parts])).between(0, self._shards)
 
     def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """Shards of the plan that do not count, as of the last look, ascending."""
+        """Shards of the plan that do not count, as of the last refresh, ascending."""
         stop = self._shards if stop is None else min(stop, self._shards)
         lacking = np.ones(max(0, stop - start), bool)
         lacking[self.rows().between(start, stop).numbers - start] = False
-        found: list[int] = (start + np.flatnonzero(lacking)).tolist()
-        return found
+        missing_shards: list[int] = (start + np.flatnonzero(lacking)).tolist()
+        return missing_shards
 
     def folders(self) -> dict[int, Folder]:
-        """What is known, by number; shards behind the last of the plan too."""
+        """All folders by number; they include shards beyond the last of the plan."""
         return dict(sorted(self._folders.items()))
 
     def find(self, shard: int) -> CommitRecord | None:
@@ -136,46 +136,46 @@ class Records:
     def _folder(self, number: int) -> Folder:
         return self._folders.get(number) or Folder()
 
-    def _updated(self, number: int, *, buried: Iterable[int]) -> Folder:
+    def _updated(self, number: int, *, discarded: Iterable[int]) -> Folder:
         before = self._folder(number)
-        # Tombstones first: what is discarded between the two listings is discarded later.
-        gone = discards(self._store, number) if number in buried else {}
-        if before.whole and gone == before.gone:
+        # Tombstones first: a shard discarded between the two listings shows at the next refresh.
+        tombstones = discards(self._store, number) if number in discarded else {}
+        if before.whole and tombstones == before.tombstones:
             return before
-        facts = record_facts(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
+        infos = record_infos(self._store.scan(f"{SHARDS}/{number:04d}", suffix=".json")[0])
         known = {int(row["shard"]): row for row in self._indexed(number)}
         known |= {int(row["shard"]): row for row in before.rows}
-        kept = {s: known[s] for s in facts if s in known and _fits(known[s], facts[s], gone)}
-        refused = {s: r for s, r in before.refused.items() if r[0] == facts.get(s)}
-        if gone != before.gone:
+        same = {s: known[s] for s in infos if s in known and _fits(known[s], infos[s], tombstones)}
+        refused = {s: r for s, r in before.refused.items() if r[0] == infos.get(s)}
+        if tombstones != before.tombstones:
             refused = {}
-        unread = [s for s in facts if s not in kept and s not in refused]
-        read, also_refused = self._read(unread, facts, gone)
-        rows = _noted([*kept.values(), *read.array], facts)
+        unread = [s for s in infos if s not in same and s not in refused]
+        read, also_refused = self._read(unread, infos, tombstones)
+        rows = _noted([*same.values(), *read.array], infos)
         planned = min(PER_FOLDER, self._shards - number * PER_FOLDER)
         whole = int((rows["shard"] < self._shards).sum()) == planned
-        return Folder(rows, refused | also_refused, gone, whole)
+        return Folder(rows, refused | also_refused, tombstones, whole)
 
     def _read(
-        self, shards: Sequence[int], facts: Mapping[int, Fact], gone: Mapping[int, int]
-    ) -> tuple[ShardRows, dict[int, tuple[Fact, str]]]:
-        """Records that count, and why others do not; those gone meanwhile are in neither."""
-        most, found, refused = CommitRecord.MOST, [], {}
+        self, shards: Sequence[int], infos: Mapping[int, FileInfo], tombstones: Mapping[int, int]
+    ) -> tuple[ShardRows, dict[int, tuple[FileInfo, str]]]:
+        """Records that count, and why others do not; deleted ones are in neither."""
+        max_bytes, entries, refused = CommitRecord.MOST, [], {}
         for shard in shards:
-            if facts[shard].bytes > most:
-                refused[shard] = facts[shard], f"has {facts[shard].bytes} bytes, far too many"
+            if infos[shard].bytes > max_bytes:
+                refused[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
         names = {record_name(shard): shard for shard in shards if shard not in refused}
-        for name, content in self._store.get_many(names, most=most).items():
+        for name, content in self._store.get_many(names, most=max_bytes).items():
             shard = names[name]
             try:
                 record = self._checked(content, shard)
-                if record.discards != gone.get(shard, 0):
+                if record.discards != tombstones.get(shard, 0):
                     raise ValueError("was discarded and is still there")
             except ValueError as error:
-                refused[shard] = facts[shard], str(error)
+                refused[shard] = infos[shard], str(error)
                 continue
-            found.append(record.entry(len(content)))
-        return ShardRows.of(found), refused
+            entries.append(record.entry(len(content)))
+        return ShardRows.of(entries), refused
 
     def _checked(self, content: bytes, shard: int) -> CommitRecord:
         record = CommitRecord.read(content, where=f"{self._store.url}/{record_name(shard)}")
@@ -193,99 +193,99 @@ class Records:
 
 
 class Attempts:
-    """Attempts that failed, of a root's shards or of a label set's: one file each."""
+    """The failed attempts at shards of a root or of a label set: one file each."""
 
     def __init__(self, store: Store, folder: str = FAILED) -> None:
         self._store, self._folder = store, folder
         self._name = re.compile(rf"{re.escape(folder)}/\d{{4}}/(\d{{7}})\.(\d{{1,9}})\.json")
 
     def numbers(self, missing: Iterable[int]) -> dict[int, list[int]]:
-        """Of the attempts at these shards, by shard ascending; nothing is read."""
-        wanted = set(missing)
-        there = numbered_folders(self._store, self._folder)
-        folders = sorted({shard // PER_FOLDER for shard in wanted} & there)
-        found: defaultdict[int, list[int]] = defaultdict(list)
-        for listed in mapped(self._listed, folders, threads=self._store.parallel):
-            for shard, number in listed:
-                if shard in wanted:
-                    found[shard].append(number)
-        return {shard: sorted(found[shard]) for shard in sorted(found)}
+        """Numbers of the attempts at these shards, by shard ascending; no file is read."""
+        shards = set(missing)
+        listed_folders = numbered_folders(self._store, self._folder)
+        folders = sorted({shard // PER_FOLDER for shard in shards} & listed_folders)
+        by_shard: defaultdict[int, list[int]] = defaultdict(list)
+        for attempts in mapped(self._listed, folders, threads=self._store.parallel):
+            for shard, number in attempts:
+                if shard in shards:
+                    by_shard[shard].append(number)
+        return {shard: sorted(by_shard[shard]) for shard in sorted(by_shard)}
 
     def last(self, shard: int) -> int:
         """The number of the last attempt at a shard; 0 if none failed."""
-        listed = self._listed(shard // PER_FOLDER)
-        return max((number for found, number in listed if found == shard), default=0)
+        attempts = self._listed(shard // PER_FOLDER)
+        return max((number for attempted, number in attempts if attempted == shard), default=0)
 
     def read(self, numbers: Mapping[int, Sequence[int]]) -> dict[int, list[Failure]]:
-        """The records of attempts; of a shard that has none that can be read, why that is so."""
+        """The records of attempts; if none of a shard can be read, a record that says why."""
         names = {attempt_name(s, n, self._folder): (s, n) for s in numbers for n in numbers[s]}
         contents = self._store.get_many(names, most=Failure.MOST)
-        found: dict[int, list[Failure]] = {shard: [] for shard in numbers}
-        problems: dict[int, Failure] = {}
+        by_shard: dict[int, list[Failure]] = {shard: [] for shard in numbers}
+        unreadable: dict[int, Failure] = {}
         for name, (shard, number) in names.items():
             try:
-                # Asked again, for why it is left out.
+                # Read again, for the reason why it is missing.
                 content = contents.get(name) or self._store.get(name, most=Failure.MOST)
-                found[shard].append(Failure.read(content, where=name))
+                by_shard[shard].append(Failure.read(content, where=name))
             except (FileNotFoundError, ValueError) as error:
                 log.warning("%s: %s", name, error)
                 message = f"{name}: {error}"
-                problems[shard] = Failure(
+                unreadable[shard] = Failure(
                     shard=shard, attempt=number, error="unknown", message=message, time=0.0
                 )
-        return {shard: records or [problems[shard]] for shard, records in found.items()}
+        return {shard: records or [unreadable[shard]] for shard, records in by_shard.items()}
 
     def add(self, failure: Failure) -> None:
-        """Write down the next attempt, whatever its number says; two at once take two numbers."""
+        """Write the record under the next free number; two writers at once take two numbers."""
         number = 1 + self.last(failure.shard)
-        told = failure.model_copy(update={"message": failure.message[:MOST_MESSAGE]})
+        record = failure.model_copy(update={"message": failure.message[:MOST_MESSAGE]})
         while not self._store.create(
             attempt_name(failure.shard, number, self._folder),
-            told.model_copy(update={"attempt": number}).written(indent=1),
+            record.model_copy(update={"attempt": number}).written(indent=1),
         ):
             number += 1
 
     def _listed(self, folder: int) -> list[tuple[int, int]]:
-        """Shard and number of each."""
+        """Shard and number of each attempt."""
         names = self._store.scan(f"{self._folder}/{folder:04d}", suffix=".json")[0]
-        found = (self._name.fullmatch(name) for name in names)
-        pairs = ((int(match[1]), int(match[2])) for match in found if match)
+        matches = (self._name.fullmatch(name) for name in names)
+        pairs = ((int(match[1]), int(match[2])) for match in matches if match)
         return [pair for pair in pairs if pair[0] // PER_FOLDER == folder]
 
 
-def record_facts(facts: Mapping[str, Fact], folder: str = SHARDS) -> dict[int, Fact]:
-    """Of the commit records, or labels, among these files that lie in their place, by shard."""
-    stems = ((name, name[-12:-5]) for name in facts)
-    found = ((name, int(stem)) for name, stem in stems if stem.isascii() and stem.isdigit())
-    return {shard: facts[name] for name, shard in found if name == record_name(shard, folder)}
+def record_infos(infos: Mapping[str, FileInfo], folder: str = SHARDS) -> dict[int, FileInfo]:
+    """The files that are commit records, or labels, under their own names, by shard."""
+    stems = ((name, name[-12:-5]) for name in infos)
+    numbered = ((name, int(stem)) for name, stem in stems if stem.isascii() and stem.isdigit())
+    return {shard: infos[name] for name, shard in numbered if name == record_name(shard, folder)}
 
 
 def discards(store: Store, folder: int) -> dict[int, int]:
-    """Of the shards of one folder that ever were discarded: the number of the last tombstone."""
-    found: dict[int, int] = {}
+    """The number of the last tombstone of each shard in one folder that was ever discarded."""
+    last_tombstones: dict[int, int] = {}
     for shard, number in Attempts(store, DISCARDED)._listed(folder):
-        found[shard] = max(found.get(shard, 0), number)
-    return found
+        last_tombstones[shard] = max(last_tombstones.get(shard, 0), number)
+    return last_tombstones
 
 
 def discards_of(store: Store, shard: int) -> int:
     return discards(store, shard // PER_FOLDER).get(shard, 0)
 
 
-def bury(store: Store, shard: int, *, why: str) -> None:
+def discard_record(store: Store, shard: int, *, why: str) -> None:
     """Remove a commit record, so that the shard counts as missing and is made again.
 
-    A tombstone says why, and what the record said. It comes first: from then on neither the
-    record nor an index that knows it counts.
+    A tombstone keeps the reason and the record's text. It is written first: from then on neither
+    the record nor its row in an index counts.
     """
     name = record_name(shard)
     try:
-        said = store.get(name, most=CommitRecord.MOST).decode("utf-8", errors="replace")
+        content_text = store.get(name, most=CommitRecord.MOST).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return
     except TooLarge as error:
-        said = str(error)
-    content = Tombstone(shard=shard, why=why, record=said).written(indent=1)
+        content_text = str(error)
+    content = Tombstone(shard=shard, why=why, record=content_text).written(indent=1)
     number = 1 + discards_of(store, shard)
     while not store.create(attempt_name(shard, number, DISCARDED), content):
         number += 1
@@ -293,21 +293,21 @@ def bury(store: Store, shard: int, *, why: str) -> None:
 
 
 def numbered_folders(store: Store, parent: str) -> set[int]:
-    """The folders of a thousand shards that are below this one."""
-    found = (re.fullmatch(rf"{parent}/(\d{{4}})", name) for name in store.scan(parent)[1])
-    return {int(match[1]) for match in found if match}
+    """Numbers of the folders below this one, each of a thousand shards."""
+    matches = (re.fullmatch(rf"{parent}/(\d{{4}})", name) for name in store.scan(parent)[1])
+    return {int(match[1]) for match in matches if match}
 
 
-def _fits(row: np.void, fact: Fact, gone: Mapping[int, int]) -> bool:
-    """Whether what is known of a shard is what is listed now; an index does not know when."""
-    same_time = row["modified"] in (0.0, fact.modified)
-    same_count = row["discards"] == gone.get(int(row["shard"]), 0)
-    return bool(same_time and same_count and row["record_bytes"] == fact.bytes)
+def _fits(row: np.void, info: FileInfo, tombstones: Mapping[int, int]) -> bool:
+    """Whether a known row matches the listed file; rows of an index have no time."""
+    same_time = row["modified"] in (0.0, info.modified)
+    same_count = row["discards"] == tombstones.get(int(row["shard"]), 0)
+    return bool(same_time and same_count and row["record_bytes"] == info.bytes)
 
 
-def _noted(rows: Sequence[np.void], facts: Mapping[int, Fact]) -> np.ndarray:
-    """These rows, ascending, with when their records got their content."""
-    found = np.array(list(rows), ROW)
-    found = found[np.argsort(found["shard"])]
-    found["modified"] = [facts[shard].modified for shard in found["shard"].tolist()]
-    return found
+def _noted(rows: Sequence[np.void], infos: Mapping[int, FileInfo]) -> np.ndarray:
+    """These rows, ascending, with the times of modification of their records."""
+    ascending = np.array(list(rows), ROW)
+    ascending = ascending[np.argsort(ascending["shard"])]
+    ascending["modified"] = [infos[shard].modified for shard in ascending["shard"].tolist()]
+    return ascending

@@ -1,4 +1,4 @@
-"""A mixed dataset's root: its plan and what was added to it, what is done, and how far it is."""
+"""The root of a mixed dataset: its plan and extensions, the state of its shards, its progress."""
 
 import os
 from collections import Counter
@@ -26,21 +26,21 @@ from semix.data.formats import (
 )
 from semix.data.index import index_names, write_index
 from semix.data.layout import Layout, layout_of, read_extensions
-from semix.data.records import Attempts, Records, bury, discards_of
+from semix.data.records import Attempts, Records, discard_record, discards_of
 from semix.data.store import Store
 
-Made = Literal["prototypes", "pairs"]  # files that shards are made with
+ShardInput = Literal["prototypes", "pairs"]  # files that the content of shards depends on
 
 
 @dataclass(frozen=True)
-class Progress:
+class RootProgress:
     """Counts over a root.
 
     Attributes:
-        left_out: series of committed shards that came out flat or as no numbers.
+        left_out: series of committed shards that came out flat or not finite.
         seconds: worker time, summed over the committed shards.
-        stages: where it went; stages overlap, so they may add up to more.
-        tflop: computed for the committed shards; None if one of them does not say.
+        stages: the seconds of each stage; stages overlap, so they may add up to more.
+        tflop: computed for the committed shards; None if a record of them lacks it.
     """
 
     shards: int
@@ -60,25 +60,24 @@ class Root:
     """An existing root, read from the store alone.
 
     Attributes:
-        plan: what plan.json holds; its numbers of groups and shards are those of today, with
-            what `extensions` added.
+        plan: the content of plan.json, but with the groups and shards of `extensions` counted.
         layout: which groups are in which shard.
-        overrides: settings that are otherwise here than plan.json says, and decide no byte, such as
-            where models lie on this machine.
-        beat: called after each folder that is looked at, for whoever watches that work goes on.
+        overrides: settings that differ here from plan.json and change no byte of a shard, such as
+            where models are stored on this machine.
+        heartbeat: called after each folder that is listed, so that a watcher sees progress.
     Raises:
-        InputError: there is no plan.json, it is damaged, or another version of semix wrote it.
+        InputError: plan.json is missing, damaged, or written by another version of semix.
     """
 
-    def __init__(self, url: str, *, beat: Callable[[], None] = lambda: None) -> None:
-        self.beat = beat
+    def __init__(self, url: str, *, heartbeat: Callable[[], None] = lambda: None) -> None:
+        self.heartbeat = heartbeat
         self.overrides: Sequence[str] = ()
         self.store = Store(url)
         self.url = self.store.url
         self.written = _read_plan(self.store)
         self.extensions: list[Extension] = read_extensions(self.store, self.written)
         self._records = Records(
-            self.store, self.plan.digest, shards=self.plan.num_shards, beat=beat
+            self.store, self.plan.digest, shards=self.plan.num_shards, heartbeat=heartbeat
         )
         self._attempts = Attempts(self.store)
         self._hashes: dict[str, str] = {}
@@ -99,23 +98,23 @@ class Root:
         return len(self.plan.class_names)
 
     def committed(self) -> dict[int, ShardEntry]:
-        """What is kept of each commit record, by shard ascending; all else counts as missing."""
+        """The entry of each committed shard, ascending; all other shards count as missing."""
         return {entry.shard: entry for entry in self.entries()}
 
     def entries(self) -> Iterator[ShardEntry]:
-        """As `committed`, one after the other, which takes less memory."""
-        self._records.look()
+        """Like `committed`, one after the other, which takes less memory."""
+        self._records.refresh()
         return iter(self._records.rows())
 
     def images(self) -> dict[int, str]:
         """SHA-256 of the tar of each committed shard, ascending."""
-        self._records.look()
+        self._records.refresh()
         return self._records.rows().images()
 
     def folder(self, number: int) -> dict[int, ShardEntry]:
-        """As `committed`, of the thousand shards from 1000 x `number` on."""
+        """Like `committed`, for the thousand shards from 1000 x `number` on."""
         start = number * PER_FOLDER
-        self._records.look(start, start + PER_FOLDER)
+        self._records.refresh(start, start + PER_FOLDER)
         rows = self._records.rows().between(start, start + PER_FOLDER)
         return {entry.shard: entry for entry in rows}
 
@@ -128,28 +127,28 @@ class Root:
 
     def done(self) -> list[int]:
         """Shards that are committed, ascending; all others are missing."""
-        self._records.look()
+        self._records.refresh()
         numbers: list[int] = self._records.rows().numbers.tolist()
         return numbers
 
     def missing(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Shards that are not committed, ascending; from `start` up to, not including, `stop`.
 
-        Only the folders that these are in are looked at.
+        Only the folders of these shards are listed.
         """
-        self._records.look(start, stop)
+        self._records.refresh(start, stop)
         return self._records.missing(start, stop)
 
     def failed_attempts(self, missing: Sequence[int] | None = None) -> dict[int, int]:
-        """How many attempts failed at each of these shards, by default of all that are missing.
+        """The number of failed attempts at each of these shards, by default of all missing ones.
 
-        No record of an attempt is read.
+        It reads no record of an attempt.
         """
         missing = self.missing() if missing is None else missing
         return {s: len(numbers) for s, numbers in self._attempts.numbers(missing).items()}
 
     def failures(self) -> dict[int, list[Failure]]:
-        """Attempts that failed, of shards that are still missing."""
+        """The failed attempts at shards that are still missing."""
         return self._attempts.read(self._attempts.numbers(self.missing()))
 
     def attempts(self, shard: int) -> int:
@@ -164,7 +163,7 @@ class Root:
         """Publish a commit record, last; False if the shard is committed already.
 
         Raises:
-            InputError: what stands there was written by a newer version of semix.
+            InputError: a newer version of semix wrote the record that is there.
         """
         name, count = record_name(record.shard), discards_of(self.store, record.shard)
         content = record.model_copy(update={"discards": count}).written(indent=1)
@@ -172,19 +171,19 @@ class Root:
             return True
         if self.is_committed(record.shard):
             return False
-        self.store.put(name, content)  # what stood there was damaged or of another plan
+        self.store.put(name, content)  # the record there was damaged or of another plan
         return True
 
     def discard(self, shard: int, *, why: str = "") -> None:
-        """Bury a commit record, so that the shard counts as missing and is made again."""
-        bury(self.store, shard, why=why)
+        """Discard a commit record, so that the shard counts as missing and is made again."""
+        discard_record(self.store, shard, why=why)
 
-    def progress(self) -> Progress:
+    def progress(self) -> RootProgress:
         failed = len(self.failed_attempts())
         rows, plan = self._records.rows().array, self.plan
         groups, images = int(rows["groups"].sum()), plan.images_per_group
         tflop = float(rows["tflop"].sum())
-        return Progress(
+        return RootProgress(
             shards=plan.num_shards,
             done=len(rows),
             failed=failed,
@@ -202,28 +201,28 @@ class Root:
         """What `semix status` shows, as plain values."""
         return {"url": self.url, "plan": self.plan.digest, **asdict(self.progress())}
 
-    def made_with(self, file: Made) -> Counter[str]:
-        """How many shards name which `prototypes` or `pairs`, by SHA-256; "" where they do not."""
-        self._records.look()
+    def made_with(self, file: ShardInput) -> Counter[str]:
+        """Number of shards by the SHA-256 of the `prototypes` or `pairs` in their record, or ""."""
+        self._records.refresh()
         names = self._records.rows().array[file].tolist()
         return Counter(name.decode() for name in names)
 
     def write_index(self) -> str:
-        """Pin the committed shards as `index/N.json`; the newest one if nothing changed."""
-        self._records.look()
+        """Pin the committed shards as `index/N.json`; returns the newest if nothing changed."""
+        self._records.refresh()
         return write_index(self.store, self._records.rows(), plan=self.plan.digest)
 
     def indices(self) -> list[str]:
         """Names of the indices, oldest first."""
         return index_names(self.store)
 
-    def made_from(self) -> dict[Made, str]:
-        """SHA-256 of the prototypes and pairs that shards are made with, as their records say."""
-        files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
-        return {kind: found for kind, name in files.items() if (found := self._hash(name))}
+    def made_from(self) -> dict[ShardInput, str]:
+        """SHA-256 of the prototypes and pairs that are there, for the records of new shards."""
+        files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
+        return {kind: digest for kind, name in files.items() if (digest := self._hash(name))}
 
     def _hash(self, name: str) -> str | None:
-        """Of a file that never changes once it is there."""
+        """SHA-256 of a file that never changes once it exists; None if it is missing."""
         if name not in self._hashes:
             try:
                 self._hashes[name] = sha256(self.store.get(name)).hexdigest()
@@ -233,19 +232,19 @@ class Root:
 
 
 def _named(seconds: Sequence[float]) -> dict[str, float]:
-    found = zip(STAGES, map(float, seconds), strict=True)
-    return {stage: value for stage, value in found if value}
+    named = zip(STAGES, map(float, seconds), strict=True)
+    return {stage: value for stage, value in named if value}
 
 
 def _read_plan(store: Store) -> Plan:
-    place = f"{store.url}/{PLAN}"
+    location = f"{store.url}/{PLAN}"
     try:
-        return Plan.read(store.get(PLAN, most=Plan.MOST), where=place)
+        return Plan.read(store.get(PLAN, most=Plan.MOST), where=location)
     except TooLarge:
         raise
     except (IsADirectoryError, NoRegularFile, ValueError) as error:
-        remedy = f"{error}; bring it back from a copy, nothing else says what this root holds"
-        raise InputError(place, "damaged", remedy) from None
+        remedy = f"{error}; restore it from a copy: nothing else describes this root"
+        raise InputError(location, "damaged", remedy) from None
     except FileNotFoundError:
         remedy = "holds no plan.json"
         if store.local and not os.path.lexists(store.url):

@@ -1,4 +1,4 @@
-"""An exclusion at work: of each series of an index whether one of its rules leaves it out."""
+"""Application of an exclusion: whether one of its rules leaves out a series of an index."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ log = logging.getLogger("semix.data")
 
 
 class SeriesFilter:
-    """An exclusion at work on one index, shard by shard.
+    """Applies an exclusion to one index, shard by shard.
 
     Raises:
-        InputError: flags are asked for, and the index was not audited.
+        InputError: a rule needs flags, and the index was not audited.
         ValueError: the flags are damaged; named.
     """
 
@@ -27,7 +27,7 @@ class SeriesFilter:
         self.rules = exclusion.rules()
         self._source = source
         self._flagged = _flagged(exclusion.flagged, source) if exclusion.flagged else frozenset()
-        self._features: tuple[int, Tensor] | None = None  # of the shard that was asked for last
+        self._features: tuple[int, Tensor] | None = None  # of the last shard
         self._counts = dict.fromkeys(self.rules, 0)
         self._series = self._kept = 0
 
@@ -36,7 +36,7 @@ class SeriesFilter:
 
         Args:
             shard: its entry in the index.
-            records: `KEY.json` of all of its series, or of some, with the labels in use.
+            records: `KEY.json` of all of its series, or of some, under the labels in use.
         Raises:
             InputError: a rule that does not apply to these series.
             ValueError: stored features that cannot be read.
@@ -45,7 +45,7 @@ class SeriesFilter:
         for rule, value in self.rules.items() if records else ():
             left_out = self._left_out(rule, value, shard, records)
             self._counts[rule] += sum(left_out)
-            keep = [kept and not left for kept, left in zip(keep, left_out, strict=True)]
+            keep = [so_far and not left for so_far, left in zip(keep, left_out, strict=True)]
         self._series, self._kept = self._series + len(keep), self._kept + sum(keep)
         return keep
 
@@ -59,13 +59,13 @@ class SeriesFilter:
             return
         log.info("%s", describe(self._counts, left=self._kept, series=self._series))
         if not self._kept:
-            given = ", ".join(f"{name} {value}" for name, value in self.rules.items())
-            raise InputError("exclude", given, f"leaves none of {self._series} series; ease a rule")
+            rules = ", ".join(f"{name} {value}" for name, value in self.rules.items())
+            raise InputError("exclude", rules, f"leaves none of {self._series} series; ease a rule")
 
     def _left_out(
         self, rule: str, value: Any, shard: ShardEntry, records: Sequence[SeriesRecord]
     ) -> list[bool]:
-        """Of each series whether one rule leaves it out."""
+        """Whether one rule leaves out each series."""
         match rule:
             case "min_correlation" | "monotone":
                 return _out_of_order(rule, value, records)
@@ -90,19 +90,19 @@ class SeriesFilter:
         raise AssertionError(rule)
 
     def _strayed(self, shard: ShardEntry, records: Sequence[SeriesRecord]) -> list[bool]:
-        # Read once for a shard, also where its series come one by one.
+        # Read once per shard, also where its series come one by one.
         if self._features is None or self._features[0] != shard.shard:
             self._features = shard.shard, self._source.features(shard)
         features, strayed = self._features[1], []
         rows = {group: row for row, group in enumerate(shard.group_numbers)}
         for record in records:
-            found = read_end_points(
+            end_points = read_end_points(
                 record.mixtures,
                 record.classes,
                 features[rows[record.group]],
                 self._source.prototypes,
             )
-            strayed.append(bool((found.intended != found.nearest).any()))
+            strayed.append(bool((end_points.intended != end_points.nearest).any()))
         return strayed
 
 
@@ -126,13 +126,13 @@ def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> l
     return (spearman(alphas, weights) < value).tolist()
 
 
-def _flagged(wanted: Sequence[Any], source: Pinned) -> frozenset[int]:
+def _flagged(names: Sequence[Any], source: Pinned) -> frozenset[int]:
     flags = newest_flags(source.root, source.index)
     if flags is None or flags.digest != source.digest:
         url, index = source.root.url, source.index
         remedy = f"{index} was not audited; run `semix audit {url} --index {index}`"
-        raise InputError("exclude.flagged", ", ".join(wanted), remedy)
-    if unknown := [flag for flag in wanted if flag not in flags.flags]:
+        raise InputError("exclude.flagged", ", ".join(names), remedy)
+    if unknown := [flag for flag in names if flag not in flags.flags]:
         remedy = "the last audit did not look for it; run `semix audit` again"
         raise InputError("exclude.flagged", ", ".join(unknown), remedy)
-    return flagged_groups(flags, wanted)
+    return flagged_groups(flags, names)

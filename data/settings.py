@@ -1,4 +1,4 @@
-"""Settings: frozen pydantic models, read from YAML with overrides, every mistake named."""
+"""Settings: frozen pydantic models, read from YAML with overrides; every mistake is named."""
 
 import difflib
 import re
@@ -15,12 +15,12 @@ from semix.data.store import Store
 from semix.data.store.places import parse_url, shown
 
 KNOWN = "known here:"
-MOST_MEANT = 3  # settings of other sections that a misplaced key may mean
-TAB = r"found character '\t'"  # as the parser says it
+MOST_MEANT = 3  # suggestions of settings in other sections for a misplaced key
+TAB = r"found character '\t'"  # part of the parser's message
 MOST = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
-MOST_MISTAKES = 20  # that are shown at once
-MOST_KEY = 100  # characters that are shown of one
-# What aliases may add to a file, in characters and values; they can multiply without end.
+MOST_MISTAKES = 20  # shown at once
+MOST_KEY = 100  # characters shown of a key
+# Characters and values that aliases may add to a file; they can multiply without end.
 MOST_REPEATED = 1 << 20
 
 
@@ -39,11 +39,11 @@ def load_settings(
     """Read settings from a YAML file or a mapping.
 
     Args:
-        source: a local path, or a URL of the kinds that a store takes; or the values themselves.
+        source: a local path, or a URL that a store accepts; or the values themselves.
         overrides: texts like `mixing.seed=7`; the value is read as YAML.
     Raises:
         InputError: no such file or no permission, not YAML; unknown keys (with the nearest known
-            one) and values out of range, each by its dotted path, all at once, a line each.
+            one) and values out of range, each by its dotted path, all at once, one per line.
     """
     values = read_config_file(source) if isinstance(source, str | Path) else _copy(source)
     for override in overrides:
@@ -81,24 +81,24 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _mistakes(
     kind: type[Settings], error: ValidationError, values: Mapping[str, Any]
 ) -> InputError:
-    """The first mistake, with a further line in its remedy for each of the others."""
-    found: list[InputError] = []
+    """One error for all mistakes: the first, whose remedy has one more line per other mistake."""
+    mistakes: list[InputError] = []
     for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
         mistake = _mistake(kind, problem, values)
-        # A misspelt key that is required is missing as well; its misspelling says more.
+        # A required key that is misspelt is also reported as missing; the misspelling says more.
         misspelt = problem["type"] == "missing" and any(
-            f"did you mean {mistake.field}?" in other.remedy for other in found
+            f"did you mean {mistake.field}?" in other.remedy for other in mistakes
         )
-        # Each member of a union finds fault with one value, or with parts of it.
-        if not misspelt and not any(_overlap(mistake.field, other.field) for other in found):
-            found.append(mistake)
-    first, lines = found[0], []
-    for other, before in zip(found[1:MOST_MISTAKES], found, strict=False):
+        # Each member of a union reports the same value, or parts of it.
+        if not misspelt and not any(_overlap(mistake.field, other.field) for other in mistakes):
+            mistakes.append(mistake)
+    first, lines = mistakes[0], []
+    for other, before in zip(mistakes[1:MOST_MISTAKES], mistakes, strict=False):
         same = KNOWN in other.remedy and other.remedy == before.remedy  # a list of all settings
         remedy = "unknown setting here, too" if same else other.remedy
         lines.append(str(InputError(other.field, other.value, remedy)))
-    if len(found) > MOST_MISTAKES:
-        lines.append(f"and {len(found) - MOST_MISTAKES} more")
+    if len(mistakes) > MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - MOST_MISTAKES} more")
     return InputError(first.field, first.value, "\n".join([first.remedy, *lines]))
 
 
@@ -108,7 +108,7 @@ def _overlap(one: str, other: str) -> bool:
 
 def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, Any]) -> InputError:
     keys = _written(problem["loc"], values)
-    path, given = ".".join(keys) or "config", problem["input"]
+    path, value = ".".join(keys) or "config", problem["input"]
     if problem["type"] == "extra_forbidden":
         return _unknown(kind, keys, known=_known_keys(kind, problem["loc"][:-1]))
     if problem["type"] == "missing":
@@ -117,17 +117,17 @@ def _mistake(kind: type[Settings], problem: ErrorDetails, values: Mapping[str, A
     if problem["type"] == "union_tag_invalid":
         return _no_such_kind(keys, problem["ctx"])
     if problem["type"] == "model_type":
-        return InputError(path, repr(given), "must hold `key: value` settings")
+        return InputError(path, repr(value), "must hold `key: value` settings")
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "literal_error" and isinstance(given, str):
-        message = choices(given, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
-    # A whole section does not fit together: what it holds would fill the screen.
-    shown = NOT_SHOWN if isinstance(given, Mapping) else repr(given)
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        message = choices(value, re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+    # A whole section does not fit together: its content would fill the screen.
+    shown = NOT_SHOWN if isinstance(value, Mapping) else repr(value)
     return InputError(path, shown, message[0].lower() + message[1:])
 
 
 def _written(location: Sequence[int | str], values: Any) -> list[str]:
-    """The parts of a location that are in the values; a union adds the name of a member."""
+    """The parts of a location that are keys of the values; a union adds a member's name."""
     keys = []
     for part in location:
         inside = isinstance(values, Mapping) and part in values
@@ -138,7 +138,7 @@ def _written(location: Sequence[int | str], values: Any) -> list[str]:
 
 
 def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str]) -> InputError:
-    """Without the value: the file may be one of secrets, taken for another."""
+    """The error for an unknown key. It hides the value: the file may hold secrets by mistake."""
     near = difflib.get_close_matches(keys[-1], known, n=1)
     meant = _of_that_name(kind, keys) or [".".join([*keys[:-1], name]) for name in near]
     remedy = f"did you mean {' or '.join(meant)}?" if meant else f"{KNOWN} {', '.join(known)}"
@@ -147,11 +147,11 @@ def _unknown(kind: type[Settings], keys: Sequence[str], *, known: Sequence[str])
 
 
 def _of_that_name(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    """Dotted paths of settings that are called so in other sections, the shortest first."""
+    """Dotted paths of settings of the same name in other sections, the shortest first."""
     known = sorted(_paths(kind, parts=False), key=_depth)
     known += sorted(_paths(kind, parts=True), key=_depth)
     paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
-    if ".".join(keys) in paths:  # this section has it, but not with its other settings
+    if ".".join(keys) in paths:  # a setting of this section that excludes its other settings
         return []
     return paths[:MOST_MEANT]
 
@@ -161,10 +161,10 @@ def _depth(path: str) -> int:
 
 
 def _paths(kind: type[BaseModel], *, parts: bool) -> Iterator[str]:
-    """Dotted paths of all settings, but of those in lists and under names of the user's own.
+    """Dotted paths of all settings, except in lists and under names that the user chooses.
 
     Args:
-        parts: only the parameters of losses, models and the like, instead of the others.
+        parts: list only the parameters of losses, models and the like; else only the others.
     """
     for name, field in kind.model_fields.items():
         extra: Any = field.json_schema_extra or {}
@@ -175,8 +175,8 @@ def _paths(kind: type[BaseModel], *, parts: bool) -> Iterator[str]:
 
 
 def _no_such_kind(keys: Sequence[str], context: Mapping[str, Any]) -> InputError:
-    """The value that chooses among kinds of settings is none of them."""
-    # A field's name in quotes, or a function, which is named after the field that it reads.
+    """The error for an unknown value of the field that chooses among kinds of settings."""
+    # The discriminator is the field in quotes, or a function named after the field that it reads.
     field = context["discriminator"].strip("'").removesuffix("()")
     known = context["expected_tags"].replace("'", "").split(", ")
     return InputError(".".join([*keys, field]), context["tag"], choices(context["tag"], known))
@@ -186,13 +186,13 @@ def _known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[st
     """Field names of the model, or models, found by walking a location down from `kind`."""
     models = {"": kind}
     for part in location:
-        if part in models:  # what a union calls this member
+        if part in models:  # the name that a union gives a member
             models = {str(part): models[str(part)]}
             continue
         fields = [model.model_fields.get(str(part)) for model in models.values()]
         inner = [_models(field.annotation) for field in fields if field is not None]
-        if inner:  # else a place in a list or dictionary of models
-            models = {name: model for found in inner for name, model in found.items()}
+        if inner:  # else a position in a list or dictionary of models
+            models = {name: model for inner_models in inner for name, model in inner_models.items()}
     return sorted({name for model in models.values() for name in model.model_fields})
 
 
@@ -200,7 +200,7 @@ def _models(annotation: Any, *, alone: bool = False) -> dict[str, type[BaseModel
     """The models in an annotation, by the name that a union gives them in a location.
 
     Args:
-        alone: leave out those of which a list or a dictionary holds several.
+        alone: leave out models in lists and dictionaries, which may hold several.
     """
     if alone and get_origin(annotation) in (list, tuple, dict):
         return {}
@@ -214,7 +214,7 @@ def _models(annotation: Any, *, alone: bool = False) -> dict[str, type[BaseModel
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
+    """Nested settings as a flat dictionary with dotted names."""
     values: dict[str, Any] = {}
     for key, item in settings.items():
         name = f"{prefix}{key}"
@@ -223,32 +223,31 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def whole_section(name: str, *sides: Mapping[str, Any]) -> str:
-    """The outermost section around a setting that one of the flat sides has not; else the name."""
+    """The outermost section around a setting that is a key of a flat side, else the name."""
     parts = name.split(".")
     sections = (".".join(parts[:count]) for count in range(1, len(parts)))
     return next((each for each in sections if any(each in side for side in sides)), name)
 
 
 def in_words(settings: Mapping[str, Any], name: str) -> str:
-    """The value of a setting or a section of flat settings, as a message shows it."""
+    """The value of a setting, or of a section of flat settings, for a message."""
     if name in settings:
         return "none" if settings[name] is None else str(settings[name])
     return "given" if any(key.startswith(f"{name}.") for key in settings) else "not set"
 
 
 def whole_path(source: str | Path) -> str:
-    """A path from the root of the file system, which holds elsewhere too; a URL as it is."""
+    """The absolute path, valid in any working directory; a URL stays as it is."""
     return str(source) if "://" in str(source) else str(Path(source).absolute())
 
 
 def read_config_file(source: str | Path) -> dict[str, Any]:
-    """What the file holds.
+    """Read a YAML file of settings.
 
     Args:
-        source: a local path, or a URL of the kinds that a store takes.
+        source: a local path, or a URL that a store accepts.
     Raises:
-        InputError: no such file or no permission, not YAML, aliases that repeat
-            too much, not settings.
+        InputError: no such file or no permission, not YAML, too much repetition, not settings.
     """
     content = _content(str(source))
     try:
@@ -264,7 +263,7 @@ def _text(content: bytes, source: str | Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        remedy = "is no text in UTF-8, but perhaps a picture or an archive"
+        remedy = "is not text in UTF-8, but perhaps a picture or an archive"
         remedy += "; give the path or URL of a YAML file"
         raise InputError("config", source, remedy) from None
 
@@ -273,8 +272,7 @@ def read_yaml(text: str) -> Any:
     """The values of one YAML document; None of an empty one.
 
     Raises:
-        ValueError: line, column and problem. It quotes nothing of the text, which may be a file
-            of secrets that was taken for another.
+        ValueError: line, column and problem, without the text, which may hold secrets.
     """
     try:
         loader = _Loader(text)
@@ -284,7 +282,7 @@ def read_yaml(text: str) -> Any:
         _refuse_repetition(node)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        # Names that the text gave are quoted at the end; tokens and single characters may stay.
+        # The message quotes names from the text at its end; tokens and single characters may stay.
         problem = re.split(r""" ['"](?!<|.['"])""", str(error.problem))[0]
         if TAB in str(error.problem):
             problem = "a tab, which YAML does not take here; indent with spaces"
@@ -303,14 +301,14 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (yaml.YAMLError, RecursionError):
             raise
-        except Exception:  # whatever a constructor ran into; most quote the value
-            problem = f"is no {node.tag.rpartition(':')[2]}"
+        except Exception:  # constructors raise various errors, most of which quote the value
+            problem = f"is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 def _refuse_repetition(root: yaml.Node) -> None:
-    """Raise where aliases make a document much larger than it was written, or endless."""
-    sizes: dict[yaml.Node, int] = {}  # with all that a node stands for; 0 while it is counted
+    """Raise where aliases make a document much larger than its text, or endless."""
+    sizes: dict[yaml.Node, int] = {}  # of each node with aliases expanded; 0 while it is counted
     written = 0
 
     def size(node: yaml.Node) -> int:
@@ -320,9 +318,9 @@ def _refuse_repetition(root: yaml.Node) -> None:
                 _refuse(node, "an alias stands inside what it names")
             return sizes[node]
         sizes[node] = 0
-        own = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
-        written += own
-        sizes[node] = own + sum(size(part) for part in _parts(node))
+        size_alone = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        written += size_alone
+        sizes[node] = size_alone + sum(size(part) for part in _parts(node))
         if sizes[node] > written + MOST_REPEATED:
             _refuse(node, "aliases repeat too much here; write the values out")
         return sizes[node]
@@ -357,10 +355,10 @@ def _content(source: str) -> bytes:
 
 
 def _fetched(url: str) -> bytes:
-    place = parse_url(url)
-    if place.protocol == "file":
-        return read_bytes(Path(place.base), most=MOST)
-    folder, _, name = place.url.rpartition("/")
+    location = parse_url(url)
+    if location.protocol == "file":
+        return read_bytes(Path(location.base), most=MOST)
+    folder, _, name = location.url.rpartition("/")
     if folder.endswith("/"):  # a bucket alone
         raise IsADirectoryError
     return Store(folder).get(name, most=MOST)

@@ -27,17 +27,17 @@ from semix.data.tar import GroupPlace, scan_tar
 from semix.data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
-NOTES_SHARE = 8  # times the bytes of notes may be those of tars
-MOST_NOTE = 2**30  # bytes; a note has a shard's records, and places of its images
+MANIFESTS_SHARE = 8  # manifests may take this fraction, an eighth, of the limit for tars
+MOST_MANIFEST = 2**30  # bytes; a manifest has a shard's records, and the places of its images
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
-OUR_NOTE = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
-MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy keeps its room on the disk
+OUR_MANIFEST = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
+MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy occupies the disk even if deleted
 
 
 @dataclass(frozen=True)
 class ShardContents:
-    """One shard, read without touching an image.
+    """What a shard holds, read without its images.
 
     Attributes:
         records: `KEY.json` of each of its g groups.
@@ -48,13 +48,13 @@ class ShardContents:
     places: np.ndarray
 
 
-class _Note(Strict):
+class _Manifest(Strict):
     records: list[SeriesRecord]
     places: list[list[list[int]]]
 
 
 class Descriptor:
-    """An open file that closes itself when its last reader lets go of it."""
+    """An open file that is closed when its last reader releases it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,7 +68,7 @@ class ShardFiles:
 
     Args:
         shards: entries of an index.
-        cache: where copies of remote shards are; local roots have no use for it.
+        cache: the copies of remote shards; None for a local root.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class ShardFiles:
         """Records and places of the shard at this position of the index.
 
         Raises:
-            ValueError: the shard is damaged, gone, or not what its index says.
+            ValueError: the shard is damaged, missing, or not what its index says.
         """
         entry = self.shards[shard]
-        found = self.cache.noted(entry) if self.cache else None
-        if found is None:
-            found = _read_contents(self._opened(shard).number, entry)
+        known = self.cache.read_manifest(entry) if self.cache else None
+        if known is None:
+            known = _read_contents(self._opened(shard).number, entry)
             if self.cache:
-                self.cache.note(entry, found)
-        return found
+                self.cache.write_manifest(entry, known)
+        return known
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         """Bytes of the shard at this position of the index."""
@@ -98,7 +98,7 @@ class ShardFiles:
         return os.pread(descriptor.number, size, offset)
 
     def fetch_again(self, shard: int) -> bool:
-        """Drop a copy whose bytes cannot be right; False if there is no copy to blame."""
+        """Drop a copy whose bytes cannot be right; False if no copy was read."""
         if self.cache is None:
             return False
         self.cache.forget(self.shards[shard])
@@ -108,18 +108,18 @@ class ShardFiles:
 
     def _opened(self, shard: int) -> Descriptor:
         if self._process != os.getpid():
-            self._begin()  # a fork leaves threads behind, which may have held the lock
+            self._begin()  # threads of the parent, which a fork does not copy, may hold the lock
         with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
+            descriptor = self._open.get(shard)
+            if descriptor is not None:
                 self._open.move_to_end(shard)
-                return found
-        found = Descriptor(self._open_file(self.shards[shard]))
+                return descriptor
+        descriptor = Descriptor(self._open_file(self.shards[shard]))
         with self._lock:
-            self._open[shard] = found
+            self._open[shard] = descriptor
             while len(self._open) > MOST_OPEN[self.store.local]:
                 self._open.popitem(last=False)
-        return found
+        return descriptor
 
     def _open_file(self, shard: ShardEntry) -> int:
         if self.cache is not None:
@@ -147,31 +147,31 @@ class ShardFiles:
 
 
 class ShardCache:
-    """Copies of tars under their hashes, the least recently used removed first.
+    """Copies of tars under their hashes; the least recently used are removed first.
 
-    A copy appears whole and verified or not at all. One that was written to since, or has
-    another size, is verified anew and fetched again where it is damaged. Processes take turns
-    to fetch a shard; one may remove what another still reads, because an open file lives on.
+    A copy appears whole and verified or not at all. If it was written to since, or has another
+    size, it is verified again, and fetched again where it is damaged. A lock lets one process
+    fetch a shard; one may remove a file that another still reads, because an open file lives on.
 
-    Besides there is a note of what each shard holds, so that none is fetched for its records
-    alone; whoever opens the cache removes those that were not used for longest.
+    A manifest lists what each shard holds, so that no shard is fetched for its records alone;
+    opening the cache removes the least recently used manifests.
 
     Args:
         folder: `cache_folder()/shards` by default.
-        limit: bytes of tars to keep; notes may take an eighth of it besides. The tar that was
-            fetched last stays, even if it alone is larger; what processes still have open keeps
-            its room on the disk.
+        limit: bytes of tars to keep; manifests may take an eighth of it in addition. The tar that
+            was fetched last stays, even if it alone is larger; files that processes still have
+            open occupy the disk in addition.
     """
 
     def __init__(self, folder: Path | None = None, *, limit: int = CACHE_LIMIT) -> None:
         self.folder = folder or cache_folder() / "shards"
         self.limit = limit
         try:
-            self._notes.mkdir(parents=True, exist_ok=True)
+            self._manifests.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from None
-        notes = (path for path in self._notes.iterdir() if OUR_NOTE.fullmatch(path.name))
-        _remove_oldest(notes, limit=limit // NOTES_SHARE)
+        manifests = (p for p in self._manifests.iterdir() if OUR_MANIFEST.fullmatch(p.name))
+        _remove_oldest(manifests, limit=limit // MANIFESTS_SHARE)
 
     def open(self, shard: ShardEntry, store: Store) -> int:
         """A descriptor of the local copy, for `os.pread`; the caller closes it.
@@ -179,73 +179,71 @@ class ShardCache:
         Args:
             shard: entry of an index: tar, sha256 and bytes.
         Raises:
-            ValueError: the store holds something else than the index says, or nothing.
+            ValueError: the tar is missing in the store, or is not the one in the index.
             InputError: the folder cannot be written.
         """
-        found = self._verified(shard)
-        if found is None:
-            with self._turn(shard.sha256):
-                found = self._verified(shard)
-                if found is None:
-                    found = self._fetched(shard, store)
-        return found
+        descriptor = self._open_verified(shard)
+        if descriptor is None:
+            with self._lock(shard.sha256):
+                descriptor = self._open_verified(shard)
+                if descriptor is None:
+                    descriptor = self._fetched(shard, store)
+        return descriptor
 
     def forget(self, shard: ShardEntry) -> None:
-        """Remove a copy, so that it is fetched again."""
+        """Remove a copy, so that the shard is fetched again."""
         self._path(shard).unlink(missing_ok=True)
 
-    def note(self, shard: ShardEntry, contents: ShardContents) -> None:
-        """Keep what a shard holds.
+    def write_manifest(self, shard: ShardEntry, contents: ShardContents) -> None:
+        """Store what a shard holds.
 
         Raises:
             InputError: the folder cannot be written.
         """
-        text = _Note(records=contents.records, places=contents.places.tolist()).model_dump_json(
-            exclude_defaults=True
-        )
-        content = text.encode()
+        manifest = _Manifest(records=contents.records, places=contents.places.tolist())
+        content = manifest.model_dump_json(exclude_defaults=True).encode()
         digest = hashlib.sha256(content).hexdigest().encode()
         try:
-            write_atomically(self._note_path(shard), digest + b"\n" + content)
+            write_atomically(self._manifest_path(shard), digest + b"\n" + content)
         except OSError as error:
             raise self._unusable(error) from None
 
-    def noted(self, shard: ShardEntry) -> ShardContents | None:
-        """What `note` kept; None if it is not there, or damaged."""
-        path = self._note_path(shard)
+    def read_manifest(self, shard: ShardEntry) -> ShardContents | None:
+        """What `write_manifest` stored; None if it is missing or damaged."""
+        path = self._manifest_path(shard)
         try:
-            digest, _, text = read_bytes(path, most=MOST_NOTE).partition(b"\n")
+            digest, _, text = read_bytes(path, most=MOST_MANIFEST).partition(b"\n")
             os.utime(path)
         except (FileNotFoundError, TooLarge):
             return None
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return None
-        found = _Note.model_validate_json(text)
-        return ShardContents(found.records, np.array(found.places, dtype=np.int64))
+        manifest = _Manifest.model_validate_json(text)
+        return ShardContents(manifest.records, np.array(manifest.places, dtype=np.int64))
 
     @property
-    def _notes(self) -> Path:
+    def _manifests(self) -> Path:
         return self.folder / "contents"
 
-    def _note_path(self, shard: ShardEntry) -> Path:
-        return self._notes / f"{shard.sha256}.json"
+    def _manifest_path(self, shard: ShardEntry) -> Path:
+        return self._manifests / f"{shard.sha256}.json"
 
     def _path(self, shard: ShardEntry) -> Path:
         return self.folder / f"{shard.sha256}{COPY}"
 
-    def _verified(self, shard: ShardEntry) -> int | None:
+    def _open_verified(self, shard: ShardEntry) -> int | None:
         try:
             descriptor = os.open(self._path(shard), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         state = os.fstat(descriptor)
         whole = state.st_size == shard.bytes
-        if whole and state.st_mtime_ns != _mark(shard):
+        if whole and state.st_mtime_ns != _mtime_tag(shard):
             whole = sha256_of(descriptor) == shard.sha256
         if not whole:
             os.close(descriptor)
             return None
-        _stamp(descriptor, shard)
+        _touch(descriptor, shard)
         return descriptor
 
     def _fetched(self, shard: ShardEntry, store: Store) -> int:
@@ -258,9 +256,9 @@ class ShardCache:
             raise self._unusable(error) from None
         try:
             self._download(shard, store, descriptor)
-            _stamp(descriptor, shard)
+            _touch(descriptor, shard)
             partial.replace(self._path(shard))
-            self._make_room(0, keep=self._path(shard))  # others fetched meanwhile
+            self._make_room(0, keep=self._path(shard))  # other processes fetched meanwhile
         except BaseException:
             os.close(descriptor)
             partial.unlink(missing_ok=True)
@@ -278,10 +276,10 @@ class ShardCache:
         except FileNotFoundError:
             raise ValueError(f"{shard.tar} is not in {store.url}; run `semix verify`") from None
         if (size, digest.hexdigest()) != (shard.bytes, shard.sha256):
-            found = f"{size:,} bytes" if size != shard.bytes else "another SHA-256"
-            wanted = f"{shard.bytes:,} bytes and SHA-256 {shard.sha256[:8]}"
+            actual = f"{size:,} bytes" if size != shard.bytes else "another SHA-256"
+            expected = f"{shard.bytes:,} bytes and SHA-256 {shard.sha256[:8]}"
             remedy = "run `semix verify`"
-            raise ValueError(f"{shard.tar}: {found}, its index says {wanted}; {remedy}")
+            raise ValueError(f"{shard.tar}: {actual}, its index says {expected}; {remedy}")
 
     def _write(self, descriptor: int, block: bytes) -> None:
         try:
@@ -290,28 +288,28 @@ class ShardCache:
         except OSError as error:
             raise self._unusable(error) from None
 
-    def _make_room(self, wanted: int, *, keep: Path | None = None) -> None:
-        """Remove the least recently used copies, but not `keep`, until `wanted` bytes fit."""
-        ours = (path for path in self.folder.iterdir() if OURS.fullmatch(path.name))
-        left = [path for path in ours if not self._removed_as_left(path)]
-        spare = {keep, *(path for path in left if path.suffix == PARTIAL)}
-        _remove_oldest(left, limit=self.limit - wanted, spare=spare)
+    def _make_room(self, extra: int, *, keep: Path | None = None) -> None:
+        """Remove the least recently used copies, but not `keep`, until `extra` bytes fit."""
+        copies = (path for path in self.folder.iterdir() if OURS.fullmatch(path.name))
+        remaining = [path for path in copies if not self._removed_as_left(path)]
+        spare = {keep, *(path for path in remaining if path.suffix == PARTIAL)}
+        _remove_oldest(remaining, limit=self.limit - extra, spare=spare)
 
     def _removed_as_left(self, path: Path) -> bool:
-        """Whether a killed process had left this, and it is gone now."""
+        """Remove a partial copy that a killed process left; whether it was one."""
         if path.suffix != PARTIAL:
             return False
         try:
-            with self._turn(path.name.lstrip("."), wait=False):
+            with self._lock(path.name.lstrip("."), wait=False):
                 path.unlink(missing_ok=True)
                 return True
         except BlockingIOError:
             return False
 
     @contextmanager
-    def _turn(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
-        """Alone with one shard, over all threads and processes of this machine."""
-        # One of 256 files stands for a shard: they are never removed, which would be a race.
+    def _lock(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
+        """Lock one shard against all other threads and processes of this machine."""
+        # Each of 256 lock files serves many shards: removing them would be a race.
         path = self.folder / f".{sha256[:2]}.lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -324,7 +322,7 @@ class ShardCache:
             os.close(lock)
 
     def _unusable(self, error: OSError) -> InputError:
-        """What to raise where the folder cannot be written."""
+        """The error for a folder that cannot be written."""
         reason = error.strerror or errno.errorcode.get(error.errno or 0, str(error))
         remedy = f"cannot be written ({reason}); name another folder by SEMIX_CACHE"
         return InputError("cache", self.folder, remedy)
@@ -334,55 +332,55 @@ def _remove_oldest(
     paths: Iterable[Path], *, limit: int, spare: Collection[Path | None] = ()
 ) -> None:
     """Remove files, the least recently used first, until all have at most `limit` bytes."""
-    found = []
+    files = []
     for path in paths:
-        with suppress(FileNotFoundError):  # another process makes room as well
+        with suppress(FileNotFoundError):  # another process removed it
             state = path.stat()
-            found.append((state.st_atime_ns, state.st_size, path))
-    used = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+            files.append((state.st_atime_ns, state.st_size, path))
+    used = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
         if used > limit and path not in spare:
             path.unlink(missing_ok=True)
             used -= size
 
 
-def _mark(shard: ShardEntry) -> int:
-    """The time of modification of a verified copy; whatever writes to it changes that."""
+def _mtime_tag(shard: ShardEntry) -> int:
+    """The time of modification that marks a verified copy; any write to the file changes it."""
     return int(shard.sha256[:7], 16) * 10**9
 
 
-def _stamp(descriptor: int, shard: ShardEntry) -> None:
-    """Note that the copy is verified, and used now."""
-    os.utime(descriptor, ns=(time.time_ns(), _mark(shard)))
+def _touch(descriptor: int, shard: ShardEntry) -> None:
+    """Mark a copy as verified, and as used now."""
+    os.utime(descriptor, ns=(time.time_ns(), _mtime_tag(shard)))
 
 
 def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:
-    """Raises ValueError where an open tar is damaged or not as its index says; names it."""
+    """Scan an open tar. Raises ValueError, with its name, if it is damaged or another one."""
     try:
         with io.FileIO(descriptor, closefd=False) as raw, io.BufferedReader(raw) as file:
             file.seek(0)
-            found = list(scan_tar(file, most_bytes=shard.bytes))
-        records = [_record(descriptor, place) for place in found]
-        _check(found, shard)
+            series = list(scan_tar(file, most_bytes=shard.bytes))
+        records = [_record(descriptor, place) for place in series]
+        _check(series, shard)
     except ValueError as error:
         raise ValueError(f"{shard.tar}: {error}; run `semix verify`") from None
-    return ShardContents(records, np.array([place.images for place in found], dtype=np.int64))
+    return ShardContents(records, np.array([place.images for place in series], dtype=np.int64))
 
 
-def _record(descriptor: int, place: GroupPlace) -> SeriesRecord:
-    record = SeriesRecord.read(os.pread(descriptor, place.record.size, place.record.offset))
-    if record.group != place.group or len(record.alphas) != len(place.images):
+def _record(descriptor: int, series: GroupPlace) -> SeriesRecord:
+    record = SeriesRecord.read(os.pread(descriptor, series.record.size, series.record.offset))
+    if record.group != series.group or len(record.alphas) != len(series.images):
         count = len(record.alphas)
-        found = f"record of group {record.group} with {count} alphas"
-        raise ValueError(f"group {place.group} with {len(place.images)} images has the {found}")
+        problem = f"record of group {record.group} with {count} alphas"
+        raise ValueError(f"group {series.group} with {len(series.images)} images has the {problem}")
     return record
 
 
-def _check(found: list[GroupPlace], shard: ShardEntry) -> None:
-    if len(found) != shard.groups:
-        raise ValueError(f"{len(found)} groups, its index says {shard.groups}")
-    for group, place in zip(shard.group_numbers, found, strict=True):
-        if place.group != group:
-            raise ValueError(f"holds group {place.group} where {group} belongs")
-        if len(place.images) != len(found[0].images):
-            raise ValueError(f"group {group} has {len(place.images)} images, others have more")
+def _check(series: list[GroupPlace], shard: ShardEntry) -> None:
+    if len(series) != shard.groups:
+        raise ValueError(f"{len(series)} groups, its index says {shard.groups}")
+    for group, one in zip(shard.group_numbers, series, strict=True):
+        if one.group != group:
+            raise ValueError(f"holds group {one.group} where {group} belongs")
+        if len(one.images) != len(series[0].images):
+            raise ValueError(f"group {group} has {len(one.images)} images, others have more")

@@ -1,4 +1,4 @@
-"""Labelled images in three splits, and which of them a config asks for."""
+"""Labelled images in three splits, and their settings."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from semix.data.settings import Settings
 
 Indices = Sequence[int] | np.ndarray
 SPLITS = ("train", "validation", "test")
-Place = tuple[str, int]  # split, and index in it
+ImagePosition = tuple[str, int]  # split, and index in the split
 
 
 class RealDataConfig(Settings):
@@ -29,24 +29,24 @@ class RealDataConfig(Settings):
     )
     image_size: int = Field(32, ge=8, description="side of the square images, pixels")
     train_per_class: int | None = Field(
-        None, ge=1, description="training images a class; none: 30 for digits, all for imagefolder"
+        None, ge=1, description="training images per class; none: 30 digits, all of imagefolder"
     )
     validation_per_class: int | None = Field(
-        None, ge=1, description="validation images a class; none: 30 for digits, else one in ten"
+        None, ge=1, description="validation images per class; none: 30 digits, else one in ten"
     )
     test_per_class: int | None = Field(
-        None, ge=1, description="test images a class, the same whenever asked for; none: all"
+        None, ge=1, description="test images per class, always the same ones; none: all"
     )
     split_seed: int = Field(0, ge=0, description="seed of the stratified splits")
     allow_overlap: int = Field(
-        0, ge=0, description="validation and test images that an earlier split may have as well"
+        0, ge=0, description="validation and test images that may also be in an earlier split"
     )
 
     skip_bad: int | float = Field(
         0,
         ge=0,
-        description="imagefolder only: how many images may be left out because they cannot be "
-        "decoded, a count or a share below 1",
+        description="imagefolder only: how many images that cannot be decoded may be left out, "
+        "a count or a share below 1",
     )
 
     @field_validator("skip_bad")
@@ -63,7 +63,7 @@ class ImageSplit:
 
     Attributes:
         targets: class indices, int64 [N].
-        name: what an image is called in messages, by its index.
+        name: function from the index of an image to its name in messages.
     """
 
     targets: np.ndarray
@@ -92,7 +92,7 @@ class ImageSplit:
 
 @dataclass(frozen=True)
 class _Part:
-    """What some of the images of a split are; pickled where workers are not forked."""
+    """Some of the images of a split; pickled where workers are not forked."""
 
     whole: ImageSplit
     indices: np.ndarray
@@ -109,7 +109,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Grey:
-    """Images in shades of grey; pickled where workers are not forked."""
+    """Greyscale images; pickled where workers are not forked."""
 
     coloured: ImageSplit
 
@@ -122,7 +122,7 @@ class _Grey:
         return fingerprint(["grey", self.coloured.content()])
 
 
-LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601, of 65,536
+LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601, in units of 1 / 65,536
 
 
 def in_grey(split: ImageSplit) -> ImageSplit:
@@ -136,7 +136,7 @@ class RealDataset:
     """The splits of one dataset; class k of every split is `class_names[k]`.
 
     Raises:
-        InputError: a target that is no class.
+        InputError: a target that is not a class.
     """
 
     class_names: tuple[str, ...]
@@ -162,11 +162,11 @@ def stratified_split(
 
     Args:
         targets: int64 [N].
-        sizes: training and validation images a class; None takes eight and one in ten.
+        sizes: training and validation images per class; None takes eight, and one, in ten.
     """
     parts: tuple[list, list, list] = ([], [], [])
     for target in np.unique(targets):
-        # A generator of its own for each class: adding a class leaves the others' split alone.
+        # One generator per class: adding a class does not change the split of the others.
         order = np.random.default_rng([seed, int(target)]).permutation(
             np.flatnonzero(targets == target)
         )
@@ -183,23 +183,25 @@ def _sizes(count: int, sizes: tuple[int | None, int | None]) -> tuple[int, int]:
     return train, validation
 
 
-def shared_images(splits: Mapping[str, Iterable[np.ndarray]]) -> list[tuple[Place, Place]]:
-    """Where images of later splits are, and where the same one is in an earlier split.
+def shared_images(
+    splits: Mapping[str, Iterable[np.ndarray]],
+) -> list[tuple[ImagePosition, ImagePosition]]:
+    """Positions of images in later splits, with the position of the same image in an earlier one.
 
-    A digest of 16 bytes is kept for each image, so a split may come in parts.
+    Only a digest of 16 bytes per image is in memory, so a split may come in parts.
 
     Args:
         splits: parts of each split by its name, uint8 [n, S, S, 3], in their order.
     """
-    found: list[tuple[Place, Place]] = []
-    seen: dict[bytes, Place] = {}
+    shared: list[tuple[ImagePosition, ImagePosition]] = []
+    earlier: dict[bytes, ImagePosition] = {}
     for split, parts in splits.items():
-        own: dict[bytes, Place] = {}
+        this_split: dict[bytes, ImagePosition] = {}
         images = (image for part in parts for image in part)
         for index, image in enumerate(images):
             digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-            if digest in seen:
-                found.append(((split, index), seen[digest]))
-            own.setdefault(digest, (split, index))
-        seen = own | seen
-    return found
+            if digest in earlier:
+                shared.append(((split, index), earlier[digest]))
+            this_split.setdefault(digest, (split, index))
+        earlier = this_split | earlier
+    return shared

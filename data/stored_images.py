@@ -1,4 +1,4 @@
-"""Images of an index: read from their shards when asked for, or decoded once into memory."""
+"""Images of an index: read from their shards on access, or decoded once into memory."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 Where = int | Tensor
-MOST_AT_ONCE = 256  # images that a thread decodes in one go
+MOST_AT_ONCE = 256  # images that a thread decodes per task
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class StoredImages:
     Attributes:
         shards: int64 [G], position in the index of the shard that holds a group.
         places: int64 [G, A, 2], offset and size of each image in its shard.
-        numbers: int64 [G], the groups' own numbers, for messages.
+        numbers: int64 [G], the group numbers, for messages.
         stored: (H, W, 3) of an image in its shard.
-        side: to which an image is scaled when it is decoded, pixels; None for what is stored.
-        threads: that decode; worker processes, which are many, use one.
+        side: pixels to which images are scaled when they are decoded; None leaves them as stored.
+        threads: threads that decode; each worker process of a DataLoader uses one.
     """
 
     files: ShardFiles
@@ -38,7 +38,7 @@ class StoredImages:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of an image as it is read, (H, W, 3)."""
+        """(H, W, 3) of an image after scaling."""
         return self.stored if self.side is None else (self.side, self.side, 3)
 
     @property
@@ -47,7 +47,7 @@ class StoredImages:
 
     @property
     def nbytes(self) -> int:
-        """If all were decoded."""
+        """Bytes of all images once they are decoded."""
         return self.shape.numel()
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class StoredImages:
         return images.view(*groups.shape, *self.size)
 
     def in_memory(self) -> Tensor:
-        """All of them."""
+        """All images, decoded."""
         groups, positions = np.divmod(np.arange(self.places[..., 0].size), self.places.shape[1])
         return self._decoded_all(groups, positions).view(self.shape)
 
@@ -69,7 +69,7 @@ class StoredImages:
         """One image, uint8 [H, W, 3].
 
         Raises:
-            ValueError: it is no image, or of another size; names shard, group and position.
+            ValueError: not an image, or of another size; names shard, group and position.
         """
         shard = int(self.shards[group])
         try:
@@ -80,49 +80,49 @@ class StoredImages:
                     raise
                 return self._decoded(shard, group, position)
         except ValueError as error:
-            place = f"group {self.numbers[group]}, image {position}"
+            which = f"group {self.numbers[group]}, image {position}"
             tar = self.files.shards[shard].tar
-            raise ValueError(f"{tar}: {place}: {error}; run `semix verify --full`") from None
+            raise ValueError(f"{tar}: {which}: {error}; run `semix verify --full`") from None
 
     def _decoded(self, shard: int, group: int, position: int) -> np.ndarray:
         offset, size = self.places[group, position].tolist()
         most_pixels = self.stored[0] * self.stored[1]
         image = decode_image(self.files.read(shard, offset, size), most_pixels=most_pixels)
         if image.shape != self.stored:
-            found = "x".join(map(str, image.shape[:2]))
-            raise ValueError(f"{found} pixels, others have {self.stored[0]}x{self.stored[1]}")
+            actual = "x".join(map(str, image.shape[:2]))
+            raise ValueError(f"{actual} pixels, others have {self.stored[0]}x{self.stored[1]}")
         return image if self.side is None else scaled(image, self.side)
 
     def _decoded_all(self, groups: np.ndarray, positions: np.ndarray) -> Tensor:
         """These images, uint8 [N, H, W, 3]."""
-        found = np.empty((len(groups), *self.size), dtype=np.uint8)
+        images = np.empty((len(groups), *self.size), dtype=np.uint8)
         threads = 1 if get_worker_info() else self.threads
         step = min(MOST_AT_ONCE, max(1, len(groups) // (4 * threads)))
 
         def fill(start: int) -> None:
             for place in range(start, min(start + step, len(groups))):
-                found[place] = self.decoded(int(groups[place]), int(positions[place]))
+                images[place] = self.decoded(int(groups[place]), int(positions[place]))
 
         starts = range(0, len(groups), step)
         for _ in mapped(fill, starts, threads=threads) if threads > 1 else map(fill, starts):
             pass
-        return torch.from_numpy(found)
+        return torch.from_numpy(images)
 
 
 def images_at(images: Tensor | StoredImages, group: Tensor, position: Tensor) -> Tensor:
-    """Images at these places, uint8 [..., H, W, 3].
+    """Images at these indices, uint8 [..., H, W, 3].
 
     Args:
         images: uint8 [G, A, H, W, 3].
-        group, position: int64 that broadcast together, of images that are there.
+        group, position: int64 that broadcast together, within range.
     """
     if isinstance(images, StoredImages):
         return images[group, position]
-    # Rows of one dimension are copied whole: indexing two takes twice as long, and tenfold for
-    # images of 32 pixels. Negative places count from the end, as indexing has them.
-    places = group % len(images) * images.shape[1] + position % images.shape[1]
-    found = images.flatten(0, 1).index_select(0, places.flatten())
-    return found.view(*places.shape, *images.shape[2:])
+    # Selecting along one dimension copies whole rows: indexing two takes twice as long, ten times
+    # for images of 32 pixels. Negative indices count from the end.
+    rows = group % len(images) * images.shape[1] + position % images.shape[1]
+    selected = images.flatten(0, 1).index_select(0, rows.flatten())
+    return selected.view(*rows.shape, *images.shape[2:])
 
 
 def open_images(
@@ -134,21 +134,21 @@ def open_images(
     side: int | None,
     threads: int,
 ) -> StoredImages:
-    """Images of these groups; the first one tells the size that all must have.
+    """Images of these groups; all must have the size of the first one.
 
     Raises:
-        InputError: they are to be square, and are not.
-        ValueError: the first one is no image.
+        InputError: `side` is given, and they are not square.
+        ValueError: the first one is not an image.
     """
     offset, size = places[0, 0].tolist()
     tar = files.shards[int(shards[0])].tar
     try:
         first = decode_image(files.read(int(shards[0]), offset, size))
     except ValueError as error:
-        place = f"group {numbers[0]}, image 0"
-        raise ValueError(f"{tar}: {place}: {error}; run `semix verify --full`") from None
+        which = f"group {numbers[0]}, image 0"
+        raise ValueError(f"{tar}: {which}: {error}; run `semix verify --full`") from None
     if side is not None and first.shape[0] != first.shape[1]:
-        found = f"{first.shape[1]} x {first.shape[0]} pixels"
-        raise InputError("side", side, f"is for square images; these have {found}")
-    wanted = None if side == first.shape[0] else side
-    return StoredImages(files, shards, places, numbers, first.shape, wanted, threads)
+        actual = f"{first.shape[1]} x {first.shape[0]} pixels"
+        raise InputError("side", side, f"is for square images; these have {actual}")
+    scaled_side = None if side == first.shape[0] else side
+    return StoredImages(files, shards, places, numbers, first.shape, scaled_side, threads)

@@ -24,22 +24,21 @@ Sample = dict[str, Any]
 
 
 class MixedPipeline(wds.DataPipeline, FluidInterface):
-    """What `mixed_pipeline` makes: webdataset's own pipeline, with epochs that can be repeated."""
+    """The result of `mixed_pipeline`: webdataset's own pipeline, with reproducible epochs."""
 
-    def __init__(self, turns: "_Turns", *stages: Any) -> None:
+    def __init__(self, passes: "_Passes", *stages: Any) -> None:
         super().__init__(*stages)
-        self._turns = turns
+        self._passes = passes
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch's order comes next, as of torch's DistributedSampler.
+        """Set the epoch whose order comes next, as torch's DistributedSampler does.
 
-        Workers that a DataLoader keeps (`persistent_workers`) learn of it as well, and so does
-        what was composed from this pipeline.
+        It also reaches persistent workers of a DataLoader, and pipelines composed from this one.
         """
-        self._turns.epoch.fill_(epoch)
+        self._passes.epoch.fill_(epoch)
 
     def iterator(self) -> Iterator[Any]:
-        self._turns.turn = -1  # `_shards` begins the first pass
+        self._passes.number = -1  # `_shards` begins the first pass
         yield from super().iterator()
 
 
@@ -58,66 +57,65 @@ def mixed_pipeline(
 ) -> MixedPipeline:
     """The images of a mixed dataset as a webdataset pipeline.
 
-    Shards are shuffled by seed and epoch, alike everywhere, shared out over ranks and then over
-    a DataLoader's workers by webdataset's own `split_by_node` and `split_by_worker`, and read
-    from any store from beginning to end, by the strict reader of shards. Whatever ranks and
-    workers there are, every image comes exactly once an epoch. How many come to each rank
-    differs, as shards do, and a worker beyond the number of shards gets none: even them out with
-    `with_epoch(images // ranks // workers)`, or take `MixedDataset` with torch's samplers. The
-    same seed, epoch, ranks and workers give the same order; passes after the first, of
-    `with_epoch` and `repeat`, have orders of their own.
+    Shards are shuffled by seed and epoch, with the same result everywhere, divided among ranks
+    and then among a DataLoader's workers by webdataset's own `split_by_node` and
+    `split_by_worker`, and read from any store from beginning to end, by the strict reader of
+    shards. With any number of ranks and workers, every image comes exactly once per epoch. The
+    number of images per rank differs, as shards do, and a worker beyond the number of shards gets
+    none: equalise them with `with_epoch(images // ranks // workers)`, or use `MixedDataset` with
+    torch's samplers. The same seed, epoch, ranks and workers give the same order; later passes of
+    `with_epoch` and `repeat` have other orders.
 
-    Call `set_epoch` before each epoch. In `webdataset.WebLoader` it may be prepared by
-    accelerate, which leaves that alone; a plain DataLoader must not be, since what a rank reads
-    would be shared out once more, and the rest never be seen.
+    Call `set_epoch` before each epoch. accelerate leaves a `webdataset.WebLoader` as it is. It must
+    not prepare a plain DataLoader: it would divide the images of each rank again, and lose some.
 
     A sample has `__key__`, `__url__` (of its tar), `image` uint8 [H, W, 3], `label`, `group`,
     `position`, `alpha` and `weight`; as a series `images` [A, H, W, 3], `labels`, `group`,
-    `alphas` and `weights` float32 [A]. Nothing in it is left to decode.
+    `alphas` and `weights` float32 [A]. All of it is decoded.
 
     Args:
-        index, labels, scale, exclude: as of `MixedDataset`.
+        index, labels, scale, exclude: as in `MixedDataset`.
         series: a sample is a whole series, not an image.
-        dense: labels are float32 [K], or [A, K]; else they are sparse, lists of pairs of a class
-            and its probability, which differ in length.
-        shuffle: samples that wait in a buffer, still encoded, to be mixed; 0 mixes shards alone.
+        dense: labels are float32 [K], or [A, K]; else they are sparse: lists, of different
+            lengths, of pairs of a class and its probability.
+        shuffle: size of the buffer in which encoded samples are shuffled; 0 shuffles shards alone.
     Raises:
-        InputError: as `MixedDataset`.
-        ValueError: while reading, a shard or an image is damaged; names it.
+        InputError: as in `MixedDataset`.
+        ValueError: while reading, a shard or an image is damaged; the text names it.
     """
     source = Pinned(Root(url), index=index, labels=labels, scale=scale)
     chosen = None if exclude is None else SeriesFilter(exclude, source)
-    turns = _Turns(seed, torch.tensor(epoch).share_memory_())
-    found = MixedPipeline(
-        turns,
-        partial(_shards, source, turns),
+    passes = _Passes(seed, torch.tensor(epoch).share_memory_())
+    pipeline = MixedPipeline(
+        passes,
+        partial(_shards, source, passes),
         wds.split_by_node,
         wds.split_by_worker,
         partial(_encoded, source=source, chosen=chosen, series=series),
     )
     if shuffle:
-        found.append(partial(_shuffled, turns=turns, size=shuffle))
-    found.append(partial(_decoded, source=source, series=series, dense=dense))
-    return found
+        pipeline.append(partial(_shuffled, passes=passes, size=shuffle))
+    pipeline.append(partial(_decoded, source=source, series=series, dense=dense))
+    return pipeline
 
 
-class _Turns:
-    """Which pass over the shards this is, and the random numbers of it.
+class _Passes:
+    """The number of the current pass over the shards, and its random numbers.
 
     Attributes:
         epoch: int64 [], in memory that forked and spawned workers share.
-        turn: counts the passes since somebody began to iterate.
+        number: number of the pass since the iteration began.
     """
 
     def __init__(self, seed: int, epoch: Tensor) -> None:
-        self.seed, self.epoch, self.turn = seed, epoch, 0
+        self.seed, self.epoch, self.number = seed, epoch, 0
 
     def rng(self, *parts: int | str) -> random.Random:
-        return random.Random(derived_seed(self.seed, int(self.epoch), self.turn, *parts))
+        return random.Random(derived_seed(self.seed, int(self.epoch), self.number, *parts))
 
 
 class _Encoded(NamedTuple):
-    """An image or a whole series, as it lies in its tar."""
+    """An image or a whole series, still encoded."""
 
     tar: str
     record: SeriesRecord
@@ -125,11 +123,11 @@ class _Encoded(NamedTuple):
     contents: Sequence[bytes]
 
 
-def _shards(source: Pinned, turns: _Turns) -> Iterator[ShardEntry]:
+def _shards(source: Pinned, passes: _Passes) -> Iterator[ShardEntry]:
     """All shards in the order of the pass, on every rank and worker."""
-    turns.turn += 1
+    passes.number += 1
     shards = list(source.shards)
-    turns.rng("shards").shuffle(shards)
+    passes.rng("shards").shuffle(shards)
     return iter(shards)
 
 
@@ -146,9 +144,9 @@ def _encoded(
                 yield _Encoded(shard.tar, sample.record, positions, contents)
 
 
-def _shuffled(samples: Iterator[_Encoded], *, turns: _Turns, size: int) -> Iterator[_Encoded]:
+def _shuffled(samples: Iterator[_Encoded], *, passes: _Passes, size: int) -> Iterator[_Encoded]:
     rank, _, worker, _ = pytorch_worker_info()
-    mixed: Iterator[_Encoded] = wds.shuffle(size, rng=turns.rng("buffer", rank, worker))(samples)
+    mixed: Iterator[_Encoded] = wds.shuffle(size, rng=passes.rng("buffer", rank, worker))(samples)
     return mixed
 
 
@@ -157,8 +155,8 @@ def _decoded(
 ) -> Iterator[Sample]:
     num_classes = len(source.class_names) if dense else None
     for sample in samples:
-        place = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
-        yield place | (_series if series else _image)(sample, num_classes)
+        origin = {"__url__": f"{source.root.url}/{sample.tar}", "group": sample.record.group}
+        yield origin | (_series if series else _image)(sample, num_classes)
 
 
 def _image(sample: _Encoded, num_classes: int | None) -> Sample:
@@ -166,7 +164,7 @@ def _image(sample: _Encoded, num_classes: int | None) -> Sample:
     (image,), label = _pixels(sample), record.labels[position]
     return {
         "__key__": f"{group_key(record.group)}-{position:02d}",
-        "image": image.copy(),  # one that may be written, as torch wants it
+        "image": image.copy(),  # writable, as torch requires
         "label": label if num_classes is None else _dense([label], num_classes)[0],
         "position": position,
         "alpha": record.alphas[position],
@@ -187,20 +185,20 @@ def _series(sample: _Encoded, num_classes: int | None) -> Sample:
 
 
 def _pixels(sample: _Encoded) -> list[np.ndarray]:
-    found = []
+    images = []
     for position, content in zip(sample.positions, sample.contents, strict=True):
         try:
-            found.append(decode_image(content))
+            images.append(decode_image(content))
         except ValueError as error:
-            place = f"{sample.tar}: group {sample.record.group}, image {position}"
-            raise ValueError(f"{place}: {error}; run `semix verify --full`") from None
-    return found
+            which = f"{sample.tar}: group {sample.record.group}, image {position}"
+            raise ValueError(f"{which}: {error}; run `semix verify --full`") from None
+    return images
 
 
 def _dense(labels: Sequence[Sequence[Sequence[float]]], num_classes: int) -> np.ndarray:
     """float32 [n, K]."""
-    found = np.zeros((len(labels), num_classes), dtype=np.float32)
+    dense = np.zeros((len(labels), num_classes), dtype=np.float32)
     for row, label in enumerate(labels):
         for target, probability in label:
-            found[row, int(target)] = probability
-    return found
+            dense[row, int(target)] = probability
+    return dense

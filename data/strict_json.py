@@ -1,4 +1,4 @@
-"""JSON from anywhere: bounded, finite, no key twice, checked by a model."""
+"""JSON from untrusted sources: bounded, finite, without duplicate keys, checked by a model."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Strict(BaseModel):
-    """Base of what a stored file may hold: no other keys, no conversions, finite numbers."""
+    """Base of models of stored files: no unknown keys, no conversions, finite numbers."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -19,20 +19,19 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
-    """What `content` spells, once `model` accepts it.
+    """Parse `content` as `model`.
 
     Args:
         what: its name in messages.
         most: bytes; more are refused before any is parsed.
     Raises:
-        ValueError: `what: field: problem`. Nesting of any depth, numbers of any length and
-            broken UTF-8 are problems like others.
+        ValueError: `what: field: problem`, also for deep nesting, long numbers, broken UTF-8.
     """
     if len(content) > most:
         raise ValueError(f"{what}: {len(content)} bytes, at most {most} are read")
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
-        found = model.model_validate_json(content)
+        value = model.model_validate_json(content)
         json.loads(content, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
@@ -40,29 +39,29 @@ def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
         raise ValueError(f"{what}: {_path(problem['loc'])}{message}") from None
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-    return found
+    return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {_shown(twice)} stands twice")
+        raise ValueError(f"key {_shown(twice)} is there twice")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_shown(text)} is no finite number")
+        raise ValueError(f"{_shown(text)} is not a finite number")
     return number
 
 
-def _path(place: tuple[int | str, ...]) -> str:
-    names = (str(part) for part in place)
+def _path(location: tuple[int | str, ...]) -> str:
+    names = (str(part) for part in location)
     path = ".".join(name if PLAIN.fullmatch(name) else _shown(name) for name in names)
     return f"{path}: " if path else ""
 
 
 def _shown(text: str, most: int = 60) -> str:
-    """As plain ASCII: what a hostile file spells must not steer a terminal."""
+    """The text as plain ASCII, because a hostile file must not control a terminal."""
     return ascii(text if len(text) <= most else text[:most] + "...")

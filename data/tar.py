@@ -1,6 +1,6 @@
-"""A shard: series of images and labels in one plain tar, byte for byte a function of them.
+"""The tar of a shard: series of images and labels, from which each byte of it follows.
 
-Written with fixed times, owners and order; read strictly: headers, contents, its exact end.
+It is written with fixed times, owners and order, and read strictly: headers, contents, exact end.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES = "|".join(get_args(ImageFormat))
 MEMBER = re.compile(rf"(?P<key>\d{{8}})\.(?:\d{{2}}\.(?P<image>{IMAGES})|json)", re.ASCII)
-BLOCK = tarfile.BLOCKSIZE  # bytes; headers are one, contents are padded to whole ones
+BLOCK = tarfile.BLOCKSIZE  # bytes; a header is one block, contents are padded to whole blocks
 RECORD = tarfile.RECORDSIZE  # an archive ends in zeros up to a multiple of this
 MAGIC = slice(257, 265), b"ustar\x0000"
 SIZE = slice(124, 136), re.compile(rb"[0-7]+[ \0]*")  # GNU tar also knows a binary form
@@ -27,7 +27,7 @@ MOST_MEMBER = 64 * 2**20  # far above any image of ours; a header may claim eigh
 
 
 class Span(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes in a file."""
 
     offset: int
     size: int
@@ -46,7 +46,7 @@ class GroupSample:
     """One series of images from one initial noise, as a webdataset sample.
 
     Attributes:
-        images: encoded images, one an alpha, in the order of the record's alphas.
+        images: encoded images, one per alpha, in the order of the record's alphas.
         extension: webp, png or jpg.
     """
 
@@ -57,10 +57,10 @@ class GroupSample:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """Where one series lies in its plain tar.
+    """Where the files of one series lie in its tar.
 
     Attributes:
-        record: of its JSON; images: one an alpha.
+        record: range of its JSON; images: one range per alpha.
     """
 
     group: int
@@ -90,15 +90,15 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupSample]:
-    """Samples of a plain tar; nothing in it can name a file, run, or grow by unpacking.
+    """Samples of a plain tar; its content can name no file, run no code, and unpack to no more.
 
     Args:
-        most_bytes: of the whole tar, as its commit record says.
+        most_bytes: size of the whole tar by its commit record.
     Raises:
         ValueError: a damaged or compressed tar, a member that no shard has, members out of
             order, or a series whose record and images do not fit together.
     """
-    for series in _series(members(file, read, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, read_content, most_bytes=most_bytes)):
         *images, last = series.members
         try:
             record = SeriesRecord.read(last.content)
@@ -115,9 +115,9 @@ def scan_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[Group
     """Where the series of a plain, seekable tar lie, from its headers alone.
 
     Raises:
-        ValueError: as `read_tar`, but for what only contents show.
+        ValueError: as `read_tar`, except for damage within contents.
     """
-    for series in _series(members(file, skip, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, skip_content, most_bytes=most_bytes)):
         *images, record = (member.span for member in series.members)
         yield GroupPlace(int(series.key), record, tuple(images), series.extension)
 
@@ -128,14 +128,13 @@ def read_shard(
     """Samples of one shard, read once, and checked against its commit record.
 
     Args:
-        num_classes: of the plan; no record may speak of another class.
-        hashed: a local tar too, whose hash was checked once before. That the tar is the recorded
-            one, byte for byte, is then known once all samples were taken, as of a bucket's. New
+        num_classes: of the plan; no record may name a class beyond it.
+        hashed: hash a local tar too, although its hash was checked before. The end of the
+            iteration then proves, as for a tar in a bucket, that it is the recorded one. New
             labels are bound to their images by that hash.
     Raises:
-        ValueError: as `read_tar`, or other groups or bytes than recorded; it starts with the
-            tar's name.
-        FileNotFoundError: the tar is not there.
+        ValueError: as `read_tar`, or other groups or bytes than recorded; starts with the name.
+        FileNotFoundError: there is no such tar.
     """
     try:
         with store.open(entry.tar) as file:
@@ -154,41 +153,41 @@ def read_shard(
 def _expected(
     samples: Iterator[GroupSample], entry: ShardEntry, num_classes: int | None
 ) -> Iterator[GroupSample]:
-    """The same samples, which must be those of the record."""
-    wanted = entry.group_numbers
+    """The same samples, checked against the record."""
+    expected = entry.group_numbers
     count = 0
     for count, sample in enumerate(samples, start=1):
         group = sample.record.group
-        if count > len(wanted) or group != wanted[count - 1]:
+        if count > len(expected) or group != expected[count - 1]:
             raise ValueError(f"holds group {group}, its record says else")
         named = {*sample.record.classes}
         named |= {target for row in sample.record.labels for target, _ in row}
         if num_classes is not None and max(named) >= num_classes:
             raise ValueError(f"group {group} names class {max(named)}, the plan has {num_classes}")
         yield sample
-    if count != len(wanted):
-        raise ValueError(f"{count} groups, its record says {len(wanted)}")
+    if count != len(expected):
+        raise ValueError(f"{count} groups, its record says {len(expected)}")
 
 
-class _Series(NamedTuple):
-    """The members of one sample: its images, then its record."""
+class _SeriesMembers(NamedTuple):
+    """The files of one sample: its images, then its record."""
 
     key: str
     extension: str
     members: list[Member]
 
 
-def _series(found: Iterator[Member]) -> Iterator[_Series]:
-    """Members by sample: images from position 0 on, then the record; keys ascend."""
+def _group_by_keys(files: Iterator[Member]) -> Iterator[_SeriesMembers]:
+    """Group members into samples: images from position 0 on, then the record; keys ascend."""
     last, series = "", None
-    for member in found:
+    for member in files:
         match = MEMBER.fullmatch(member.name)
         if match is None:
             raise ValueError(f"{member.name!r} does not belong in a shard")
         key, image = match.group("key", "image")
-        series = series or _Series(key, image or "", [])
-        wanted = f"{key}.{len(series.members):02d}.{series.extension}" if image else f"{key}.json"
-        if key <= last or key != series.key or member.name != wanted:
+        series = series or _SeriesMembers(key, image or "", [])
+        expected = f"{key}.{len(series.members):02d}.{series.extension}" if image else f"{key}.json"
+        if key <= last or key != series.key or member.name != expected:
             raise ValueError(f"{member.name!r} is out of order")
         if not image and not series.members:
             raise ValueError(f"group {key} has no images")
@@ -201,7 +200,7 @@ def _series(found: Iterator[Member]) -> Iterator[_Series]:
 
 
 class Hashing(io.RawIOBase):
-    """A file that hashes what is read of it."""
+    """A file that hashes the bytes that are read from it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash = file, hashlib.sha256()
@@ -216,22 +215,22 @@ class Hashing(io.RawIOBase):
         return len(content)
 
     def hexdigest(self) -> str:
-        """Of the whole file: what was not read so far is read now."""
+        """SHA-256 of the whole file; reads the rest of it."""
         while content := self._file.read(2**20):
             self._hash.update(content)
         return self._hash.hexdigest()
 
 
-def members(
-    file: BinaryIO, take: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
+def tar_file_iterator(
+    file: BinaryIO, load: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
 ) -> Iterator[Member]:
-    """Members of the tar in `file`, from where it stands up to the tar's end and the file's.
+    """Members of the tar in `file`, from its position to the end, which must be the tar's end.
 
-    tarfile's own reader unpacks compressed tars, follows links and extended headers, believes
+    tarfile's own reader unpacks compressed tars, follows links and extended headers, accepts
     any size, and takes zeros or a cut between members for the end.
 
     Args:
-        take: `read` or `skip`.
+        load: `read_content` or `skip_content`.
         most_bytes: of the whole tar.
     Raises:
         ValueError: anything but regular files with plain headers in a whole tar.
@@ -243,11 +242,11 @@ def members(
         offset = _padded(span.offset + size, BLOCK)
         if most_bytes is not None and offset > most_bytes:
             raise ValueError(f"damaged tar: {name!r} goes beyond its {most_bytes} bytes")
-        yield Member(name, span, take(file, span))
+        yield Member(name, span, load(file, span))
     _check_end(file, offset, most_bytes)
 
 
-def read(file: BinaryIO, span: Span) -> bytes:
+def read_content(file: BinaryIO, span: Span) -> bytes:
     padded = _padded(span.size, BLOCK)
     content = file.read(padded)
     if len(content) != padded:
@@ -257,7 +256,7 @@ def read(file: BinaryIO, span: Span) -> bytes:
     return content[: span.size]
 
 
-def skip(file: BinaryIO, span: Span) -> bytes:
+def skip_content(file: BinaryIO, span: Span) -> bytes:
     file.seek(_padded(span.size, BLOCK), 1)
     return b""
 
@@ -288,7 +287,7 @@ def _parsed(header: bytes, offset: int) -> tuple[str, int]:
 
 
 def _check_end(file: BinaryIO, offset: int, most_bytes: int | None) -> None:
-    """One block of zeros was read at `offset`; as many must follow as tar writes, and no more."""
+    """Check that after the block of zeros at `offset` the rest is what tar writes, and no more."""
     whole = _padded(offset + 2 * BLOCK, RECORD)
     left = whole - offset - BLOCK
     rest = file.read(left + 1)

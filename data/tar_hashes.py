@@ -1,4 +1,4 @@
-"""Local tars are hashed once: a machine remembers which ones have the bytes of their record."""
+"""Check of local tars against their records; each is hashed once per machine."""
 
 import fcntl
 import hashlib
@@ -13,18 +13,18 @@ from semix.data.formats import ShardEntry
 from semix.data.machine import cache_folder
 
 BLOCK = 8 * 2**20  # bytes read at a time
-FOLDER = "hashed-tars"  # of the cache: an empty file for each tar, its name says which
+FOLDER = "hashed-tars"  # in the cache: one empty marker per verified tar, named after it
 LOCK = ".lock"
-MOST_MARKS = 4096  # in each of 256 folders; for a million tars
+MOST_MARKERS = 4096  # in each of 256 folders; for a million tars
 
 log = logging.getLogger("semix.root")
-_known: set[str] = set()  # by this process, whose cache may not be writable
+_known: set[str] = set()  # markers of this process, whose cache may not be writable
 
 
 def check_tar(descriptor: int, shard: ShardEntry, *, place: str) -> None:
-    """Hash an open local tar, unless this one of this size and time was hashed before.
+    """Hash an open local tar, unless it was hashed before with this size and time.
 
-    Processes take turns at a tar, so that one hashes it for all.
+    A lock lets one process hash a tar for all.
 
     Args:
         shard: entry of an index, or a commit record.
@@ -35,21 +35,21 @@ def check_tar(descriptor: int, shard: ShardEntry, *, place: str) -> None:
     state = os.fstat(descriptor)
     if state.st_size != shard.bytes:
         raise ValueError(f"{state.st_size:,} bytes, its record says {shard.bytes:,}")
-    mark = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
-    path = cache_folder() / FOLDER / mark[:2] / mark
-    if mark in _known or path.exists():
+    marker = fingerprint([place, shard.sha256, state.st_size, state.st_mtime_ns])
+    path = cache_folder() / FOLDER / marker[:2] / marker
+    if marker in _known or path.exists():
         return
-    with _turn(path) as writable:
+    with _lock(path) as writable:
         if not path.exists():
             if sha256_of(descriptor) != shard.sha256:
                 raise ValueError("does not have the recorded SHA-256")
             if writable:
                 _remember(path)
-    _known.add(mark)
+    _known.add(marker)
 
 
 def sha256_of(descriptor: int) -> str:
-    """Of an open file, from its beginning, whatever its position."""
+    """SHA-256 of an open file, from its beginning, whatever its position."""
     digest, offset = hashlib.sha256(), 0
     while block := os.pread(descriptor, BLOCK, offset):
         digest.update(block)
@@ -58,13 +58,13 @@ def sha256_of(descriptor: int) -> str:
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[bool]:
-    """Alone with tars of this folder, if the cache can be written; whether it can."""
+def _lock(path: Path) -> Iterator[bool]:
+    """Lock the tars of this folder, if the cache can be written; yields whether it can."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if not _known:  # said once
+        if not _known:  # warn once
             reason = error.strerror or str(error)
             log.warning("%s: %s; every process hashes the tars it reads", path.parent, reason)
         yield False
@@ -77,8 +77,8 @@ def _turn(path: Path) -> Iterator[bool]:
 
 
 def _remember(path: Path) -> None:
-    """Leave the mark, in place of the oldest where there are too many."""
-    marks = [mark for mark in path.parent.iterdir() if mark.name != LOCK]
-    if len(marks) >= MOST_MARKS:
-        min(marks, key=lambda mark: mark.stat().st_mtime_ns).unlink(missing_ok=True)
+    """Write the marker; it replaces the oldest where there are too many."""
+    markers = [marker for marker in path.parent.iterdir() if marker.name != LOCK]
+    if len(markers) >= MOST_MARKERS:
+        min(markers, key=lambda marker: marker.stat().st_mtime_ns).unlink(missing_ok=True)
     path.touch()

@@ -1,4 +1,4 @@
-"""safetensors bytes to tensors and back, whatever the bytes are; sealed ones know their hash."""
+"""Strict reading and writing of safetensors; sealed files carry their own hash."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from safetensors.numpy import save as save_arrays
 from semix.data.fingerprint import canonical_json
 from semix.data.strict_json import Strict, read_strictly
 
-if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
+if TYPE_CHECKING:  # torch costs seconds, and most readers of a root do not need it
     from torch import Tensor
 
 T = TypeVar("T")
-Facts = dict[str, str]
-SEAL = "semix"  # the one entry of the metadata: safetensors writes several in any order
+Metadata = dict[str, str]
+SEAL = "semix"  # the only entry of the metadata: safetensors writes several in any order
 
 LENGTH = 8  # bytes, little endian, of the JSON header that follows
 MOST_HEADER = 16 * 2**20
-MOST_DIMENSIONS = 8  # torch takes any number, and then cannot print them
+MOST_DIMENSIONS = 8  # torch accepts any number, but then cannot print the tensor
 
 
 class Entry(Strict):
@@ -31,14 +31,14 @@ class Entry(Strict):
 
 
 class Note(Strict):
-    """What a sealed file says beside its numbers: facts for a reader, and the hash of it all."""
+    """Metadata of a sealed file: texts for a reader, and the hash of tensors and texts."""
 
-    facts: Facts
+    facts: Metadata
     sha256: str
 
 
 class Header(BaseModel):
-    """What precedes the numbers: one entry a tensor, and texts."""
+    """The header of a safetensors file: one entry per tensor, and texts."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     __pydantic_extra__: dict[str, Entry]
@@ -47,13 +47,13 @@ class Header(BaseModel):
 
 
 def read_tensors(content: bytes, *, where: str) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """The tensors of a safetensors file, on the CPU, and the texts stored beside them.
+    """The tensors of a safetensors file, on the CPU, and the texts in its metadata.
 
     Args:
         where: the file's name, for messages.
     Raises:
         ValueError: not a complete safetensors file. The format holds no code, and the library
-            checks each offset against the bytes there are.
+            checks each offset against the size of the file.
     """
     from safetensors.torch import load
 
@@ -72,15 +72,15 @@ def seal(tensors: "Mapping[str, Tensor | ndarray]", facts: Mapping[str, str]) ->
     return save_arrays(whole, {SEAL: canonical_json(note.model_dump())})
 
 
-def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Facts]:
-    """Tensors and facts. Raises ValueError for anything but what `seal` gave."""
+def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, ndarray], Metadata]:
+    """Tensors and facts. Raises ValueError for anything that `seal` did not write."""
     tensors, metadata = read_arrays(content, where=where)
     if SEAL not in metadata:
         raise ValueError(f"{where}: not written by semix")
-    note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
-    if note.sha256 != _hash(tensors, note.facts):
-        raise ValueError(f"{where}: damaged: not of the SHA-256 that is noted beside them")
-    return tensors, note.facts
+    seal_note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
+    if seal_note.sha256 != _hash(tensors, seal_note.facts):
+        raise ValueError(f"{where}: damaged: does not have the SHA-256 in its metadata")
+    return tensors, seal_note.facts
 
 
 def _hash(tensors: Mapping[str, ndarray], facts: Mapping[str, str]) -> str:
@@ -101,6 +101,6 @@ def _read(
     metadata = read_strictly(Header, header, what=where, most=MOST_HEADER).metadata
     try:
         return load(content), metadata
-    # SafetensorError, and whatever the library raises for a type or a shape it does not know.
+    # SafetensorError, and other errors of the library for an unknown type or shape.
     except Exception as error:
         raise ValueError(f"{where}: not a complete safetensors file: {error}") from None

@@ -1,4 +1,4 @@
-"""Work on many items ahead of who takes the results, in order."""
+"""Threads that work ahead of the consumer of their results, which come in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -18,12 +18,12 @@ def mapped(
     threads: int,
     ahead: int | None = None,
 ) -> Generator[Result, None, None]:
-    """As `map`, on threads; memory does not grow with the number of items.
+    """Like `map`, on threads; memory does not grow with the number of items.
 
-    Closed early, and after an error, nothing more is begun, and no thread is left.
+    When it is closed early, or after an error, no further item is begun, and no thread is left.
 
     Args:
-        ahead: results that are begun while the last one is in use; two a thread by default.
+        ahead: results begun while the last one is in use; by default two per thread.
     """
     ahead = 2 * threads if ahead is None else ahead
     pool, begun = ThreadPoolExecutor(threads), deque[Future[Result]]()
@@ -41,11 +41,11 @@ def mapped(
 def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The same items, none of them None; a thread makes the next one while the last is in use.
 
-    No item beyond that one is asked for. The thread ends with the items, and when this is closed.
+    It makes no further item. The thread ends with the items, and when the generator is closed.
     """
-    made = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
-    with closing(made):
-        for item in made:
+    results = mapped(lambda _: next(items, None), repeat(None), threads=1, ahead=1)
+    with closing(results):
+        for item in results:
             if item is None:
                 return
             yield item

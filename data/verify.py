@@ -1,4 +1,4 @@
-"""Whether a root is what its records say, and how what is damaged comes to be made again.
+"""Verification of a root against its records, and quarantine of what is damaged.
 
 Sizes are compared by listing; `full` reads every byte, image and label.
 """
@@ -30,30 +30,30 @@ from semix.data.label_sets import LabelSet, label_sets
 from semix.data.leases import claim, release
 from semix.data.machine import cores
 from semix.data.records import FILES, RECORD, Folder, Records, numbered_folders
-from semix.data.root import Made, Root
-from semix.data.store import Fact, Store
+from semix.data.root import Root, ShardInput
+from semix.data.store import FileInfo, Store
 from semix.data.tar import GroupSample, Hashing, read_tar
 from semix.data.tensors import open_sealed, read_arrays
 from semix.data.threads import mapped
 
-Kind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
-Facts = Mapping[str, Fact]
-REMEDY = "bring back the file that was there, or build into a new place"
+ProblemKind = Literal["shard", "record", "prototypes", "pairs", "index", "labels", "orphan"]
+Listing = Mapping[str, FileInfo]
+REMEDY = "restore the earlier file, or build into a new folder"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and with which shard.
+    """A problem of a root or of one shard.
 
     Attributes:
-        shard: None where it is about the whole root.
-        kind: an orphan is a file that nothing refers to: no damage, only bytes.
-        files: those to remove before what they held can be made again.
+        shard: its number; None for a problem of the whole root.
+        kind: an orphan is a file that nothing refers to; it only takes space.
+        files: the files to remove before their content can be made again.
     """
 
     shard: int | None
     text: str
-    kind: Kind = "shard"
+    kind: ProblemKind = "shard"
     files: tuple[str, ...] = ()
 
     @property
@@ -65,14 +65,14 @@ class Problem:
 
 
 def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
-    """All that is wrong, as it is found; a folder of shards is in memory at a time.
+    """All problems of a root, one by one; one folder of shards is in memory at a time.
 
     Args:
         full: read every record, hash every file, decode every image, check every label.
     """
     store, shards = root.store, root.plan.num_shards
     records = Records(store, root.plan.digest, shards=shards, trusting=not full)
-    records.look()
+    records.refresh()
     known, bad = records.folders(), set()
     for number in sorted(numbered_folders(store, SHARDS) | known.keys()):
         for problem in _folder_problems(root, number, known.get(number, Folder()), full=full):
@@ -87,24 +87,24 @@ def verify(root: Root, *, full: bool = False) -> Iterator[Problem]:
 
 
 def damage(root: Root, *, full: bool = False) -> list[Problem]:
-    """What `verify` finds without orphans."""
+    """The problems of `verify` without orphans."""
     return [problem for problem in verify(root, full=full) if problem.damage]
 
 
-def put_aside(root: Root, problems: Iterable[Problem]) -> int:
-    """Discard what is damaged, with a tombstone, so that it is made again; how many.
+def quarantine(root: Root, problems: Iterable[Problem]) -> int:
+    """Discard what is damaged, with tombstones, so that it is made again; returns how many.
 
-    A shard that a living process works on is left to it. Other problems (an index, a folder in a
-    record's place) are a person's to repair, and are passed over.
+    A shard that a living process works on is left to it. Other problems (an index, a folder in
+    place of a record) are skipped, because a person must repair them.
     """
-    return sum(_put_aside(root, problem) for problem in problems)
+    return sum(_quarantine(root, problem) for problem in problems)
 
 
-def refuse_others(root: Root, file: Made, ours: str) -> None:
-    """Raises InputError if committed shards were made with another such file than ours.
+def refuse_others(root: Root, file: ShardInput, ours: str) -> None:
+    """Raises InputError if committed shards were made with other prototypes or pairs than ours.
 
     Args:
-        ours: SHA-256 of the one that is there, or is about to be.
+        ours: SHA-256 of the file that is there, or is about to be written.
     """
     named = root.made_with(file)
     if count := named.total() - named[""] - named[ours]:
@@ -115,10 +115,10 @@ def refuse_others(root: Root, file: Made, ours: str) -> None:
 
 
 def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
-    """Why a prototypes file cannot serve this plan; None if it can."""
+    """Why a prototypes file is unusable for this plan; None if it is usable."""
     try:
-        tensors, facts = open_sealed(content)
-        encoder = json.loads(facts["encoder"])
+        tensors, metadata = open_sealed(content)
+        encoder = json.loads(metadata["encoder"])
     except (ValueError, KeyError, RecursionError) as error:
         return f"cannot be read: {error}"
     vectors, classes = tensors.get("prototypes"), len(plan.class_names)
@@ -126,79 +126,79 @@ def unusable_prototypes(content: bytes, plan: Plan) -> str | None:
         shape = None if vectors is None else list(vectors.shape)
         return f"has prototypes of shape {shape}, not [{classes}, width]"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-        return "holds values that are no finite numbers"
+        return "holds values that are not finite"
     if encoder != plan.models["annotation"]:
         return "was measured with another encoder than the plan's"
     return None
 
 
 def unusable_pairs(content: bytes, plan: Plan, *, count: int | None = None) -> str | None:
-    """Why pairs.json cannot serve this plan; None if it can."""
+    """Why pairs.json is unusable for this plan; None if it is usable."""
     try:
         pairs = Pairs.read(content)
     except ValueError as error:
         return f"cannot be read: {error}"
     if any(second >= len(plan.class_names) for _, second in pairs):
-        return f"names a class that is none of the {len(plan.class_names)} of the plan"
+        return f"names a class beyond the {len(plan.class_names)} of the plan"
     if count is not None and len(pairs) != count:
         return f"holds {len(pairs)} pairs, the plan has {count}"
     return None
 
 
 def _folder_problems(root: Root, number: int, known: Folder, *, full: bool) -> Iterator[Problem]:
-    """A thousand shards: what is listed against what their records say."""
-    facts, inner = root.store.scan(f"{SHARDS}/{number:04d}")
-    for folder in inner:
-        facts |= root.store.facts(folder)
+    """Compare the listed files of a thousand shards with their records."""
+    infos, folders = root.store.scan(f"{SHARDS}/{number:04d}")
+    for folder in folders:
+        infos |= root.store.infos(folder)
     for shard, (_, reason) in known.refused.items():
         name = record_name(shard)
         yield Problem(shard, f"its commit record {reason}", "record", (name,))
-    for name in inner:
+    for name in folders:
         if RECORD.fullmatch(name):
             text = f"{name} is a folder, not a commit record; move it away"
             yield Problem(int(name[-12:-5]), text, "record")
     entries = known.entries()
     for entry in entries:
         if entry.shard >= root.plan.num_shards:
-            text = f"{record_name(entry.shard)} is of no shard of the plan; "
+            text = f"{record_name(entry.shard)} is beyond the shards of the plan; "
             yield Problem(entry.shard, f"{text}is an extension missing?", "record")
     planned = [entry for entry in entries if entry.shard < root.plan.num_shards]
-    check = partial(_shard_problem, root, facts, full=full)
+    check = partial(_shard_problem, root, infos, full=full)
     checked = mapped(check, planned, threads=max(2, cores())) if full else map(check, planned)
     yield from filter(None, checked)
-    yield from _strays(facts, {name for e in entries for name in (e.tar, e.features.name)})
+    yield from _strays(infos, {name for e in entries for name in (e.tar, e.features.name)})
 
 
-def _shard_problem(root: Root, facts: Facts, entry: ShardEntry, *, full: bool) -> Problem | None:
-    found: dict[str, str] = {}
+def _shard_problem(root: Root, infos: Listing, entry: ShardEntry, *, full: bool) -> Problem | None:
+    problems: dict[str, str] = {}
     planned = root.layout.groups_of(entry.shard)
-    gone = {series.group for series in entry.left_out}
-    if entry.group_numbers != [group for group in planned if group not in gone]:
-        found[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
+    omitted = {series.group for series in entry.left_out}
+    if entry.group_numbers != [group for group in planned if group not in omitted]:
+        problems[""] = f"holds {entry.groups} groups from {entry.first} on, the plan says else"
     checks: dict[str, tuple[int, Callable[[Root, ShardEntry], Iterator[str]]]] = {
         entry.tar: (entry.bytes, _tar_problems),
         entry.features.name: (entry.features.bytes, _features_problems),
     }
     for name, (size, check) in checks.items():
-        problem = _size_problem(facts.get(name), size)
-        if problem is None and full and "" not in found:  # else the record is what is wrong
+        problem = _size_problem(infos.get(name), size)
+        if problem is None and full and "" not in problems:  # else the record is what is wrong
             problem = "; ".join(check(root, entry)) or None
         if problem:
-            found[name] = problem
-    if not found:
+            problems[name] = problem
+    if not problems:
         return None
-    text = "; ".join(f"{name} {problem}".strip() for name, problem in found.items())
-    return Problem(entry.shard, text, files=tuple(name for name in found if name in facts))
+    text = "; ".join(f"{name} {problem}".strip() for name, problem in problems.items())
+    return Problem(entry.shard, text, files=tuple(name for name in problems if name in infos))
 
 
-def _size_problem(fact: Fact | None, size: int) -> str | None:
-    if fact is None:
+def _size_problem(info: FileInfo | None, size: int) -> str | None:
+    if info is None:
         return "is missing"
-    return None if fact.bytes == size else f"has {fact.bytes} bytes, not {size}"
+    return None if info.bytes == size else f"has {info.bytes} bytes, not {size}"
 
 
 def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
-    """Reads the tar once, and no more than a series of it is in memory."""
+    """Read the tar once, with one series in memory at a time."""
     with root.store.open(entry.tar) as file:
         read = Hashing(file)
         problem = _series_problem(io.BufferedReader(read, 2**20), entry, root)
@@ -209,15 +209,15 @@ def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 
 
 def _series_problem(file: io.BufferedReader, entry: ShardEntry, root: Root) -> str | None:
-    found = []
+    groups = []
     try:
         for sample in read_tar(file, most_bytes=entry.bytes):
-            found.append(sample.record.group)
+            groups.append(sample.record.group)
             _check_series(sample, root)
     except ValueError as error:
         return str(error)
-    if found != entry.group_numbers:
-        return f"holds {len(found)} groups that are not those of its record"
+    if groups != entry.group_numbers:
+        return f"holds {len(groups)} groups that are not those of its record"
     return None
 
 
@@ -253,20 +253,20 @@ def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
         return
     if "features" not in tensors:
         yield "has no tensor 'features'"
-    wanted = (entry.groups, root.plan.images_per_group)
+    sizes = (entry.groups, root.plan.images_per_group)
     for name, tensor in sorted(tensors.items()):
-        if tensor.ndim != 3 or tensor.shape[:2] != wanted:
-            yield f"{name} has shape {list(tensor.shape)}, not [{wanted[0]}, {wanted[1]}, width]"
+        if tensor.ndim != 3 or tensor.shape[:2] != sizes:
+            yield f"{name} has shape {list(tensor.shape)}, not [{sizes[0]}, {sizes[1]}, width]"
         if tensor.dtype != np.float16:
             yield f"{name} is {tensor.dtype}, not float16"
         elif not np.isfinite(tensor).all():
-            yield f"{name} holds values that are no finite numbers"
+            yield f"{name} holds values that are not finite"
 
 
 def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
-    """Prototypes and pairs: readable, of this plan, and those that the shards were made with."""
+    """Problems of prototypes and pairs: damaged, of another plan, or not those of the shards."""
     pairs = root.plan.config["mixing"].get("pairs", {})
-    checks: list[tuple[Made, str, Callable[[bytes, Plan], str | None]]]
+    checks: list[tuple[ShardInput, str, Callable[[bytes, Plan], str | None]]]
     checks = [("prototypes", PROTOTYPES, unusable_prototypes)]
     if pairs.get("kind") == "similar":
         checks.append(("pairs", PAIRS, partial(unusable_pairs, count=pairs.get("count"))))
@@ -290,7 +290,7 @@ def _made_with_problems(root: Root, rows: np.ndarray) -> Iterator[Problem]:
 
 
 def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
-    """Indices that cannot be read, or that pin what is no longer as it was."""
+    """Indices that cannot be read, or that pin tars that are missing or changed."""
     for name in index_names(root.store):
         try:
             index = open_index(root.store, name, plan_digest=root.plan.digest)
@@ -298,21 +298,21 @@ def _index_problems(root: Root, sound: Mapping[int, str]) -> Iterator[Problem]:
             yield Problem(None, str(error), "index", (name,))
             continue
         others = [e for e in index.rows if sound.get(e.shard) != e.sha256]
-        changed = [e for e in others if _size_problem(_fact(root.store, e.tar), e.bytes)]
+        changed = [e for e in others if _size_problem(_file_info(root.store, e.tar), e.bytes)]
         if changed:
-            text = f"{name}: pins {len(changed)} tars that are gone or cut, {changed[0].tar} on"
+            text = f"{name}: pins {len(changed)} tars that are missing or cut, {changed[0].tar} on"
             yield Problem(changed[0].shard, text, "index")
 
 
-def _fact(store: Store, name: str) -> Fact | None:
+def _file_info(store: Store, name: str) -> FileInfo | None:
     try:
-        return Fact(store.size(name), 0.0)
+        return FileInfo(store.size(name), 0.0)
     except FileNotFoundError:
         return None
 
 
 def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
-    """Sets that cannot be opened; with `full` also labels that do not count or do not fit."""
+    """Label sets that cannot be opened; with `full` also labels that are damaged or do not fit."""
     for digest in label_sets(root):
         try:
             labels = LabelSet(root, digest)
@@ -321,7 +321,7 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
             continue
         if not full:
             continue
-        where, counting = f"labels/{digest[:12]}", labels.heads()
+        where, counting = f"labels/{digest[:12]}", labels.headers()
         for entry in root.entries():
             name = labels.name(entry.shard)
             if entry.shard in counting:
@@ -333,38 +333,38 @@ def _label_problems(root: Root, *, full: bool) -> Iterator[Problem]:
                 yield Problem(entry.shard, text, "labels", (name,))
 
 
-def _strays(facts: Facts, referred: Iterable[str]) -> Iterator[Problem]:
-    """Files beside the shards that no commit record names."""
+def _strays(infos: Listing, referred: Iterable[str]) -> Iterator[Problem]:
+    """Files in the folders of shards that no commit record names."""
     referred = set(referred)
-    for name, fact in facts.items():
+    for name, info in infos.items():
         if RECORD.match(name) or name in referred:
             continue
         match = FILES.fullmatch(name)
         what = "no commit record names it" if match else "does not belong here"
-        text = f"{name}: {what} ({fact.bytes} bytes)"
+        text = f"{name}: {what} ({info.bytes} bytes)"
         yield Problem(int(match[1]) if match else None, text, "orphan")
 
 
-def _beside_folders(root: Root) -> dict[str, Fact]:
-    """Files below shards/ that are in no folder of shards."""
+def _beside_folders(root: Root) -> dict[str, FileInfo]:
+    """Files below shards/ that are not in a folder of shards."""
     files, folders = root.store.scan(SHARDS)
     numbered = {f"{SHARDS}/{number:04d}" for number in numbered_folders(root.store, SHARDS)}
     for folder in folders:
         if folder not in numbered:
-            files |= root.store.facts(folder)
+            files |= root.store.infos(folder)
     return files
 
 
-def _put_aside(root: Root, problem: Problem) -> bool:
+def _quarantine(root: Root, problem: Problem) -> bool:
     discardable = problem.kind == "shard" or (problem.kind == "record" and bool(problem.files))
     if problem.kind in ("prototypes", "pairs") and problem.files:
-        _bury(root, problem)
+        _discard_file(root, problem)
     elif problem.shard is not None and discardable:
         if not claim(root.store, problem.shard):
             return False
         try:
             root.discard(problem.shard, why=problem.text)
-            # Of the same bytes the new file has the same name, and a store may keep what is there.
+            # The same bytes get the same name, and a store may keep an existing file.
             record = f"{problem.shard:07d}.json"
             _remove(root, (name for name in problem.files if not name.endswith(record)))
         finally:
@@ -376,7 +376,7 @@ def _put_aside(root: Root, problem: Problem) -> bool:
     return True
 
 
-def _bury(root: Root, problem: Problem) -> None:
+def _discard_file(root: Root, problem: Problem) -> None:
     number = 1
     note = json.dumps({"why": problem.text}).encode()
     while not root.store.create(f"{DISCARDED}/{problem.kind}.{number}.json", note):

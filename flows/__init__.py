@@ -2,6 +2,12 @@
 
 import os
 
+if __name__ != "semix.flows":
+    raise ImportError(
+        f"{__name__} is imported as semix.flows; a deployment whose entry point begins with "
+        "`flows.` is of an earlier version: deploy it anew, `prefect --no-prompt deploy --all`"
+    )
+
 # Read once, when Prefect and torch are imported, here and in the processes started from here.
 # A user's own settings win.
 os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -23,14 +23,20 @@ from prefect.artifacts import (
 )
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from semix.calib.config import TrainConfig
-from semix.calib.results import Method
+from semix.calib.results import MethodResult
 from semix.calib.run_folder import HISTORY, seed_evaluation, seed_folder
+from semix.data.contact_sheet import (
+    HARD,
+    contact_sheet,
+    entropy_share,
+    read_series,
+    some_of_all_pairs,
+)
 from semix.data.files import MOST_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
 from semix.data.lineage import in_words, made_now, source
 from semix.data.printable import markdown_text
-from semix.data.root import Progress, Root
-from semix.data.series import HARD, contact_sheet, entropy_share, read_series, some_of_all_pairs
+from semix.data.root import Root, RootProgress
 from semix.flows.progress import Rate, counted, describe, duration, standing, to_come
 
 ARTIFACT_EVERY_S = 5.0
@@ -111,12 +117,12 @@ def growing_artifact(key: str) -> Iterator[Callable[[float, str], None]]:
 
 
 @contextmanager
-def progress_artifact(key: str) -> Iterator[Callable[[Progress], None]]:
+def progress_artifact(key: str) -> Iterator[Callable[[RootProgress], None]]:
     """Yields a function that shows how many images there are."""
     rate = Rate()
     with growing_artifact(key) as publish:
 
-        def show(progress: Progress) -> None:
+        def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
             words = filter(None, (counted(progress), describe(progress, rate.value)))
             total = progress.images_done + to_come(progress)
@@ -180,7 +186,7 @@ def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None
 
 
 def build_summary(
-    root: Root, *, key: str, began: Progress, before: Sequence[int], seconds: float
+    root: Root, *, key: str, began: RootProgress, before: Sequence[int], seconds: float
 ) -> None:
     """Show in one table what there is after a run, how fast it came, where its shards come from,
     and what failed.
@@ -206,7 +212,7 @@ def build_summary(
         facts_table(facts, key=key, description=text)
 
 
-def summary(found: Progress, *, began: Progress, seconds: float) -> dict[str, str]:
+def summary(found: RootProgress, *, began: RootProgress, seconds: float) -> dict[str, str]:
     """Counts, rates and seconds by stage."""
     made = found.images_done - began.images_done
     one = standing(found)["images_per_second"]
@@ -281,7 +287,7 @@ def _some_groups(root: Root) -> list[int]:
     return groups
 
 
-def result_table(methods: Sequence[Method], *, key: str) -> None:
+def result_table(methods: Sequence[MethodResult], *, key: str) -> None:
     """Show what some measured runs reached."""
     with only_shown():
         from semix.calib.tables import (  # pandas, at the end alone

@@ -59,17 +59,17 @@ def _read(
     root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
 ) -> Audit:
     source = Pinned(root, index=index, labels=labels)
-    beat = _lines(sum(shard.groups for shard in source.shards))
+    heartbeat = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
-            return measure(source, beat=beat)
+            return measure(source, heartbeat=heartbeat)
         judge = Judge(run, device=device)
         judge.refuse_other_classes(source.class_names)
         return measure(
             source,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),
             judge_name=judge.name,
-            beat=beat,
+            heartbeat=heartbeat,
         )
     except Unreadable as error:
         raise RunFailed(f"{error}; `semix verify {root.url}` says more") from None
@@ -89,14 +89,14 @@ def _lines(total: int) -> Callable[[int], None]:
     """A line now and then on how far the audit is."""
     done, due = 0, time.monotonic() + LINE_EVERY_S
 
-    def beat(groups: int) -> None:
+    def heartbeat(groups: int) -> None:
         nonlocal done, due
         done += groups
         if time.monotonic() >= due:
             due += LINE_EVERY_S
             log.info("audit: %s of %s series", f"{done:,}", f"{total:,}")
 
-    return beat
+    return heartbeat
 
 
 def print_checks(checks: list[dict[str, Any]]) -> None:

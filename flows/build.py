@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from semix.data.errors import InputError
-from semix.data.layout import stretch_of
+from semix.data.layout import segment_of
 from semix.data.ranges import format_ranges
 from semix.data.root import Root
 from semix.data.settings import whole_path
@@ -150,7 +150,7 @@ def extend(
         BuildFailed: as of `build`; the extension stands, and `semix resume` goes on.
     """
     root = extend_root(Root(root) if isinstance(root, str) else root, groups_per_pair)
-    added = stretch_of(root.extensions[-1])
+    added = segment_of(root.extensions[-1])
     groups, shards = (added.first_group, added.last_group), (added.first_shard, added.last_shard)
     log.info("%s: added groups %d to %d, shards %d to %d", root.url, *groups, *shards)
     return resume(root, slots=slots)

@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow, task
 from semix.data.lineage import made_now, source
 from semix.data.ranges import format_ranges, parse_ranges
-from semix.data.root import Progress, Root
+from semix.data.root import Root, RootProgress
 from semix.data.verify import refuse_others
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
@@ -37,7 +37,7 @@ from semix.pipeline.root import config_of, running_on
 
 log = logging.getLogger("semix.build")
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[RootProgress], None]
 
 
 def run_name(given: Mapping[str, Any]) -> str:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from semix.data.errors import InputError
 from semix.data.formats import PAIRS, PROTOTYPES
-from semix.data.imagefolder import Survey, survey
+from semix.data.imagefolder import FolderReport, inspect_folder
 from semix.data.ranges import format_ranges
-from semix.data.root import Made, Root
+from semix.data.root import Root, ShardInput
 from semix.data.splits import RealDataConfig
-from semix.data.verify import damage, put_aside
+from semix.data.verify import damage, quarantine
 from semix.flows.configs import load_config
 from semix.flows.costs import check_space
 from semix.flows.failures import RunFailed, few_ranges, reasons
@@ -128,7 +128,7 @@ def put_damage_aside(root: Root, *, full: bool = False) -> None:
     found = damage(root, full=full)
     for problem in found:
         log.warning("%s", problem)
-    if count := put_aside(root, found):
+    if count := quarantine(root, found):
         log.warning("put %d damaged parts aside; making them again", count)
 
 
@@ -140,7 +140,7 @@ def restore(root: Root, device: str) -> None:
     Raises:
         InputError: it cannot be measured here, or comes out otherwise than the shards say.
     """
-    files: dict[Made, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
+    files: dict[ShardInput, str] = {"prototypes": PROTOTYPES, "pairs": PAIRS}
     named = [name for kind, name in files.items() if any(root.made_with(kind))]
     if not all(map(root.store.exists, named)):
         prepare(root, device=device)
@@ -169,10 +169,10 @@ def check_work(root: Root, slots: SlotSettings, selection: Selection = ALL) -> N
     check_space(plan, root.store, missing=len(selection.wanted(root)))
 
 
-def survey_images(config: RealDataConfig) -> Survey:
+def survey_images(config: RealDataConfig) -> FolderReport:
     """Decode all pictures of a folder, under a bar. Raises InputError for what cannot be used."""
     with counting("decoding real images") as show:
-        return survey(config, show)
+        return inspect_folder(config, show)
 
 
 def say_what_is_ignored(config: RealDataConfig) -> None:

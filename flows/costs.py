@@ -51,7 +51,7 @@ def costs(
     from semix.data.device import resolve_device
     from semix.pipeline.estimate import estimate, hours
     from semix.pipeline.generators.loading import check_networks
-    from semix.pipeline.rehearsal import device_rate
+    from semix.pipeline.timing import device_rate
 
     device, dtype = resolve_device(device), plan.config.generator.dtype
     check_networks(plan.config.generator)
@@ -146,9 +146,9 @@ def refuse_small_place(store: "Store", needed: float, free: int) -> None:
 
 def timed(plan: "BuildPlan", device: str, *, noise_ratio: float, rate: float) -> dict[str, Any]:
     """One warm batch: its speed, and hours of the whole build at that speed on one device."""
-    from semix.pipeline.rehearsal import rehearse
+    from semix.pipeline.timing import time_batch
 
-    batch = rehearse(plan, device=device, noise_ratio=noise_ratio)
+    batch = time_batch(plan, device=device, noise_ratio=noise_ratio)
     achieved = None if batch.tflop is None else batch.tflop / batch.seconds
     return {
         "images": batch.images,

@@ -356,7 +356,7 @@ def check_store(subject: Subject) -> Iterator[Finding]:
         return
     store = Store(subject.out)
     if subject.build is not None:
-        store.refuse_strangers(MIXED, own=PLAN)
+        store.require_empty_or_own(MIXED, own=PLAN)
     store.check_writable(tidy=True)  # decided within seconds; what follows waits out faults
     start = time.monotonic()
     store.list("doctor")

@@ -26,6 +26,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Cancelled, Crashed
 from prefect.utilities.urls import url_for
+from semix.data.installation import DISTRIBUTION
 from semix.flows.artifacts import only_shown
 from semix.flows.failures import RunCancelled
 from semix.flows.paths import check_places
@@ -47,7 +48,7 @@ def flow_options(kind: str, run_name: Callable[[Mapping[str, Any]], str]) -> dic
     """
     return {
         "name": f"semix-{kind}",
-        "version": version("semix"),
+        "version": version(DISTRIBUTION),
         "flow_run_name": lambda: run_name(runtime.flow_run.parameters),
         "persist_result": False,
         "result_serializer": "json",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semix.data.errors import InputError
-from semix.data.root import Progress
+from semix.data.root import RootProgress
 
 FIGURES = re.compile(r"[\d.,]*\d[\d.,]*")
 # A point before decimals, commas between groups of three; Rs.300 is no fraction.
@@ -85,7 +85,7 @@ def words_of_check(found: Mapping[str, Any], price: Price) -> str:
     return said
 
 
-def price_of_root(progress: Progress, left: float | None, price: Price) -> dict[str, Any]:
+def price_of_root(progress: RootProgress, left: float | None, price: Price) -> dict[str, Any]:
     """What a root's shards have cost and what is missing will, at the rates of its records.
 
     Loading models, waiting and work that was lost are in no record.

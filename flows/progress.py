@@ -23,7 +23,7 @@ from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.lineage import in_words, source
 from semix.data.printable import printable_line
-from semix.data.root import Progress, Root
+from semix.data.root import Root, RootProgress
 from semix.flows.prices import Price, price_of_root, words_of_root
 from semix.flows.terminal import console, emit_facts
 from semix.pipeline.relabel import command_of
@@ -52,17 +52,17 @@ class Rate:
         self._last = images_done
 
 
-def counted(progress: Progress) -> str:
+def counted(progress: RootProgress) -> str:
     return f"{progress.images_done:,} of {progress.images:,} images"
 
 
-def to_come(progress: Progress) -> int:
+def to_come(progress: RootProgress) -> int:
     """Images that are still to be made: those of series left out are not."""
     series = progress.images // max(1, progress.groups)
     return progress.images - progress.images_done - progress.left_out * series
 
 
-def describe(progress: Progress, rate: float | None) -> str:
+def describe(progress: RootProgress, rate: float | None) -> str:
     """`45.1 images/s, about 2 min left`, and what goes wrong; only what there is, and is known."""
     parts = []
     if progress.failed:
@@ -76,7 +76,7 @@ def describe(progress: Progress, rate: float | None) -> str:
     return ", ".join(parts)
 
 
-def standing(progress: Progress) -> dict[str, Any]:
+def standing(progress: RootProgress) -> dict[str, Any]:
     """What follows from the store alone; the rates are those of one worker, models loaded."""
     seconds = progress.seconds
     rate = progress.images_done / seconds if seconds else None
@@ -230,7 +230,7 @@ class Steps:
 
 @contextmanager
 def now_and_then(
-    look: Callable[[], Progress], listeners: Sequence[Callable[[Progress], None]]
+    look: Callable[[], RootProgress], listeners: Sequence[Callable[[RootProgress], None]]
 ) -> Iterator[Callable[[], None]]:
     """Yields a function that looks and tells the listeners, at most once in LOOK_EVERY_S.
 
@@ -251,8 +251,8 @@ def now_and_then(
 
 
 @contextmanager
-def shown(title: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields a function that shows a Progress; call it as often as you like."""
+def shown(title: str) -> Iterator[Callable[[RootProgress], None]]:
+    """Yields a function that shows a RootProgress; call it as often as you like."""
     rate = Rate()
     if not console.is_terminal:
         yield _lines(title, rate)
@@ -262,7 +262,7 @@ def shown(title: str) -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, refresh_per_second=2) as bar:
         line = bar.add_task(title, total=None, count="", detail="")
 
-        def show(progress: Progress) -> None:
+        def show(progress: RootProgress) -> None:
             rate.update(progress.images_done, time.monotonic())
             count, detail = counted(progress), describe(progress, rate.value)
             done = progress.images_done
@@ -284,11 +284,11 @@ def counting(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(line, completed=done, total=total)
 
 
-def _lines(title: str, rate: Rate) -> Callable[[Progress], None]:
+def _lines(title: str, rate: Rate) -> Callable[[RootProgress], None]:
     due = time.monotonic()
     done = -1
 
-    def show(progress: Progress) -> None:
+    def show(progress: RootProgress) -> None:
         nonlocal due, done
         now = time.monotonic()
         rate.update(progress.images_done, now)

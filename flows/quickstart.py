@@ -9,6 +9,7 @@ from typing import Any
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import DATA, EVALUATION, is_measured
 from semix.calib.study import Cell
+from semix.configs import FOLDER as READY
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.fingerprint import file_digest
@@ -29,7 +30,7 @@ from semix.pipeline.standins.recipe import Report
 
 SECONDS = "seconds.json"  # of each step, when it was last made
 REPORT, LOG, PICTURE = "report.html", "quickstart.log", "series.png"
-CONFIGS = Path(__file__).parents[1] / "configs" / "quickstart"
+CONFIGS = READY / "quickstart"
 # The same number of series twice: from random noises, and from the stablest of several.
 RANDOM, CHOSEN = "mixed", "mixed-chosen-noise"
 NOISE: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -55,7 +56,7 @@ def main(out: Path, *, seeds: int) -> dict[str, Any]:
     page = out / REPORT
     if not is_complete(out, seeds):
         place = Store(str(out))
-        place.refuse_strangers("quickstart", own=LOG)  # the flow begins with its log
+        place.require_empty_or_own("quickstart", own=LOG)  # the flow begins with its log
         place.check_writable()
         visible_gpus()  # or why that cannot be known
         run_flow("semix.flows.quickstart_flow.quickstart_flow", out=str(out), seeds=seeds)

@@ -12,9 +12,9 @@ from semix.calib.results import load_methods
 from semix.calib.run_folder import claim_run, is_measured
 from semix.calib.study import Cell
 from semix.calib.study_jobs import plan_jobs
+from semix.data.contact_sheet import contact_sheet, read_series, some_of_all_pairs
 from semix.data.machine import usable_cores
-from semix.data.root import Progress, Root
-from semix.data.series import contact_sheet, read_series, some_of_all_pairs
+from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, making, plan
@@ -61,7 +61,7 @@ def run_name(given: Mapping[str, Any]) -> str:
 
 
 @flow(**flow_options("quickstart", run_name), task_runner=RUNNER)
-def quickstart_flow(out: p.StoryFolder = "quickstart", seeds: p.Seeds = 3) -> dict[str, Any]:
+def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
     """Tell the whole story on the bundled digits: small models, two builds, methods, a report.
 
     Start it again at any time: what is there and unchanged is kept.
@@ -151,10 +151,10 @@ def images_and_trainings(
     return roots
 
 
-def drawing(root: Root, path: Path, steps: Steps) -> Callable[[Progress], None]:
+def drawing(root: Root, path: Path, steps: Steps) -> Callable[[RootProgress], None]:
     """Draws the first series that are committed, and says where."""
 
-    def draw(progress: Progress) -> None:
+    def draw(progress: RootProgress) -> None:
         if progress.done and not path.exists() and first_picture(root, path):
             steps.say(f"first images: {path}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from semix.calib.judge import Judge
-from semix.calib.page import Compared, write_report
+from semix.calib.page import ComparedNoise, write_report
 from semix.calib.results import load_methods
 from semix.calib.run_folder import EVALUATION
 from semix.calib.tables import summary_table
@@ -43,7 +43,7 @@ def make_report(
         compared = []
         for name, root in roots.items():
             mixed = MixedDataset(root.url)
-            compared.append(Compared(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
+            compared.append(ComparedNoise(NOISE[name][0], mixed, measure_agreement(mixed, runs[0])))
         agreement, real = compared[0].agreement, real_digits()
         facts = {
             "seconds": clock.seconds,

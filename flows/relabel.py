@@ -12,7 +12,7 @@ from semix.data.errors import InputError
 from semix.data.formats import PLAN, PROTOTYPES
 from semix.data.imagefolder import refuse_among_pictures
 from semix.data.label_sets import LabelSet, label_sets
-from semix.data.root import Progress, Root
+from semix.data.root import Root, RootProgress
 from semix.data.store import Store
 from semix.data.threads import mapped
 from semix.flows.calling import run_flow
@@ -37,7 +37,7 @@ from semix.pipeline.relabel import (
     set_record,
 )
 from semix.pipeline.root import MIXED, plan_of
-from semix.pipeline.work import failure_of
+from semix.pipeline.shard_job import failure_of
 
 BAKED_AT_A_TIME = 4  # shards; each holds one series in memory
 
@@ -167,7 +167,7 @@ def planned(root: Root, overrides: Sequence[str], slots: SlotSettings, *, out: s
         if store.local:
             refuse_among_pictures(config.real.path, store.url)
         # A bake that was killed at its beginning left these.
-        store.refuse_strangers(MIXED, own=PROTOTYPES)
+        store.require_empty_or_own(MIXED, own=PROTOTYPES)
     if is_own(root, config):
         return ReadyLabels(root, config, ())
     if not root.done():
@@ -226,7 +226,7 @@ def what_comes(labels: LabelSet, missing: Sequence[int]) -> str:
 
 
 def label_features(
-    labels: LabelSet, missing: Sequence[int], *listeners: Callable[[Progress], None]
+    labels: LabelSet, missing: Sequence[int], *listeners: Callable[[RootProgress], None]
 ) -> None:
     """Label these shards in this process, and show how far it is."""
     with (
@@ -274,7 +274,7 @@ def to_bake(root: Root, sets: Sequence[LabelSet], target: Root) -> list[int]:
 
 
 def bake(
-    root: Root, sets: Sequence[LabelSet], target: Root, *listeners: Callable[[Progress], None]
+    root: Root, sets: Sequence[LabelSet], target: Root, *listeners: Callable[[RootProgress], None]
 ) -> None:
     """Bake what the new root lacks, show how far it is, and pin what it then has.
 

@@ -116,7 +116,7 @@ def prepared(
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
             refuse_among_pictures(cell.config.real.path, out)
-        place.refuse_strangers("study", own=STUDY)
+        place.require_empty_or_own("study", own=STUDY)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables will show them all
         refuse_other_run(cell.config, cell.run(out))

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from semix.calib.study import Cell, StudyConfig, merged, naming
+from semix.calib.study import Cell, StudyConfig, error_prefix, merged
 from semix.calib.study_mixed import MIXED_FIGURES
 from semix.calib.tables import csv_text
 from semix.data.files import write_atomically
@@ -76,7 +76,7 @@ def _plan(study: StudyConfig, cell: Cell, url: str) -> MixedPlan:
         values = merged(values, {"generator.model": "", "annotation.model": ""})
     about = {"dataset": cell.dataset, "build": cell.build, "split": cell.split, "draw": cell.draw}
     plan = MixedPlan(url, values, cell.config.real, about)
-    with naming(f"builds.{cell.build}"):
+    with error_prefix(f"builds.{cell.build}"):
         plan.config(None)
     return plan
 

@@ -1,4 +1,4 @@
-"""CLIP features to soft labels: one place a rule, the same for one series and for a whole shard."""
+"""Turn CLIP features into soft labels: one function per rule, for one series or a whole shard."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from semix.data.device import resolve_device
-from semix.data.formats import Agreement, Labels
+from semix.data.formats import EncoderAgreement, Labels
 from semix.data.labels import sharpen
 from semix.pipeline.config import AnnotationConfig
-from semix.pipeline.measurement import (
+from semix.pipeline.plan import MixGroup
+from semix.pipeline.prototype_statistics import (
     COINCIDE,
     FEATURES,
     SECOND,
@@ -21,7 +22,6 @@ from semix.pipeline.measurement import (
     scale_of,
     unit,
 )
-from semix.pipeline.plan import MixGroup
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # open_clip costs seconds
 
 
 @dataclass(frozen=True)
-class Seen:
-    """G series of A images between k classes, as one encoder sees them.
+class EncodedSeries:
+    """G series of A images between k classes, encoded by one CLIP model.
 
     Attributes:
-        features: [G, A, D], of length 1 where the settings say so.
-        raw: [G, A, k], unclipped weights of the classes; of two, projection and complement.
-        vertices: [G, k, D], their prototypes; prototypes: [K, D], of all classes.
+        features: [G, A, D], of length 1 if `config.normalize`.
+        raw: [G, A, k], unclipped weights of the classes; for two, projection and complement.
+        vertices: [G, k, D], prototypes of the k classes; prototypes: [K, D], of all classes.
         mixture: [G, A, k], the conditioning weights.
         scale: sharpening of `semix.data.labels.sharpen`.
     """
@@ -50,36 +50,36 @@ class Seen:
     config: AnnotationConfig
 
 
-def _projection(seen: Seen) -> Tensor:
+def _projection(series: EncodedSeries) -> Tensor:
     """CSM's rule: the projection on the line between two prototypes, sharpened."""
-    if seen.raw.shape[-1] > 2:
-        return _simplex(seen)
+    if series.raw.shape[-1] > 2:
+        return _simplex(series)
     # One by one: the last digit depends on how many numbers are sharpened together.
-    probability = torch.empty_like(seen.raw[..., 0])
-    for row, weights in zip(probability, seen.raw[..., 0], strict=True):
-        row.copy_(sharpen(weights, seen.scale))
+    probability = torch.empty_like(series.raw[..., 0])
+    for row, weights in zip(probability, series.raw[..., 0], strict=True):
+        row.copy_(sharpen(weights, series.scale))
     return torch.stack([probability, 1 - probability], -1)
 
 
-def _simplex(seen: Seen) -> Tensor:
-    """The nearest point of the simplex of the series' prototypes, as it is."""
-    return simplex_projection(seen.features, seen.vertices)
+def _simplex(series: EncodedSeries) -> Tensor:
+    """The nearest point of the simplex of the series' prototypes, without sharpening."""
+    return simplex_projection(series.features, series.vertices)
 
 
-def _similarity(seen: Seen) -> Tensor:
-    """Shares of the similarity to the prototypes of all classes."""
-    shape, temperature = seen.features.shape[:2], seen.config.temperature
-    labels = similarity_labels(seen.features.flatten(0, 1), seen.prototypes, temperature)
+def _similarity(series: EncodedSeries) -> Tensor:
+    """Each class's share of the similarity to the prototypes of all classes."""
+    shape, temperature = series.features.shape[:2], series.config.temperature
+    labels = similarity_labels(series.features.flatten(0, 1), series.prototypes, temperature)
     return labels.unflatten(0, shape)
 
 
-def _mixing_ratio(seen: Seen) -> Tensor:
-    """The conditioning weights, whatever CLIP sees (an ablation)."""
-    return seen.mixture
+def _mixing_ratio(series: EncodedSeries) -> Tensor:
+    """The conditioning weights, independent of the CLIP features (an ablation)."""
+    return series.mixture
 
 
-# Probabilities [G, A, k] of the series' classes; of the rules in OF_ALL [G, A, K], of all classes.
-RULES: dict[str, Callable[[Seen], Tensor]] = {
+# Give probabilities [G, A, k] of the series' classes; rules in OF_ALL [G, A, K], of all classes.
+RULES: dict[str, Callable[[EncodedSeries], Tensor]] = {
     "projection": _projection,
     "simplex": _simplex,
     "similarity": _similarity,
@@ -105,19 +105,19 @@ class Annotator:
         return self.encoders.encode(images)
 
     def annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
-        """The labels of some series that mix equally many classes, and what goes with them.
+        """Label some series that mix equally many classes.
 
-        `coordinates` are for more than two classes. Where there is a second encoder, `agreement`
-        has its weights, and the difference in [0, 1] of the labels that the two give by the same
-        rule, each with its own scale: the total variation distance, for two classes the
-        difference of the probabilities of the first. The rule mixing_ratio takes no labels from
-        CLIP; there the projections are compared.
+        `coordinates` are for more than two classes. With a second encoder, `agreement` has its
+        weights, and the difference in [0, 1] of the labels that both give under the same rule,
+        each with its own scale: the total variation distance, which for two classes is the
+        difference of the probabilities of the first. The rule mixing_ratio does not use CLIP; with
+        it the projections are compared.
 
         Args:
-            features: [G, A, D] by encoder, as `encode` gives them or as they are stored.
+            features: [G, A, D] by encoder, from `encode` or from the store.
         Raises:
-            ValueError: prototypes coincide, an image is like none, or its features are no numbers;
-                named by its group.
+            ValueError: prototypes coincide, an image is similar to none, or its features are not
+                finite; the message names the group.
         """
         for row, reason in unstorable(features).items():
             raise ValueError(f"group {groups[row].index}: {reason}")
@@ -127,7 +127,7 @@ class Annotator:
             if len(groups) == 1:
                 raise ValueError(f"group {groups[0].index}: {error}") from None
         return [
-            labels  # one by one, so that the series at fault is named
+            labels  # one by one, so that the error names the series
             for row, group in enumerate(groups)
             for labels in self.annotate(
                 {name: rows[row : row + 1] for name, rows in features.items()}, [group]
@@ -135,43 +135,47 @@ class Annotator:
         ]
 
     def _annotate(self, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> list[Labels]:
-        seen, rule = self._seen(FEATURES, features, groups), self.config.rule
-        labels, of_all = RULES[rule](seen), range(len(seen.prototypes))
-        agreement = self._agreement(seen, features, groups) if SECOND in self.measurements else None
+        encoded, rule = self._encoded(FEATURES, features, groups), self.config.rule
+        labels, of_all = RULES[rule](encoded), range(len(encoded.prototypes))
+        agreement = (
+            self._agreement(encoded, features, groups) if SECOND in self.measurements else None
+        )
         return [
             Labels(
-                weights=seen.raw[row, :, 0].tolist(),
+                weights=encoded.raw[row, :, 0].tolist(),
                 labels=[
                     [(k, p) for k, p in zip(named, image, strict=True)]
                     for named in [of_all if rule in OF_ALL else group.classes]
                     for image in labels[row].tolist()
                 ],
-                coordinates=seen.raw[row].tolist() if len(group.classes) > 2 else None,
+                coordinates=encoded.raw[row].tolist() if len(group.classes) > 2 else None,
                 agreement=agreement[row] if agreement else None,
             )
             for row, group in enumerate(groups)
         ]
 
     def _agreement(
-        self, seen: Seen, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
-    ) -> list[Agreement]:
+        self, encoded: EncodedSeries, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
+    ) -> list[EncoderAgreement]:
         rule = "projection" if self.config.rule == "mixing_ratio" else self.config.rule
-        other = self._seen(SECOND, features, groups)
-        difference = total_variation(RULES[rule](seen), RULES[rule](other))
+        other = self._encoded(SECOND, features, groups)
+        difference = total_variation(RULES[rule](encoded), RULES[rule](other))
         rows = zip(other.raw[..., 0].tolist(), difference.tolist(), strict=True)
-        return [Agreement(weights=weights, difference=row) for weights, row in rows]
+        return [EncoderAgreement(weights=weights, difference=row) for weights, row in rows]
 
-    def _seen(self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]) -> Seen:
+    def _encoded(
+        self, name: str, features: Mapping[str, Tensor], groups: Sequence[MixGroup]
+    ) -> EncodedSeries:
         measurement, values = self.measurements[name], features[name].float()
-        prototypes = measurement.chosen(normalize=self.config.normalize)
+        prototypes = measurement.prototypes_for(normalize=self.config.normalize)
         values = unit(values) if self.config.normalize else values
         vertices = prototypes[torch.tensor([group.classes for group in groups])]
-        return Seen(
+        return EncodedSeries(
             features=values,
             raw=_raw(values, vertices),
             vertices=vertices,
             prototypes=prototypes,
-            # Exact, for these are labels by one rule.
+            # In float64, since one rule takes these weights as labels.
             mixture=torch.tensor([group.mixture for group in groups], dtype=torch.float64),
             scale=scale_of(measurement, self.config),
             config=self.config,
@@ -179,7 +183,7 @@ class Annotator:
 
 
 class Encoders:
-    """The CLIP models of an annotation, loaded when the first image comes, and not before.
+    """The CLIP models of an annotation, loaded at the first image.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
@@ -190,11 +194,11 @@ class Encoders:
         self.device = device
 
     def load(self) -> None:
-        """Load them now. Raises InputError for a model that cannot be loaded."""
+        """Load the models now. Raises InputError for a model that cannot be loaded."""
         _ = self._loaded
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
-        """uint8 [N, H, W, 3] -> float32 [N, D] on the CPU for each model, by its name."""
+        """uint8 [N, H, W, 3] -> float32 [N, D] on the CPU, by the name of each model."""
         return {name: encoder.encode(images).cpu() for name, encoder in self._loaded.items()}
 
     @cached_property
@@ -211,10 +215,10 @@ class Encoders:
 
 
 def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str) -> Annotator:
-    """An annotator that loads its CLIP models when the first image comes, and not before.
+    """Build an annotator that loads its CLIP models at the first image.
 
     Args:
-        prototypes: what `semix.pipeline.prototypes.measure` gave for this config.
+        prototypes: result of `semix.pipeline.prototypes.measure` for this config.
         device: auto, cpu, cuda or cuda:N.
     Raises:
         ValueError: the prototypes are damaged, or of fewer encoders than the config names.
@@ -229,19 +233,19 @@ def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str)
 
 
 def unstorable(features: Mapping[str, Tensor]) -> dict[int, str]:
-    """By row of [G, A, D], why the features of a series cannot be kept as float16."""
-    found: dict[int, str] = {}
+    """Reasons why features [G, A, D] of a series cannot be stored as float16, by row."""
+    faults: dict[int, str] = {}
     for name, rows in features.items():
         for row, image in (~torch.isfinite(rows.half()).all(-1)).nonzero().tolist():
             reason = f"the CLIP {name} of image {image} are not finite, or too large for float16"
-            found.setdefault(row, reason)
-    return found
+            faults.setdefault(row, reason)
+    return faults
 
 
 def class_prototypes(features: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     """Mean feature of each class; features are not normalised (CSM, `annotate.py`).
 
-    Summed in float64, so that batches and their order do not show.
+    Summed in float64, so that the result does not depend on batches and their order.
 
     Args:
         features: [N, D]; targets: int64 [N].
@@ -275,7 +279,7 @@ def projection_weight(features: Tensor, first: Tensor, second: Tensor) -> Tensor
 def similarity_labels(features: Tensor, prototypes: Tensor, temperature: float | None) -> Tensor:
     """Each class's share of the similarity, sim(f, P_k) / sum_j sim(f, P_j), over all classes.
 
-    A named alternative to the projection. Cosines of images of one domain are much alike, so
+    An alternative to the projection. Cosines of images of one domain are similar, so
     their plain shares are nearly uniform over the classes; a low temperature sharpens them.
 
     Args:
@@ -285,7 +289,7 @@ def similarity_labels(features: Tensor, prototypes: Tensor, temperature: float |
     Returns:
         [N, K] in [0, 1], rows sum to 1.
     Raises:
-        ValueError: without a temperature, an image that is like no prototype at all.
+        ValueError: without a temperature, an image with no positive cosine.
     """
     cosine = normalize(features, dim=1) @ normalize(prototypes, dim=1).T  # [N, K]
     if temperature is not None:
@@ -299,7 +303,7 @@ def similarity_labels(features: Tensor, prototypes: Tensor, temperature: float |
 
 
 def total_variation(first: Tensor, second: Tensor) -> Tensor:
-    """Half the summed difference of two labels [..., k] each -> [...] in [0, 1]."""
+    """Half the summed absolute difference of two labels, [..., k] twice -> [...] in [0, 1]."""
     return (first - second).abs().sum(-1) / 2
 
 

@@ -18,11 +18,11 @@ from semix.pipeline.shard_writer import Stopwatch, publish_shard
 
 
 def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: str) -> Root:
-    """Start the new root, or continue it.
+    """Start the new root, or open it to continue.
 
-    Its plan is the source's with this annotation, so that everything works on it as on any root;
-    it says what it was baked from. plan.json comes after all that a build would measure or draw
-    anew, because that must be the source's.
+    Its plan is the source's with this annotation, so that everything works on it as on any root,
+    and records what it was baked from. plan.json is written after the prototypes and pairs, which
+    must be the source's and not measured or drawn again.
 
     Args:
         config: the source's, with the annotation of `labels`.
@@ -38,10 +38,10 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
     else:
         store.check_writable()
         prototypes = PROTOTYPES if labels is None else labels.prototypes
-        for name, kept_as in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
+        for name, copy in ((prototypes, PROTOTYPES), (PAIRS, PAIRS)):
             if source.store.exists(name):
-                # Without a plan beside it, what may be there is a killed bake's.
-                store.put(kept_as, source.store.get(name))
+                # May overwrite a file that a killed bake left; there is no plan yet.
+                store.put(copy, source.store.get(name))
         if not store.create(PLAN, plan.written()):
             return open_baked(source, config, labels, url)  # another process was first
     for number, extension in enumerate(source.extensions, start=1):
@@ -52,12 +52,12 @@ def open_baked(source: Root, config: BuildConfig, labels: LabelSet | None, url: 
 def bake_shard(
     shard: int, *, source: Root, labels: LabelSet | None, target: Root, plan: BuildPlan
 ) -> bool:
-    """Copy one shard with other labels and commit it; False if its source is not ready.
+    """Copy one shard with other labels and commit it; return False if its source is not ready.
 
     One series is in memory at a time.
 
     Args:
-        labels: of the source; None for those its images carry.
+        labels: of the source; None for the labels in its shards.
         plan: of the source.
     Raises:
         ValueError: the tar, the features or the labels are damaged, or not as recorded.
@@ -100,11 +100,11 @@ def _plan(source: Root, config: BuildConfig, labels: LabelSet | None) -> Plan:
     )
 
 
-def _refuse_difference(there: Root, plan: Plan) -> None:
-    found = there.written
-    if (found.digest, found.baked_from) != (plan.digest, plan.baked_from):
+def _refuse_difference(target: Root, plan: Plan) -> None:
+    written = target.written
+    if (written.digest, written.baked_from) != (plan.digest, plan.baked_from):
         remedy = "holds another dataset, or another baked one; choose a new place"
-        raise InputError("out", there.url, remedy)
+        raise InputError("out", target.url, remedy)
 
 
 def _series(
@@ -113,10 +113,10 @@ def _series(
     groups = [plan.group(index) for index in record.group_numbers]
     new = labels.labels(record.shard, images=record.sha256) if labels else None
     for sample in series_of(source.store, record, groups):
-        told = sample.record
+        series = sample.record
         if new is not None:
-            told = told.with_labels(new[told.group])
-        yield GroupSample(told, sample.images, sample.extension)
+            series = series.with_labels(new[series.group])
+        yield GroupSample(series, sample.images, sample.extension)
 
 
 def _features(record: CommitRecord, source: Root, labels: LabelSet | None) -> bytes:

@@ -1,4 +1,4 @@
-"""What is refused before anything heavy is imported or loaded: models, schedulers, prompts."""
+"""Check models, schedulers and prompts before anything heavy is imported or loaded."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,26 +38,26 @@ from semix.pipeline.model_paths import (
     refuse_absent,
     weight_files,
 )
-from semix.pipeline.prompts import as_read, checked_prompts, spoken_names
+from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
 
 TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
-# Text encoders of transformers that fetch nothing further.
+# Text encoders of transformers that download nothing more.
 ENCODERS = ("CLIP", "T5", "Qwen3")
-ANY_TOKENIZER = "TokenizersBackend"  # transformers' own, of whatever tokenizer.json says
+ANY_TOKENIZER = "TokenizersBackend"  # transformers' own, defined by tokenizer.json
 OTHER_TOKENIZERS = ("Qwen2Tokenizer", ANY_TOKENIZER)
-LOCAL, HUB = "local-dir:", "hf-hub:"  # before the names of CLIP models
+LOCAL, HUB = "local-dir:", "hf-hub:"  # prefixes of CLIP models
 HUB_WEIGHTS = CLIP_WEIGHTS[0]
 CONVERT = "convert it once, as docs/format.md says under Safety"
 
 
 def check_models(config: BuildConfig) -> None:
     """Raises InputError for models that are missing, of the wrong kind, or not pinned."""
-    check_generator(config.generator, chosen_noise=config.noise.strategy)
+    check_generator(config.generator, noise_strategy=config.noise.strategy)
     check_clip(config.annotation)
 
 
 def notes(config: BuildConfig) -> list[str]:
-    """What a user may not expect of settings that can be used, a sentence each."""
+    """Sentences on valid settings that may surprise a user."""
     annotation = config.annotation
     sharpened = annotation.rule == "projection" and annotation.scale != "auto"
     hard = hard_labels(float(annotation.scale)) if sharpened else []
@@ -79,25 +79,25 @@ def _left_out(config: BuildConfig) -> list[str]:
 
 
 def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
-    """Names and prompts of all classes against a local model's tokenizers; of a hub id the names.
+    """Check names and prompts of all classes with a local model's tokenizers; for a hub id, names.
 
     Raises:
-        InputError: `generator.names` renames a class that is not there; a prompt that the model
-            would cut off; names that cannot be padded.
+        InputError: `generator.names` renames an unknown class; a prompt that the model would
+            truncate; names that cannot be padded.
     """
-    names = spoken_names(config, class_names)
+    names = prompt_names(config, class_names)
     folder = local_path(config.model)
     index = read_json(folder / "model_index.json") if folder is not None else {}
     kinds = {part: index[part][1] or "" for part in TOKENIZERS if part in index}
-    if folder is None or not any(kinds.values()):  # of the hub, or one that knows classes by number
+    if folder is None or not any(kinds.values()):  # a hub id, or a model with numbered classes
         return
-    # transformers takes seconds, which finding a wrong path need not cost
+    # transformers takes seconds to import; a wrong path is reported before that
     from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, TokenizersBackend
 
     readers: dict[str, Any] = {"T5": T5Tokenizer, "Qwen2": Qwen2Tokenizer, "CLIP": CLIPTokenizer}
     readers[ANY_TOKENIZER] = TokenizersBackend
     tokenizers = [
-        as_read(reader.from_pretrained(folder / part), config, part)
+        configure_tokenizer(reader.from_pretrained(folder / part), config, part)
         for part, kind in kinds.items()
         for start, reader in readers.items()
         if kind.startswith(start)
@@ -105,39 +105,39 @@ def check_prompts(config: GeneratorConfig, class_names: Sequence[str]) -> None:
     checked_prompts(config, names, tokenizers)
 
 
-def check_generator(config: GeneratorConfig, *, chosen_noise: str = "random") -> None:
-    """The generator and what is added to it.
+def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") -> None:
+    """Check the generator and what is added to it.
 
     Args:
-        chosen_noise: the noise strategy; any but random inverts the sampling.
+        noise_strategy: any but random inverts the sampling.
     Raises:
-        InputError: a local directory that is not there, of another family, without safetensors,
-            or with a scheduler that will not do; a hub id without a commit.
+        InputError: a local directory that is missing, of another family, without safetensors, or
+            with an unsuitable scheduler; a hub id without a commit.
     """
     folder = pinned(config.model, config.revision, "generator.revision")
     if isinstance(folder, Path):
         _check_pipeline(folder.absolute(), config)
-        own = folder / "unet" / "config.json"
-        if own.is_file() and config.unet is None:
-            refuse_no_size(read_json(own), "generator.model", folder)
+        unet_config = folder / "unet" / "config.json"
+        if unet_config.is_file() and config.unet is None:
+            refuse_no_size(read_json(unet_config), "generator.model", folder)
         _check_guidance(folder, config)
-        _check_scheduler(folder, config, chosen_noise)
+        _check_scheduler(folder, config, noise_strategy)
     _check_additions(config)
 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
-    """A diffusers directory of the family, all its parts in safetensors, each in its folder."""
+    """Check that a folder is a diffusers directory of the family, with all parts in safetensors."""
     refuse_absent(folder, "generator.model")
     index = folder / "model_index.json"
     if not index.is_file():
         remedy = "is not a diffusers directory (it has no model_index.json)"
         raise InputError("generator.model", folder, remedy)
     parts = read_json(index)
-    kind, wanted = parts.get("_class_name"), PIPELINES[config.family]
-    if kind != wanted:
+    kind, expected = parts.get("_class_name"), PIPELINES[config.family]
+    if kind != expected:
         families = [family for family, name in PIPELINES.items() if name == kind]
         instead = f"; set generator.family to {families[0]}" if families else ""
-        remedy = f"holds a {kind}; family {config.family} needs a {wanted}{instead}"
+        remedy = f"holds a {kind}; family {config.family} needs a {expected}{instead}"
         raise InputError("generator.model", folder, remedy)
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
     loaded = {
@@ -153,9 +153,9 @@ def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
         raise InputError("generator.variant", config.variant, remedy)
 
 
-def _check_pipeline_part(folder: Path, part: str, found: list[str], variant: str | None) -> None:
-    """Other networks of transformers can name further models, which it would fetch."""
-    library, kind = found
+def _check_pipeline_part(folder: Path, part: str, named: list[str], variant: str | None) -> None:
+    """Check one part; other networks of transformers could download further models."""
+    library, kind = named
     if library == "transformers" and not kind.startswith((*ENCODERS, *OTHER_TOKENIZERS)):
         remedy = f"its {part} is a {kind}; semix takes CLIP's, T5's and Qwen3's"
         raise InputError("generator.model", folder, remedy)
@@ -167,26 +167,26 @@ def _check_pipeline_part(folder: Path, part: str, found: list[str], variant: str
 
 
 def _check_guidance(folder: Path, config: GeneratorConfig) -> None:
-    """Of models that were distilled to do without it."""
+    """Raises InputError for guidance with a model that was distilled to work without it."""
     if config.guidance_scale <= 1:
         return
     if config.family == "flux":
         network = read_json(folder / "transformer" / "config.json")
-        taken, name = network.get("guidance_embeds"), "FLUX (schnell)"
+        takes_guidance, name = network.get("guidance_embeds"), "FLUX (schnell)"
     elif config.family == "flux2":
         index = read_json(folder / "model_index.json")
-        taken, name = not index.get("is_distilled"), "FLUX.2 klein (distilled)"
+        takes_guidance, name = not index.get("is_distilled"), "FLUX.2 klein (distilled)"
     else:
         return
-    if not taken:
+    if not takes_guidance:
         remedy = f"this {name} takes no guidance; set it to 0"
         raise InputError("generator.guidance_scale", config.guidance_scale, remedy)
 
 
-def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -> None:
+def _check_scheduler(folder: Path, config: GeneratorConfig, noise_strategy: str) -> None:
     settings = own_scheduler(folder)
     if settings is None:
-        return  # loading names it
+        return  # loading raises the error
     kind = settings.get("_class_name", "")
     if config.family in FLOW_FAMILIES:
         refuse_flow(kind, settings, config)
@@ -195,12 +195,12 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, chosen_noise: str) -
         refuse_stochastic(kind, settings)
     else:
         refuse_foreign(kind, settings, field="generator.scheduler", value=config.scheduler)
-    if chosen_noise != "random":
-        refuse_foreign(kind, settings, field="noise.strategy", value=chosen_noise)
+    if noise_strategy != "random":
+        refuse_foreign(kind, settings, field="noise.strategy", value=noise_strategy)
 
 
 def refuse_no_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:
-    """Raises InputError for a U-Net whose config leaves out how large its latents are."""
+    """Raises InputError for a U-Net whose config lacks the size of its latents."""
     if settings.get("sample_size") is None:
         remedy = "the config of its U-Net has no sample_size; write there the side of the latents "
         remedy += "that it was trained on, an eighth of its images' (64 for 512 pixels)"
@@ -224,7 +224,7 @@ def _check_additions(config: GeneratorConfig) -> None:
 
 
 def _check_part(model: str, revision: str | None, field: str) -> None:
-    """A local directory must exist and hold safetensors; a hub id must come with a commit."""
+    """Check that a local directory exists and holds safetensors, or that a hub id has a commit."""
     path = pinned(model, revision, f"{field}_revision")
     if isinstance(path, Path):
         refuse_absent(path, field)
@@ -233,18 +233,18 @@ def _check_part(model: str, revision: str | None, field: str) -> None:
 
 
 def check_clip(config: AnnotationConfig) -> None:
-    """The model, and the second one where there is one; see `check_encoder`."""
+    """Check the one or two CLIP models; see `check_encoder`."""
     for field, encoder in config.encoders:
         check_encoder(encoder, field)
 
 
 def check_encoder(config: EncoderConfig, field: str) -> None:
-    """One model.
+    """Check one CLIP model.
 
     Raises:
         InputError: a local folder that is no open_clip directory; a hub model without a commit;
             a name that open_clip does not know, or without weights; weights of another format
-            than safetensors; a tower that would come from elsewhere.
+            than safetensors; a tower that would be downloaded from elsewhere.
     """
     in_place = config.model.startswith((LOCAL, HUB))
     if in_place and config.pretrained is not None:
@@ -262,7 +262,7 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
 
 
 def check_folder(folder: Path, field: str) -> None:
-    """An open_clip directory: of this machine, or that of a commit. Raises InputError."""
+    """Raises InputError unless the folder is a usable open_clip directory."""
     folder = folder.absolute()
     refuse_absent(folder, f"{field}.model")
     if not (folder / CLIP_SETTINGS).is_file():
@@ -326,7 +326,7 @@ def _tags(config: EncoderConfig) -> str:
 
 
 def refuse_other_sources(settings: Mapping[str, Any], value: object, field: str) -> None:
-    """Raises InputError for a tower named by its place on the hub: no commit pins what comes."""
+    """Raises InputError for a tower that is downloaded from the hub, without a pinned commit."""
     for tower, key in (("text_cfg", "hf_model_name"), ("vision_cfg", "timm_model_name")):
         name = settings.get(tower, {}).get(key)
         if name and (key == "hf_model_name" or re.search("[:/]", name)):

@@ -1,4 +1,4 @@
-"""Any open_clip model as an encoder of stored pixels, with its own preprocessing on the device."""
+"""Encode stored pixels with any open_clip model, with its own preprocessing on the device."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 log = logging.getLogger("semix.build")
 
-BATCH = 256  # images in one forward pass at most, which bounds its memory
+BATCH = 256  # most images in one forward pass, which bounds its memory
 INTERPOLATIONS = {"bicubic": "bicubic", "random": "bicubic", "bilinear": "bilinear"}
 RESIZE_MODES = ("shortest", "squash", "longest")
 
@@ -46,16 +46,14 @@ class Preprocessing(TypedDict):
 
 
 class ClipEncoder:
-    """The image tower of an open_clip model; its text tower is dropped before it costs the device
-    anything.
+    """The image tower of an open_clip model; the text tower never reaches the device.
 
     Args:
-        dtype: float32, which is never TF32, float16 or bfloat16; of the network.
-        field: where the settings come from, for error messages.
+        dtype: of the network: float32, which is never TF32, float16 or bfloat16.
+        field: path of the settings, for error messages.
     Raises:
         InputError: no such model or weights, weights of another format than safetensors, a hub
-            model without a commit, preprocessing that is unknown, or a precision that the device
-            lacks.
+            model without a commit, unknown preprocessing, or a precision that the device lacks.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class ClipEncoder:
         dtype: str = "float32",
         field: str = "annotation",
     ) -> None:
-        check_encoder(config, field)  # a root from elsewhere never passed a build's checks
+        check_encoder(config, field)  # settings of a root have not passed a build's checks
         self.dtype = resolve_dtype(dtype, device, field="annotation.dtype")
         self.model = _without_text(_loaded(config, field)).to(device, self.dtype)
         self.device = device
@@ -81,7 +79,7 @@ class ClipEncoder:
     def encode(self, images: Tensor) -> Tensor:
         """Projected image features: uint8 [N, H, W, 3] -> float32 [N, D].
 
-        As open_clip gives them: CoCa's have length 1, those of all others are not normalised.
+        The output of open_clip: CoCa's has length 1, all others are not normalised.
         """
         return torch.cat([self._encode(part) for part in images.split(BATCH)])
 
@@ -92,7 +90,7 @@ class ClipEncoder:
 
 
 def _loaded(config: EncoderConfig, field: str) -> Any:
-    """The whole model on the CPU, float32. Raises InputError if it cannot be loaded."""
+    """Load the whole model on the CPU, float32. Raises InputError if that fails."""
     try:
         return open_clip.create_model_and_transforms(
             **_source(config, field),
@@ -104,7 +102,7 @@ def _loaded(config: EncoderConfig, field: str) -> Any:
         remedy = f"its weights are no whole safetensors file ({error}); fetch or convert them again"
         raise InputError(f"{field}.model", config.model, remedy) from error
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
-        # open_clip asserts, without a word, that it knows the preprocessing.
+        # open_clip asserts, without a message, that it knows the preprocessing.
         reason = "cannot be loaded: its preprocessing is unknown"
         if str(error).strip():
             reason = reason_in_words(error, config.model)
@@ -112,7 +110,7 @@ def _loaded(config: EncoderConfig, field: str) -> Any:
 
 
 def _without_text(model: Any) -> Any:
-    """With the image tower as its only part, which is all that `encode_image` asks for."""
+    """Delete all parts but the image tower, which is all that `encode_image` needs."""
     parts = (model.named_children(), model.named_parameters(recurse=False))
     names = [name for part in (*parts, model.named_buffers(recurse=False)) for name, _ in part]
     for name in names:
@@ -122,13 +120,13 @@ def _without_text(model: Any) -> Any:
 
 
 def image_tower(config: EncoderConfig, field: str) -> nn.Module:
-    """The image tower on the meta device, to be counted: [N, 3, S, S] -> [N, D].
+    """The image tower on the meta device, for counting: [N, 3, S, S] -> [N, D].
 
     S is its `image_size`.
 
     Raises:
-        InputError: a tower that would come from elsewhere.
-        NotHere: a hub model that was not fetched before.
+        InputError: a tower that would be downloaded from elsewhere.
+        NotHere: a hub model that is not on this machine.
     """
     name = config.model
     if name.startswith(HUB):
@@ -139,7 +137,7 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
     with torch.device("meta"):
         clip = open_clip.CLIP(
             embed_dim=settings["embed_dim"],
-            # Without the tokens that CoCa's gives beside the feature.
+            # CoCa's tower would return tokens beside the feature.
             vision_cfg=settings["vision_cfg"]
             | {"timm_model_pretrained": False, "output_tokens": False},
             text_cfg={"layers": 1},  # never used
@@ -149,9 +147,9 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
 
 
 def _source(config: EncoderConfig, field: str) -> dict[str, object]:
-    """What open_clip shall load: the architecture and a safetensors file, both of this machine.
+    """Arguments for open_clip: the architecture and a local safetensors file.
 
-    Left to itself it falls back on pickles, and of the hub it asks for no commit.
+    By default open_clip falls back on pickles, and pins no commit of the hub.
     """
     repository = None
     if config.model.startswith(HUB):
@@ -175,7 +173,7 @@ def _source(config: EncoderConfig, field: str) -> dict[str, object]:
 
 
 def _hub_folder(config: EncoderConfig) -> Path:
-    """Of the pinned commit, with its settings and its weights in it."""
+    """The local folder of the pinned commit, with settings and weights in it."""
     repository = config.model.removeprefix(HUB)
     files = [_fetched(repository, name, config.revision) for name in (CLIP_SETTINGS, HUB_WEIGHTS)]
     return Path(files[0]).parent
@@ -190,15 +188,15 @@ def _fetched(repository: str, name: str, revision: str | None) -> str:
 
 
 def _note_activation(config: EncoderConfig, tag: Mapping[str, object]) -> None:
-    """open_clip's own warning about a tag, which it gives where it finds the weights itself."""
-    own, trained = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
-    if trained != own.get("quick_gelu", False):
+    """Give open_clip's warning about a tag, which it gives only if it downloads the weights."""
+    model, trained = open_clip.get_model_config(config.model), tag.get("quick_gelu", False)
+    if trained != model.get("quick_gelu", False):
         text = "%s: %s was trained with%s QuickGELU, unlike this model; features are a little off"
         log.warning(text, config.model, config.pretrained, "" if trained else "out")
 
 
 def unsupported(settings: Preprocessing) -> str | None:
-    """What a model's preprocess_cfg asks for that `preprocess` does not do; None if nothing."""
+    """The setting of a model's preprocess_cfg that `preprocess` does not support, or None."""
     known = {"interpolation": tuple(INTERPOLATIONS), "resize_mode": RESIZE_MODES, "mode": ("RGB",)}
     for key, choices in known.items():
         value = settings.get(key, choices[0])
@@ -226,7 +224,7 @@ def preprocess(pixels: Tensor, settings: Preprocessing) -> Tensor:
 
 
 def _resized(shape: torch.Size, size: tuple[int, int], mode: str) -> tuple[int, int]:
-    """Height and width after resizing and before cropping, rounded as open_clip rounds."""
+    """Height and width after resizing and before cropping, with open_clip's rounding."""
     height, width = shape
     if mode == "squash":
         return size
@@ -239,10 +237,9 @@ def _resized(shape: torch.Size, size: tuple[int, int], mode: str) -> tuple[int, 
 
 
 def _resize(values: Tensor, target: tuple[int, int], *, mode: str) -> Tensor:
-    """As Pillow resizes 8-bit images: in width, then in height, each time rounded and clipped.
+    """Resize like Pillow for 8-bit images: first width, then height, each rounded and clipped.
 
-    Pillow may begin with the height where that shrinks much more; the images of a shard are
-    square.
+    Pillow may begin with the height if that shrinks much more; the images of a shard are square.
     """
     for shape in ((values.shape[-2], target[1]), target):
         if shape != tuple(values.shape[-2:]):
@@ -252,7 +249,7 @@ def _resize(values: Tensor, target: tuple[int, int], *, mode: str) -> Tensor:
 
 
 def _centred(values: Tensor, size: tuple[int, int], *, fill: float) -> Tensor:
-    """The middle of [..., H, W], padded where it is too small."""
+    """The centre crop of [..., H, W], padded if that is too small."""
     missing = [max(0, want - have) for want, have in zip(size, values.shape[-2:], strict=True)]
     if any(missing):
         sides = [m // 2 + odd * (m % 2) for m in reversed(missing) for odd in (0, 1)]

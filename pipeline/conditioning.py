@@ -1,4 +1,4 @@
-"""Conditionings of classes, and mixtures of them."""
+"""Conditionings of classes, and their mixtures."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a denoiser is told, N rows.
+    """The conditioning of a denoiser, N rows.
 
     Attributes:
-        tokens: [N, T, D] for text; [N, D] for models that know classes.
-        pooled: [N, P] beside the tokens, where the family has it (SDXL).
+        tokens: [N, T, D] for text; [N, D] for class-conditional models.
+        pooled: [N, P], in families that use it (SDXL).
     """
 
     tokens: Tensor
@@ -23,7 +23,7 @@ class Conditioning:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> "Conditioning":
-        """Several rows; an index alone would lose the first dimension."""
+        """Select several rows; a single index would lose the first dimension."""
         return self.map(lambda tensor: tensor[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Conditioning":
@@ -46,7 +46,7 @@ def concatenate(parts: Iterable[Conditioning]) -> Conditioning:
 
 
 def template_mean(encoded: Sequence[Conditioning]) -> Conditioning:
-    """The mean over templates of what they encode to, N rows each."""
+    """The mean over the encodings of several templates, N rows each."""
     if len(encoded) == 1:
         return encoded[0]
     pooled = [part.pooled for part in encoded if part.pooled is not None]
@@ -82,7 +82,7 @@ def _arc(first: Tensor, second: Tensor, weights: Tensor, line: Tensor) -> Tensor
     cosine = torch.cosine_similarity(first.float(), second.float(), dim=-1).clamp(-1, 1)
     angle = cosine.acos().unsqueeze(-1)  # [..., T, 1]
     sine = angle.sin()
-    # Equal, opposite and empty vectors have no arc; within rounding of the end points nor does it.
+    # Equal, opposite and zero vectors have no arc, nor have the end points within rounding.
     straight = (sine < 1e-4) | (weights == 0) | (weights == 1)
     of_first, of_second = ((share * angle).sin() / sine for share in (weights, 1 - weights))
     return torch.where(straight, line, (of_first * first + of_second * second).to(line.dtype))
@@ -91,14 +91,14 @@ def _arc(first: Tensor, second: Tensor, weights: Tensor, line: Tensor) -> Tensor
 def mix(
     embeddings: Conditioning, classes: Sequence[int], mixture: Tensor, mode: str = "linear"
 ) -> Conditioning:
-    """Conditionings of one series.
+    """The conditionings of one series.
 
     Args:
-        embeddings: one row a class of the dataset.
+        embeddings: one row per class of the dataset.
         classes: the k classes of the series.
-        mixture: [A, k], their weights, where the embeddings are; rows sum to 1.
+        mixture: [A, k], their weights, on the device of the embeddings; rows sum to 1.
     Returns:
-        A rows; a class whose weight is 1 comes exactly.
+        A rows; exactly the row of a class where its weight is 1.
     """
     if len(classes) == 2:
         first, second = classes
@@ -112,7 +112,7 @@ def mix(
         )
 
     def mixed(tensor: Tensor) -> Tensor:
-        ends = torch.stack([tensor[k] for k in classes])  # a list of rows would be copied there
+        ends = torch.stack([tensor[k] for k in classes])  # a list as index is copied to the device
         return torch.tensordot(mixture.to(tensor), ends, dims=1)
 
     return embeddings.map(mixed)

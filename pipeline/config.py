@@ -1,4 +1,4 @@
-"""All settings of a mixed dataset: everything that decides what it contains."""
+"""The settings of a mixed dataset, which decide all of its content."""
 
 import math
 from typing import Any, Literal, Self
@@ -8,15 +8,15 @@ from semix.data.formats import MOST_SERIES, ImageFormat
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
-MOST_OF_A_SMALL_PLAN = 16  # shards: enough to see progress, and to lose little by a kill
-MOST_DERIVED = 64  # groups in a shard of a large plan
+MOST_OF_A_SMALL_PLAN = 16  # shards: enough to show progress, and to lose little by a kill
+MOST_DERIVED = 64  # groups per shard of a large plan
 PLACEHOLDER = "{class}"
 CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
 )
 
 Family = Literal["stable_diffusion", "sdxl", "dit", "sd3", "flux", "flux2", "z_image"]
-# What loads a family's models, and the kind that their model_index.json names.
+# The diffusers pipeline of each family, which its model_index.json names.
 PIPELINES: dict[Family, str] = {
     "stable_diffusion": "StableDiffusionPipeline",
     "sdxl": "StableDiffusionXLPipeline",
@@ -31,7 +31,7 @@ SchedulerName = Literal["ddim", "dpmpp_2m", "unipc", "euler", "heun", "pndm", "d
 
 
 class LoraConfig(Settings):
-    """Low-rank weights that are added to the model's own when it is loaded."""
+    """Low-rank weights that are added to the model's weights when it is loaded."""
 
     path: str = Field(description="a safetensors file, a directory, or a hub id")
     revision: str | None = Field(None, description="commit of a hub id")
@@ -64,7 +64,7 @@ class GeneratorConfig(Settings):
     )
     names: dict[str, str] = Field(
         {},
-        description="what to call a class instead of its own name, as crane: crane bird; "
+        description="another name for a class in prompts, for example crane: crane bird; "
         "for dit the model's own label",
     )
     pad_names: bool = Field(
@@ -74,49 +74,49 @@ class GeneratorConfig(Settings):
         256,
         ge=1,
         le=512,
-        description="of flow models: tokens that T5 or Qwen3 reads, to which prompts are filled, "
+        description="flow models only: tokens that T5 or Qwen3 reads, to which prompts are filled, "
         "but for z_image; FLUX.1-dev and FLUX.2 were published with 512",
     )
     image_size: int | None = Field(
         None,
         ge=16,
-        description="of flow models: side of the images in pixels; none: the model's own, 1024",
+        description="flow models only: side of the images in pixels; none: the model's own, 1024",
     )
     steps: int = Field(20, ge=1, description="denoising steps of the deterministic sampler")
     guidance_scale: float = Field(
         7.5,
         ge=0,
-        description="w in uncond + w (cond - uncond), or what FLUX.1-dev is told instead; at most "
+        description="w in uncond + w (cond - uncond), or the scale that FLUX.1-dev takes; at most "
         "1 switches guidance off",
     )
     guidance_interval: tuple[float, float] = Field(
         (0.0, 1.0),
-        description="guide only in these shares of the steps, as [0, 0.6]; the others take the "
+        description="guide only in this range of the steps, as [0, 0.6]; the others take the "
         "conditional prediction alone: faster, and not the same images (Kynkaanniemi et al. 2024)",
     )
     scheduler: SchedulerName | None = Field(
         None, description="deterministic sampler; none keeps the model's own"
     )
     timestep_spacing: Literal["leading", "linspace", "trailing"] | None = Field(
-        None, description="of the sampler's steps; none keeps the model's; trailing for few steps"
+        None, description="spacing of the steps; none keeps the model's; use trailing for few steps"
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="precision of the networks; latents stay float32"
     )
     offload: Literal["none", "model"] = Field(
         "none",
-        description="model: each network is on the GPU only while it works, and waits in the "
-        "machine's memory; slower, for cards that do not hold all",
+        description="model: each network is on the GPU only while it computes, otherwise in the "
+        "machine's memory; slower, for GPUs with too little memory",
     )
     compile: Literal["none", "regional", "full"] = Field(
         "none",
-        description="torch.compile the denoiser: nothing; regional: its transformer blocks, all "
-        "of a DiT's work but half of a Stable Diffusion U-Net's; full: all, which takes longer",
+        description="torch.compile: none; regional: the denoiser's transformer blocks, all "
+        "of a DiT's work but half of a Stable Diffusion U-Net's; full: all, compiled more slowly",
     )
     decode_batch: int | None = Field(
         None,
         ge=1,
-        description="images in one VAE decode, which bounds its memory; none: as many as 8 GiB "
+        description="images per VAE decode, which bounds its memory; none: as many as 8 GiB "
         "hold, at most 16: 16 up to 512 x 512, 4 of 1024 x 1024",
     )
     tiny_decoder: str | None = Field(
@@ -162,17 +162,17 @@ class GeneratorConfig(Settings):
         return self
 
     def guided(self, call: int, calls: int) -> bool:
-        """Whether a network call is made with and without the condition, two rows an image.
+        """Whether a network call runs with and without the condition, two rows per image.
 
         Args:
-            call: of `calls` in one sampling; it lies at the share call / calls of the steps.
+            call: number of the call among `calls` of one sampling.
         """
         start, stop = self.guidance_interval
         return self.guidance_scale > 1 and start <= call / calls < stop
 
     @property
     def two_rows(self) -> bool:
-        """Whether guidance costs a second row; FLUX is told it as a number."""
+        """Whether guidance costs a second row; FLUX takes it as a number."""
         return self.family != "flux"
 
     @property
@@ -181,7 +181,7 @@ class GeneratorConfig(Settings):
 
 
 class PairsConfig(Settings):
-    """Which sets of classes (pairs, unless mixing.classes says more) are mixed."""
+    """Which sets of classes (pairs, unless mixing.classes is larger) are mixed."""
 
     kind: Literal["all", "sampled", "named", "similar"] = Field(
         "all",
@@ -208,22 +208,22 @@ class PairsConfig(Settings):
 
 
 class MixingConfig(Settings):
-    """Which series are made."""
+    """The series of a build."""
 
     classes: int = Field(
         2, ge=2, le=6, description="classes mixed in a series; 3 or more fill a simplex"
     )
     pairs: PairsConfig = PairsConfig()
     alphas: int | tuple[float, ...] = Field(
-        8, description="images a series; or the weights of the first class themselves"
+        8, description="images per series; or the weights of the first class themselves"
     )
     grid: Literal["even", "interior", "random"] = Field(
         "even",
-        description="a count of alphas lies evenly from 0 to 1, denser in the middle, or at random "
+        description="spacing of a count of alphas: even on [0, 1], denser in the middle, or random "
         "points of each series; all keep the end points",
     )
     groups_per_pair: int = Field(
-        ge=1, description="series of each unordered pair of classes, each from a noise of its own"
+        ge=1, description="series per unordered pair of classes, each from another noise"
     )
     interpolation: Literal["linear", "spherical"] = Field(
         "linear", description="path between the conditionings"
@@ -235,7 +235,7 @@ class MixingConfig(Settings):
     def _lie_in_range(cls, alphas: int | tuple[float, ...]) -> int | tuple[float, ...]:
         if isinstance(alphas, int):
             if not 2 <= alphas <= 100:
-                raise ValueError("give 2 to 100 images a series")
+                raise ValueError("give 2 to 100 images per series")
             return alphas
         if not 2 <= len(alphas) <= 100:
             raise ValueError("give 2 to 100 alphas")
@@ -265,39 +265,39 @@ class MixingConfig(Settings):
 
 
 class NoiseConfig(Settings):
-    """Chosen noise (Qi et al. 2024, arXiv 2407.14041): stable under sampling and inversion."""
+    """Noise selection by stability under sampling and inversion (Qi et al., arXiv 2407.14041)."""
 
     strategy: Literal["random", "select", "optimise"] = Field(
         "random",
         description="random; select: the most stable of `candidates`; optimise: gradient descent "
         "from the most stable one",
     )
-    candidates: int = Field(8, ge=1, description="noises scored for each series")
+    candidates: int = Field(8, ge=1, description="noises scored per series")
     steps: int = Field(
         10, ge=1, description="steps of sampling and of inversion; never more than generator.steps"
     )
     guidance_scale: float = Field(
-        1.0, ge=0, description="of both passes; at most 1 scores without guidance"
+        1.0, ge=0, description="guidance of both passes; at most 1 scores without guidance"
     )
     alphas: tuple[float, ...] = Field(
-        (0.0, 0.5, 1.0), min_length=1, description="where on the series the score is taken"
+        (0.0, 0.5, 1.0), min_length=1, description="alphas at which noises are scored"
     )
-    reduce: Literal["mean", "min"] = Field("mean", description="of the scores over the alphas")
+    reduce: Literal["mean", "min"] = Field("mean", description="reduction of scores over alphas")
     halving: bool = Field(
         False,
-        description="score all candidates with 7/10 of the steps in the middle of the series, and "
+        description="score all candidates with 7/10 of the steps at the middle alpha, and "
         "only the best quarter in full",
     )
-    iterations: int = Field(100, ge=1, description="gradient steps of optimise")
+    iterations: int = Field(100, ge=1, description="gradient steps of strategy optimise")
     learning_rate: float = Field(
-        100.0, gt=0, description="of optimise, scaled by the noise's norm / 256"
+        100.0, gt=0, description="of strategy optimise, scaled by the noise's norm / 256"
     )
-    momentum: float = Field(0.5, ge=0, lt=1, description="of optimise")
+    momentum: float = Field(0.5, ge=0, lt=1, description="of strategy optimise")
     detach_target: bool = Field(
         False, description="optimise towards the inverted noise as a constant: cheaper"
     )
     max_cost: float = Field(
-        2.0, gt=0, description="refuse to spend more than this many times the cost of generating"
+        2.0, gt=0, description="greatest cost, as a multiple of the cost of generating"
     )
 
     @model_validator(mode="after")
@@ -322,18 +322,18 @@ class EncoderConfig(Settings):
     )
 
 
-NEARLY_HARD = 0.99  # of an average real image's label
+NEARLY_HARD = 0.99  # label of an average real image
 
 
 class AnnotationConfig(EncoderConfig):
-    """How an image gets its soft label."""
+    """How images get their soft labels."""
 
     model: str = Field("ViT-B-32-quickgelu", description=CLIP_MODEL)
     rule: Literal["projection", "simplex", "similarity", "mixing_ratio"] = Field(
         "projection",
         description="projection: of the CLIP feature on the line between two prototypes, then "
         "sharpened; simplex: on the simplex of all prototypes of the series, as it is; "
-        "similarity: shares of the similarity to the prototypes of all classes of the data; "
+        "similarity: share of the similarity to the prototypes of all classes of the data; "
         "mixing_ratio: the conditioning weights, whatever CLIP sees (an ablation)",
     )
     scale: float | Literal["auto"] = Field(
@@ -388,13 +388,12 @@ class AnnotationConfig(EncoderConfig):
 
 
 def implied_label(scale: float) -> float:
-    """The probability of the own class that a sharpening gives to an average real image, whose
-    weight is 1."""
+    """Probability of its class that a sharpening gives to an average real image, of weight 1."""
     return 1 / (1 + math.exp(-scale / 2))
 
 
 def hard_labels(scale: float) -> list[str]:
-    """A sentence on a sharpening under which labels are nearly hard; none on a softer one."""
+    """A note on a sharpening under which labels are nearly hard; none on a softer one."""
     label = implied_label(scale)
     if label <= NEARLY_HARD:
         return []
@@ -415,7 +414,7 @@ class ShardConfig(Settings):
         "gives 8 to 16 shards of whole batches, more from a thousand groups on",
     )
     groups_per_batch: int = Field(
-        8, ge=1, description="groups in one forward pass; part of the identity, it moves last bits"
+        8, ge=1, description="groups per forward pass; part of the identity, it changes last bits"
     )
     image_format: ImageFormat = Field(
         "webp", description="webp and png are lossless; jpg moves labels"
@@ -424,24 +423,24 @@ class ShardConfig(Settings):
         0.01,
         ge=0,
         lt=1,
-        description="share of a shard's series that may be left out because they came out flat or "
-        "as no numbers, one at least; more fail the shard; 0: none may",
+        description="share of a shard's series that may be left out because they are flat or "
+        "not finite, at least one; more fail the shard; 0: none may",
     )
     store_size: int | None = Field(
-        None, ge=8, description="side of the stored images, pixels; none keeps the model's"
+        None, ge=8, description="side of the stored images in pixels; none keeps the model's"
     )
 
     def size(self, groups: int) -> int:
-        """Groups of a shard in a plan of so many groups: as set, or what follows from them."""
+        """Groups per shard in a plan of `groups`: as configured, or derived."""
         if self.groups_per_shard is not None:
             return self.groups_per_shard
-        batch = self.groups_per_batch  # the last one of a shard is filled up: whole ones waste none
+        batch = self.groups_per_batch  # the last one of a shard is padded: whole ones waste none
         batches = min(-(-groups // (MOST_OF_A_SMALL_PLAN * batch)), MOST_DERIVED // batch)
         return max(1, batches) * batch
 
 
 class BuildConfig(Settings):
-    """A mixed dataset. Two equal configs make equal shards on equal hardware and versions."""
+    """A mixed dataset: equal configs make equal shards on equal hardware and versions."""
 
     real: RealDataConfig
     generator: GeneratorConfig

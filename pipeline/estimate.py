@@ -1,4 +1,4 @@
-"""What a build will take: network rows, FLOP, bytes, hours; counted, nothing is made."""
+"""Estimate the cost of a build, in network rows, FLOP, bytes and hours, without generating."""
 
 import math
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from semix.pipeline.plan import BuildPlan, ShardSpec
 from torch.utils.flop_counter import FlopCounterMode
 
 TERA = 1e12
-BLOCK = 512  # of a tar: a header each member, contents rounded up
-TAR_RECORD = 20 * BLOCK  # what a whole tar is rounded up to
-SCORES = 300  # bytes that chosen noise adds to the record of a series
+BLOCK = 512  # of a tar: one header per member, contents rounded up
+TAR_RECORD = 20 * BLOCK  # a whole tar is rounded up to this
+SCORES = 300  # bytes that selected noise adds to the record of a series
 COMMIT_RECORD = 1_200  # bytes
 
 
 @dataclass(frozen=True)
-class GeneratorWork:
-    """What a generator computes for an image, in FLOP.
+class GeneratorCost:
+    """FLOP that a generator computes per image.
 
     Attributes:
         row: one sample in one call of the denoiser.
         decode: latents to pixels, by the VAE or the tiny decoder.
-        calls: of the denoiser in one sampling, as the scheduler counts them: PNDM makes one more
-            than its steps, Heun nearly two a step.
+        calls: of the denoiser per sampling, counted by the scheduler: PNDM makes one more than
+            its steps, Heun nearly two per step.
         image_size: side of a decoded image, pixels.
     """
 
@@ -43,20 +43,20 @@ class GeneratorWork:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a series costs.
+class SeriesCost:
+    """Cost of one series.
 
     Attributes:
         images: in a series.
         rows: of the denoiser, for a series.
         generator: FLOP of a row and of decoding an image.
-        clip: FLOP of the image tower on one image; of both CLIP models where there are two.
-        feature_width: D of a CLIP feature, or of both together.
+        clip: FLOP per image of the image tower, or of both towers with two CLIP models.
+        feature_width: D of a CLIP feature, or the sum over two CLIP models.
     """
 
     images: int
     rows: int
-    generator: GeneratorWork
+    generator: GeneratorCost
     clip: int
     feature_width: int
 
@@ -64,17 +64,16 @@ class Work:
         """TFLOP of some groups.
 
         Args:
-            computed: `groups` with those that fill up the last batches, which are generated and
-                decoded but not encoded.
-            noise_rows: spent on choosing noise.
+            computed: `groups` and the padding of last batches, which is generated and decoded but
+                not encoded.
+            noise_rows: spent on selecting noise.
         """
         model = self.generator
         generated = computed * (self.rows * model.row + self.images * model.decode)
         return (generated + groups * self.images * self.clip + noise_rows * model.row) / TERA
 
     def shard_tflop(self, plan: BuildPlan, spec: ShardSpec) -> float:
-        """TFLOP of one shard, with its share of what choosing noise takes; all shards add up to
-        the whole build."""
+        """TFLOP of one shard with its share of noise selection; all shards sum to the build."""
         groups = spec.stop - spec.start
         computed = _whole_batches(groups, plan)
         noise = noise_rows(plan) * computed / computed_groups(plan)
@@ -83,14 +82,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a whole build will take. The pass over the real images for prototypes is not in it.
+    """Cost of a whole build, without the pass over the real images for prototypes.
 
     Attributes:
-        network_rows: one sample in one call of the denoiser: two an image and step where it is
-            guided. With what fills up the last batches, without what chooses noise.
-        noise_rows: spent on choosing noise.
-        noise_ratio: the same, in times the rows of generating.
-        tflop: of all shards; two FLOP a multiply-add, products of attention included.
+        network_rows: one sample in one call of the denoiser: two per image and step with guidance.
+            Includes the padding of last batches, excludes noise selection.
+        noise_rows: spent on selecting noise.
+        noise_ratio: noise_rows as a multiple of network_rows.
+        tflop: of all shards; two FLOP per multiply-add, products of attention included.
         bytes: shards and CLIP features, as stored.
         unknown: why some of these are None.
     """
@@ -107,77 +106,77 @@ class Estimate:
 
 
 def estimate(plan: BuildPlan) -> Estimate:
-    """Memory and time do not grow with the plan.
+    """Estimate a build; memory and time do not grow with the plan.
 
     Raises:
         InputError: a model that cannot be used.
     """
-    chosen = noise_cost(plan.config, groups=plan.num_groups)
+    selection = noise_cost(plan.config, groups=plan.num_groups)
     sizes = Estimate(
         groups=plan.num_groups,
         images=plan.num_images,
         shards=plan.num_shards,
         noise_rows=noise_rows(plan),
-        noise_ratio=chosen.ratio,
+        noise_ratio=selection.ratio,
     )
-    work, unknown = work_or_reason(plan.config)
-    if work is None:
+    cost, unknown = cost_or_reason(plan.config)
+    if cost is None:
         return replace(sizes, unknown=unknown)
     computed = computed_groups(plan)
     return replace(
         sizes,
-        noise_ratio=chosen.rows / (plan.num_groups * work.rows),
-        network_rows=computed * work.rows,
-        tflop=work.tflop(groups=plan.num_groups, computed=computed, noise_rows=sizes.noise_rows),
-        bytes=stored_bytes(plan, work),
+        noise_ratio=selection.rows / (plan.num_groups * cost.rows),
+        network_rows=computed * cost.rows,
+        tflop=cost.tflop(groups=plan.num_groups, computed=computed, noise_rows=sizes.noise_rows),
+        bytes=stored_bytes(plan, cost),
     )
 
 
-def work_or_reason(config: BuildConfig) -> tuple[Work, None] | tuple[None, str]:
-    """The work of a series, or why it is not known."""
+def cost_or_reason(config: BuildConfig) -> tuple[SeriesCost, None] | tuple[None, str]:
+    """The cost of one series, or the reason why it is unknown."""
     try:
-        return series_work(config), None
+        return series_cost(config), None
     except NotHere as error:
         return None, str(error)
-    except RuntimeError as error:  # a network that wants to see numbers
+    except RuntimeError as error:  # a network that needs values, which meta tensors lack
         return None, f"a model cannot be counted without weights: {error}"
 
 
-def series_work(config: BuildConfig) -> Work:
-    """Counted from the models' config files; weights are not needed.
+def series_cost(config: BuildConfig) -> SeriesCost:
+    """Count the cost of one series from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: they are not on this machine.
+        NotHere: the models are not on this machine.
         InputError: a model that cannot be used.
     """
-    images, generator = config.mixing.images, generator_work(config.generator)
-    towers = [clip_work(encoder, field) for field, encoder in config.annotation.encoders]
-    return Work(
+    images, generator = config.mixing.images, generator_cost(config.generator)
+    towers = [clip_cost(encoder, field) for field, encoder in config.annotation.encoders]
+    return SeriesCost(
         images=images,
         rows=network_rows(config.generator, images, calls=generator.calls),
         generator=generator,
-        clip=sum(work for work, _ in towers),
+        clip=sum(tower_flop for tower_flop, _ in towers),
         feature_width=sum(width for _, width in towers),
     )
 
 
-def generator_work(config: GeneratorConfig) -> GeneratorWork:
-    """What the family's own networks compute for one image, at their own size.
+def generator_cost(config: GeneratorConfig) -> GeneratorCost:
+    """Count what the family's networks compute per image, at their native size.
 
     Raises:
-        NotHere, InputError: as of `series_work`.
+        NotHere, InputError: as for `series_cost`.
     """
     generator = load_generator(config.model_copy(update={"compile": "none"}), device="meta")
     latents = torch.empty(1, *generator.latent_shape, device="meta")
-    step, told = torch.tensor(0), generator.denoiser.unconditional
-    row, _ = flops(lambda: generator.predict(latents, step, told, guidance_scale=1.0))
+    step, condition = torch.tensor(0), generator.denoiser.unconditional
+    row, _ = flops(lambda: generator.predict(latents, step, condition, guidance_scale=1.0))
     decode, image = flops(lambda: generator.decode(latents))
     generator.scheduler.set_timesteps(config.steps)
-    return GeneratorWork(row, decode, len(generator.scheduler.timesteps), image.shape[1])
+    return GeneratorCost(row, decode, len(generator.scheduler.timesteps), image.shape[1])
 
 
-def clip_work(config: EncoderConfig, field: str = "annotation") -> tuple[int, int]:
-    """FLOP of the image tower on one image, and the width of its feature.
+def clip_cost(config: EncoderConfig, field: str = "annotation") -> tuple[int, int]:
+    """FLOP of the image tower per image, and the width of its feature.
 
     Raises:
         NotHere: a hub model that was not fetched before.
@@ -185,51 +184,51 @@ def clip_work(config: EncoderConfig, field: str = "annotation") -> tuple[int, in
     tower: Any = image_tower(config, field)
     size = tower.image_size
     height, width = (size, size) if isinstance(size, int) else size
-    work, feature = flops(lambda: tower(torch.empty(1, 3, height, width, device="meta")))
-    return work, feature.shape[-1]
+    tower_flop, feature = flops(lambda: tower(torch.empty(1, 3, height, width, device="meta")))
+    return tower_flop, feature.shape[-1]
 
 
 @torch.no_grad()
 def flops(call: Callable[[], Any]) -> tuple[int, Any]:
-    """FLOP of whatever `call` runs, on any device, and what it gave."""
+    """Run `call` on any device and return its FLOP and its result."""
     with FlopCounterMode(display=False) as counter:
         output = call()
     return counter.get_total_flops(), output
 
 
 def computed_groups(plan: BuildPlan) -> int:
-    """Groups of all shards, with those that fill up the last batch of each."""
+    """Groups of all shards, with the padding of each last batch."""
     full, rest = divmod(plan.num_groups, plan.layout.size)
     return full * _whole_batches(plan.layout.size, plan) + _whole_batches(rest, plan)
 
 
 def noise_rows(plan: BuildPlan) -> int:
-    """Denoiser rows that choose noise for all shards, with what fills up the last batches."""
-    # Of a short last batch as many choices are made as of a whole one; descents are not.
+    """Denoiser rows that noise selection takes for all shards, with the padding of last batches."""
+    # A short last batch is padded for selection, but not for gradient descent.
     batches = plan.config.noise.strategy == "select"
     groups = computed_groups(plan) if batches else plan.num_groups
     return noise_cost(plan.config, groups=groups).rows
 
 
 def hours(tflop: float, *, rate: float, share: float) -> float:
-    """Hours of one device that computes with `share` of `rate` TFLOP/s."""
+    """Hours of one device that reaches `share` of `rate` TFLOP/s."""
     return tflop / (rate * share) / 3600
 
 
-def stored_bytes(plan: BuildPlan, work: Work) -> int:
-    """Tars and features of all shards; exact but for the images and the digits of the labels."""
+def stored_bytes(plan: BuildPlan, cost: SeriesCost) -> int:
+    """Bytes of all shards and features; exact but for the images and the digits of the labels."""
     shards = plan.config.shards
-    side = shards.store_size or work.generator.image_size
-    series = work.images * _member(ENCODINGS[shards.image_format].expected_bytes(side))
+    side = shards.store_size or cost.generator.image_size
+    series = cost.images * _member(ENCODINGS[shards.image_format].expected_bytes(side))
     series += _member(record_bytes(plan.config, len(plan.class_names)))
     full, rest = divmod(plan.num_groups, plan.layout.size)
     tars = full * _tar(plan.layout.size * series) + (_tar(rest * series) if rest else 0)
-    features = plan.num_images * work.feature_width * 2  # half precision
+    features = plan.num_images * cost.feature_width * 2  # half precision
     return round(tars) + features + plan.num_shards * COMMIT_RECORD
 
 
 def record_bytes(config: BuildConfig, classes: int) -> int:
-    """Bytes of `KEY.json`, from one that is as long as most."""
+    """Bytes of a typical `KEY.json`."""
     names, images = config.mixing.classes, config.mixing.images
     number = 0.1234567890123456  # most weights and labels are this long
     label = [[classes - 1, number]] * names
@@ -253,7 +252,7 @@ def record_bytes(config: BuildConfig, classes: int) -> int:
 
 
 def _member(content: float) -> float:
-    return BLOCK + content + BLOCK / 2  # on average half a block fills up the last one
+    return BLOCK + content + BLOCK / 2  # padding of the last block is half a block on average
 
 
 def _tar(members: float) -> int:
@@ -261,6 +260,6 @@ def _tar(members: float) -> int:
 
 
 def _whole_batches(groups: int, plan: BuildPlan) -> int:
-    """Groups of one shard with those that fill up its last batch."""
+    """Groups of one shard with the padding of its last batch."""
     batch = plan.config.shards.groups_per_batch
     return math.ceil(groups / batch) * batch

@@ -1,4 +1,4 @@
-"""What a build needs of a GPU's memory: weights, and live tensors of a batch, counted."""
+"""Estimate the GPU memory of a build by counting weights and the live tensors of a batch."""
 
 import weakref
 from collections.abc import Callable
@@ -10,29 +10,29 @@ from semix.pipeline.clip import image_tower
 from semix.pipeline.config import FLOW_FAMILIES, BuildConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.loading import META, load_pipeline, module_bytes, network_bytes
-from semix.pipeline.generators.texts import IMAGES
+from semix.pipeline.generators.prompt_encoder import IMAGES
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-TEXTS = "text_encoder"  # how the names of text encoders start
+TEXTS = "text_encoder"  # prefix of the names of text encoders
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes, without what the allocator leaves unused and libraries work in.
+class MemoryEstimate:
+    """Bytes, without unused memory of the allocator and workspaces of libraries.
 
     Attributes:
         texts: the text encoders.
         network: the U-Net or transformer.
-        vae: or the tiny decoder.
-        clip: image towers, which stay.
-        sampling: in a call of the network on a whole batch, beside weights.
-        decoding: in decoding as many images as are decoded at a time, beside weights.
-        apart: the text encoders are gone before the network comes.
-        offload: one network at a time is there.
+        vae: the VAE or the tiny decoder.
+        clip: image towers, which stay on the GPU.
+        sampling: a call of the network on a whole batch, without weights.
+        decoding: decoding one `decode_batch`, without weights.
+        apart: the text encoders are removed before the network is loaded.
+        offload: only one network is on the GPU at a time.
     """
 
     texts: int
@@ -46,7 +46,7 @@ class Memory:
 
     @property
     def weights(self) -> int:
-        """The least that must be there at a time for any work to be done."""
+        """Least bytes of weights that must be on the GPU at a time."""
         if self.offload:
             return self.clip + max(self.texts, self.network, self.vae)
         if self.apart:
@@ -55,46 +55,46 @@ class Memory:
 
     @property
     def encoding(self) -> int:
-        """While prompts are encoded; nothing where a machine has kept what they encode to."""
+        """Bytes while prompts are encoded, unless their encodings are cached."""
         others = 0 if self.apart or self.offload else self.network + self.vae
         return self.clip + self.texts + others
 
     @property
     def making(self) -> int:
-        """While images are made."""
+        """Bytes while images are made."""
         if self.offload:
             return self.clip + max(self.network + self.sampling, self.vae + self.decoding)
         resident = self.clip + self.network + self.vae + (0 if self.apart else self.texts)
         return resident + max(self.sampling, self.decoding)
 
 
-def memory_needed(config: BuildConfig) -> Memory:
-    """Of one worker, counted from the models' config files; weights are not needed.
+def memory_needed(config: BuildConfig) -> MemoryEstimate:
+    """Memory of one worker, counted from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: they are not on this machine.
+        NotHere: the models are not on this machine.
         InputError: a model that cannot be used.
     """
     generator = config.generator.model_copy(update={"compile": "none"})
     loaded = load_generator(generator, device=META)
     sizes = network_bytes(loaded.denoiser.pipeline, generator.variant)
     apart = generator.family in FLOW_FAMILIES
-    if apart:  # the text encoders are gone again
+    if apart:  # the pipeline has no text encoders any more
         texts_alone = load_pipeline(generator, device=META, **dict.fromkeys(IMAGES))
         sizes |= network_bytes(texts_alone, generator.variant)
     texts = sum(size for name, size in sizes.items() if name.startswith(TEXTS))
     towers = [image_tower(encoder, field) for field, encoder in config.annotation.encoders]
     rows = config.shards.groups_per_batch * config.mixing.images
     latents = torch.empty(rows, *loaded.latent_shape, device=META)
-    told, step = loaded.denoiser.unconditional.expand(rows), torch.tensor(0)
+    condition, step = loaded.denoiser.unconditional.expand(rows), torch.tensor(0)
     scale = generator.guidance_scale
     decoded = latents[: loaded.decode_batch]
-    return Memory(
+    return MemoryEstimate(
         texts=texts,
         network=sizes["unet" if "unet" in sizes else "transformer"],
         vae=module_bytes(loaded.vae),
         clip=sum(module_bytes(tower) for tower in towers),
-        sampling=peak_bytes(lambda: loaded.predict(latents, step, told, scale)),
+        sampling=peak_bytes(lambda: loaded.predict(latents, step, condition, scale)),
         decoding=peak_bytes(lambda: loaded.decode(decoded)),
         apart=apart,
         offload=generator.offload == "model",
@@ -103,9 +103,9 @@ def memory_needed(config: BuildConfig) -> Memory:
 
 @torch.no_grad()
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that tensors made by `call` take at a time; on the meta device it computes nothing.
+    """Peak bytes of the tensors that `call` makes; on the meta device nothing is computed.
 
-    Attention counts as GPUs compute it, without the matrix of all pairs.
+    Attention counts as fused kernels compute it, without the matrix of all pairs.
     """
     with _FusedAttention(), _Live() as live:
         call()
@@ -113,7 +113,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the storages that operations make, until nothing holds them any more."""
+    """Adds up the storages that operations allocate, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,10 +121,10 @@ class _Live(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         output = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and _key(leaf) not in given | self.known:
+            if isinstance(leaf, Tensor) and _key(leaf) not in inputs | self.known:
                 self._add(leaf.untyped_storage())
         return output
 
@@ -141,7 +141,7 @@ class _Live(TorchDispatchMode):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Takes the place of attention by its result alone."""
+    """Replaces attention on the meta device by an empty result of the right shape."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:

@@ -1,4 +1,4 @@
-"""Where models are, a local path or a hub id with its commit, and in which format."""
+"""Locate models, by a local path or a hub id with its commit, and check their format."""
 
 import re
 from collections import defaultdict
@@ -15,17 +15,17 @@ COMMIT = re.compile("[0-9a-f]{40}")
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 SAFE = ".safetensors"
 SHARD = re.compile(r"[\w.-]+\.safetensors")
-QUANTISED = ("bitsandbytes", "torchao")  # methods whose networks load, each with its package
-INDEX = "model_index.json"  # of the parts of a pipeline
+QUANTISED = ("bitsandbytes", "torchao")  # supported methods, each a package of that name
+INDEX = "model_index.json"  # lists the parts of a pipeline
 CLIP_SETTINGS = "open_clip_config.json"
-# What open_clip takes of a folder, in this order, whatever else lies in it.
+# Weights that open_clip looks for in a folder, in this order.
 CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 NOT_LOADED = ("safety_checker", "feature_extractor", "image_encoder")  # parts of a pipeline
 # Settings, words, sentencepiece and chat templates.
 SETTINGS = {".json", ".txt", ".model", ".jinja"}
-# What diffusers and transformers call the weights of a network, `model.safetensors`,
-# `model-00001-of-00002.safetensors` and `model.safetensors.index.json`; and of a variant, which
-# stands before or behind the number.
+# Names that diffusers and transformers give to the weights of a network: `model.safetensors`,
+# `model-00001-of-00002.safetensors`, `model.safetensors.index.json`; with a variant before or
+# behind the number.
 WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_)?model(?:\.(\w+))?(?:-\d{5}-of-\d{5})?(?:\.(\w+))?\.safetensors"
     r"(?:\.index(?:\.(\w+))?\.json)?"
@@ -33,14 +33,13 @@ WEIGHTS = re.compile(
 
 
 class NotHere(InputError):
-    """A model of the hub that was not fetched: what only its files tell is not known yet."""
+    """A hub model that was not downloaded, so that its files cannot be read yet."""
 
 
 def local_path(model: str) -> Path | None:
     """The path, `~` expanded; None for a hub id.
 
-    What looks like a path is one, whether or not something is there; a name like `owner/model`
-    is one where something is there.
+    Text that looks like a path always is one; a name like `owner/model` is one if it exists.
     """
     path = Path(model).expanduser()
     looks_local = path.is_absolute() or model.startswith((".", "~"))
@@ -48,11 +47,11 @@ def local_path(model: str) -> Path | None:
 
 
 def copy_here(model: str, revision: str | None = None) -> Path | None:
-    """The path, or of a hub id the copy that was fetched before; None if it was not."""
+    """The path, or the downloaded copy of a hub id; None if there is none."""
     path = local_path(model)
     if path is not None:
         return path
-    from huggingface_hub import snapshot_download  # not for whoever names a path
+    from huggingface_hub import snapshot_download  # not needed for a path
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -62,15 +61,15 @@ def copy_here(model: str, revision: str | None = None) -> Path | None:
 
 
 def fetched(model: str, revision: str | None, field: str) -> Path:
-    """`copy_here`. Raises NotHere, for `field`, if there is none."""
+    """`copy_here`, but raises NotHere for `field` instead of returning None."""
     path = copy_here(model, revision)
     if path is None:
-        raise NotHere(field, model, "is not on this machine; what it costs can be told once it is")
+        raise NotHere(field, model, "is not on this machine; its cost is known once it is")
     return path
 
 
 def reason_in_words(error: BaseException, model: str) -> str:
-    """One line of why a library could not load a model; of a hub that is away, what to do."""
+    """One line on why a library could not load a model; without the hub, with a remedy."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     away = (LocalEntryNotFoundError, ConnectionError, TimeoutError, gaierror)
@@ -91,10 +90,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def pinned(model: str, revision: str | None, field: str) -> Path | str:
-    """The local path, or the hub id, which may then be asked for.
+    """The local path, or the hub id, which may then be downloaded.
 
-    A branch or a tag may mean another model tomorrow; and whoever is asked for a model learns who
-    asks, with the token that goes along.
+    A branch or a tag may change; and a request to the hub also sends the user's token, so that an
+    unpinned id is refused before the hub is contacted.
 
     Raises:
         InputError: for `field`, a hub id without a commit.
@@ -106,7 +105,7 @@ def pinned(model: str, revision: str | None, field: str) -> Path | str:
 
 
 def refuse_absent(folder: Path, field: str) -> None:
-    """Raises InputError, with the whole path, if there is no such folder."""
+    """Raises InputError with the absolute path if the folder does not exist."""
     if not folder.is_dir():
         raise InputError(field, folder.absolute(), "there is no such folder")
 
@@ -121,11 +120,11 @@ def check_commit(model: str, revision: str | None, field: str) -> None:
 
 
 def check_weights(folder: Path, field: str) -> None:
-    """Weights of other formats are never read: they can hold code.
+    """Refuse weights of other formats than safetensors, which can contain code.
 
     Raises:
-        InputError: the folder of a network has no safetensors; or it names, for weights, files of
-            another format or place.
+        InputError: the folder of a network has no safetensors, or names weights of another format
+            or in another folder.
     """
     suffixes = {path.suffix for path in folder.iterdir()}
     if suffixes & {*PICKLES, ".gguf"} and SAFE not in suffixes:
@@ -143,7 +142,7 @@ def check_weights(folder: Path, field: str) -> None:
 
 
 def weight_files(folder: Path) -> dict[str | None, list[Path]]:
-    """The weights of a network, and their indices, by variant; None has those without one."""
+    """Weights of a network, and their indices, by variant; None is the key of those without."""
     files = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if named := WEIGHTS.fullmatch(path.name):
@@ -152,7 +151,7 @@ def weight_files(folder: Path) -> dict[str | None, list[Path]]:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Raises InputError for a network whose weights are all of another variant than this one."""
+    """Raises InputError for a network whose weights are all of other variants."""
     variants = weight_files(folder)
     if variants and not {variant, None} & set(variants):
         names = sorted(filter(None, variants))
@@ -161,19 +160,19 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def quantisation(folder: Path) -> str | None:
-    """The method by which a network's weights were quantised, as its config says; None if not."""
+    """The quantisation method in a network's config; None if it is not quantised."""
     config = folder / "config.json"
     settings = read_json(config).get("quantization_config") if config.is_file() else None
     if not settings:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
-        return "bitsandbytes"  # as early releases wrote it
+        return "bitsandbytes"  # the format of early releases
     return str(method)
 
 
 def check_quantisation(folder: Path, field: str) -> None:
-    """Raises InputError for a network of a method that does not load, or whose package lacks."""
+    """Raises InputError for an unsupported quantisation method, or one without its package."""
     method = quantisation(folder)
     if method is None:
         return
@@ -187,10 +186,10 @@ def check_quantisation(folder: Path, field: str) -> None:
 
 
 def lora_file(lora: LoraConfig) -> tuple[str, str]:
-    """Folder or hub id, and the file in it; diffusers takes them apart.
+    """Folder or hub id, and the file in it, which diffusers takes separately.
 
     Raises:
-        InputError: another format than safetensors; nothing there; several files to choose from;
+        InputError: another format than safetensors; a missing file; several files to choose from;
             a hub id without a commit.
     """
     path, field = local_path(lora.path), "generator.lora"
@@ -205,8 +204,8 @@ def lora_file(lora: LoraConfig) -> tuple[str, str]:
         if path is not None and not files:
             raise InputError(field, path, "has no safetensors; convert it")
         if len(files) != 1:
-            found = f"holds {', '.join(files)}" if files else "may hold several files"
-            raise InputError(field, lora.path, f"{found}; choose one as weight_name")
+            content = f"holds {', '.join(files)}" if files else "may hold several files"
+            raise InputError(field, lora.path, f"{content}; choose one as weight_name")
         name = files[0]
     if not name.endswith(SAFE):
         raise InputError(field, lora.path, f"{name} is no safetensors file; convert it")
@@ -214,19 +213,19 @@ def lora_file(lora: LoraConfig) -> tuple[str, str]:
 
 
 def _names(value: object) -> list[str]:
-    """The file names of an index, or the one that a config has."""
-    found = value.values() if isinstance(value, dict) else [value]
-    return sorted({str(name) for name in found if name is not None})
+    """The file names in an index, or the single one in a config."""
+    names = value.values() if isinstance(value, dict) else [value]
+    return sorted({str(name) for name in names if name is not None})
 
 
 def read_names(
     folder: Path, *, variant: str | None = None, left_out: Container[str] = NOT_LOADED
 ) -> list[str]:
-    """The files of a model's folder that its libraries read, by what it is: a pipeline, an
-    open_clip model, or one network or tokenizer.
+    """The files that libraries read of a model's folder: of a pipeline, an open_clip model, or one
+    network or tokenizer.
 
     Args:
-        variant: of the weights, where a part has them in it.
+        variant: of the weights, if a part has weights of it.
         left_out: parts of a pipeline that are not loaded.
     """
     if (folder / INDEX).is_file():
@@ -235,8 +234,8 @@ def read_names(
             for part, named in sorted(read_json(folder / INDEX).items())
             if part not in left_out and isinstance(named, list) and named[0] is not None
         ]
-        found = [f"{part}/{name}" for part in parts for name in _part_names(folder / part, variant)]
-        return [INDEX, *found]
+        names = [f"{part}/{name}" for part in parts for name in _part_names(folder / part, variant)]
+        return [INDEX, *names]
     if (folder / CLIP_SETTINGS).is_file():
         weights = sorted(path.name for path in folder.glob(f"*{SAFE}"))
         first = [name for name in (*CLIP_WEIGHTS, f"model{SAFE}") if name in weights]
@@ -245,9 +244,9 @@ def read_names(
 
 
 def still_read(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Of the hashes of an older root, which are of all that lay in a folder, those to compare.
+    """The hashes of an older root, which hashed all files of a folder, that still matter.
 
-    Weights that are gone, where they were read, are missed when they are loaded.
+    Weights that were read but are missing now raise an error when they are loaded.
     """
     folders = {name.rpartition("/")[0] for name in now} - {""}
 
@@ -260,7 +259,7 @@ def still_read(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
 
 
 def _part_names(folder: Path, variant: str | None) -> list[str]:
-    """Settings of a network, tokenizer or scheduler; weights of the variant, or without one."""
+    """Settings files of a network, tokenizer or scheduler; weights of the variant or without."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     settings = [n for n in names if Path(n).suffix in SETTINGS and ".index." not in n]
     files = weight_files(folder)

@@ -1,4 +1,4 @@
-"""What a build makes: class sets, mixing weights, series and shards as functions of an index."""
+"""The plan of a build: class sets, mixing weights, series and shards as functions of an index."""
 
 import hashlib
 import math
@@ -70,12 +70,12 @@ class BuildPlan:
     so group i belongs to set i mod P. All pairs come in lexicographic order with c1 < c2.
 
     Args:
-        names, models: class names, and identities of the models, when they are known already (a
-            root carries them); else the models' files are hashed once the digest is asked for.
+        names, models: class names, and identities of the models, if they are known already (a
+            root records them); else the models' files are hashed when the digest is needed.
         similar: the pairs drawn by similarity, once the prototypes are measured; without them
-            such a plan knows its sizes but not its groups.
-        extensions: what was added behind the last group. It changes no group or shard that was
-            there, so the digest stays.
+            a plan of similar pairs knows its sizes but not its groups.
+        extensions: groups added behind the last one. They change no earlier group or shard, so the
+            digest stays.
     Raises:
         InputError: named pairs that are not in the data, or more pairs than there are.
     """
@@ -96,7 +96,7 @@ class BuildPlan:
             self.sets = Similar(len(similar), tuple(similar))
         self.num_pairs = len(self.sets)
         groups = self.num_pairs * config.mixing.groups_per_pair
-        # The size that follows from the plan is a part of it, as one that is set.
+        # A derived shard size is a part of the plan, like a configured one.
         size = config.shards.size(groups)
         shards = config.shards.model_copy(update={"groups_per_shard": size})
         self.config = config = config.model_copy(update={"shards": shards})
@@ -106,17 +106,17 @@ class BuildPlan:
 
     @cached_property
     def models(self) -> ModelIdentities:
-        """Of generator and CLIP: names, and hashes of their files."""
+        """Names and file hashes of generator and CLIP."""
         return model_identities(self.config) if self._models is None else self._models
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what decides the bytes; see `semix.pipeline.provenance.identity`."""
+        """Fingerprint of all that decides the bytes; see `semix.pipeline.provenance.identity`."""
         return identity(self.config, self.class_names, self.models)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its groups are known; similar pairs are not before they are drawn."""
+        """Whether all groups are known; similar pairs are unknown until they are drawn."""
         return not (isinstance(self.sets, Similar) and self.sets.sets is None)
 
     @property
@@ -141,7 +141,7 @@ def group_seed(plan_seed: int, group: int) -> int:
 
 
 class ClassSets(Protocol):
-    """P sets of k classes each, ascending, by rank; without listing them where there are many."""
+    """P ascending sets of k classes each, by rank, without listing them all."""
 
     def __len__(self) -> int: ...
 
@@ -190,17 +190,17 @@ class Similar:
     def __getitem__(self, rank: int) -> tuple[int, ...]:
         if self.sets is None:
             drawn = "its pairs are drawn into pairs.json once prototypes are measured"
-            remedy = f"{drawn}; where that is gone, `semix resume` draws them again"
+            remedy = f"{drawn}; if that file is missing, `semix resume` draws them again"
             raise InputError("mixing.pairs.kind", "similar", remedy)
         return self.sets[rank]
 
 
 def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
-    """The sets that the config asks for.
+    """The sets of classes under this config.
 
     Raises:
         InputError: too few classes, a name that is no class, a set named twice, or more sets
-            than there are.
+            than exist.
     """
     if len(names) < mixing.classes:
         raise InputError("mixing.classes", mixing.classes, f"the data has {len(names)} classes")
@@ -218,11 +218,11 @@ def class_sets(mixing: MixingConfig, names: Sequence[str]) -> ClassSets:
 
 
 def _named(
-    wanted: Sequence[Sequence[str]], names: Sequence[str], size: int
+    named_sets: Sequence[Sequence[str]], names: Sequence[str], size: int
 ) -> tuple[tuple[int, ...], ...]:
     index = {name: position for position, name in enumerate(names)}
     sets = []
-    for members in wanted:
+    for members in named_sets:
         shown = ", ".join(members)
         for name in members:
             if name not in index:
@@ -231,25 +231,25 @@ def _named(
         if len(set(members)) != size or len(members) != size:
             raise InputError("mixing.pairs.names", shown, f"name {size} different classes")
         sets.append(tuple(sorted(index[name] for name in members)))
-    for found, times in Counter(sets).items():
+    for classes, times in Counter(sets).items():
         if times > 1:
-            shown = ", ".join(names[k] for k in found)
+            shown = ", ".join(names[k] for k in classes)
             remedy = "is named more than once; raise mixing.groups_per_pair instead"
             raise InputError("mixing.pairs.names", shown, remedy)
     return tuple(sets)
 
 
 def combination(rank: int, classes: int, size: int) -> tuple[int, ...]:
-    """The set at `rank` among all ascending sets in lexicographic order, without listing them.
+    """The set at `rank` in lexicographic order among all ascending sets, without listing them.
 
     Counted from the end and mirrored, the sets are those of the combinatorial number system:
     the largest member m of a set of k adds comb(m, k) to its rank.
     """
-    left = math.comb(classes, size) - 1 - rank
+    remainder = math.comb(classes, size) - 1 - rank
     members = []
     for k in range(size, 0, -1):
-        member = _largest(left, k, classes)
-        left -= math.comb(member, k)
+        member = _largest(remainder, k, classes)
+        remainder -= math.comb(member, k)
         members.append(classes - 1 - member)
     return tuple(members)
 
@@ -260,17 +260,17 @@ def _largest(rank: int, k: int, below: int) -> int:
 
 
 def permuted(rank: int, count: int, seed: int) -> int:
-    """Where `rank` goes in a seeded permutation of range(count), in constant memory.
+    """The image of `rank` under a seeded permutation of range(count), in constant memory.
 
-    A Feistel network permutes the next even power of two; numbers outside the range are walked
-    on until they come back (Black and Rogaway 2002, cycle walking).
+    A Feistel network permutes the next even power of two and is applied again while the number is
+    outside the range (cycle walking, Black and Rogaway 2002).
     """
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
         left, right = rank >> half, rank & mask
-        for turn in range(FEISTEL_ROUNDS):
-            digest = hashlib.sha256(f"{seed}/pairs/{turn}/{right}".encode()).digest()
+        for round_number in range(FEISTEL_ROUNDS):
+            digest = hashlib.sha256(f"{seed}/pairs/{round_number}/{right}".encode()).digest()
             left, right = right, left ^ (int.from_bytes(digest[:8], "big") & mask)
         rank = left << half | right
         if rank < count:
@@ -280,8 +280,8 @@ def permuted(rank: int, count: int, seed: int) -> int:
 def mixture_points(mixing: MixingConfig, group: int) -> tuple[tuple[float, ...], ...]:
     """Weights of the classes in each image of a group, [A][k]; each row sums to 1.
 
-    Pairs come with alpha ascending, or in the order given. More classes come pure first, then
-    mixed at points drawn uniformly from the simplex.
+    For pairs alpha ascends, or keeps the configured order. For more classes, the pure classes come
+    first, then points drawn uniformly from the simplex.
     """
     if mixing.classes == 2:
         return tuple((alpha, 1 - alpha) for alpha in _alphas(mixing, group))
@@ -301,7 +301,7 @@ def _alphas(mixing: MixingConfig, group: int) -> tuple[float, ...]:
 
 
 def alpha_grid(count: int, *, dense: bool = False) -> tuple[float, ...]:
-    """0, 1/(A-1), ..., 1; or the same moved towards 1/2, where most of the change happens."""
+    """0, 1/(A-1), ..., 1; if `dense`, moved towards 1/2, where images change most."""
     even = tuple(position / (count - 1) for position in range(count))
     if not dense:
         return even

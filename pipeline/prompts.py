@@ -1,4 +1,4 @@
-"""Class names to prompts, as the models' own tokenizers see them."""
+"""Turn class names into prompts, and check them with the models' own tokenizers."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -7,15 +7,15 @@ from typing import Any
 from semix.data.errors import InputError
 from semix.pipeline.config import PLACEHOLDER, Family, GeneratorConfig
 
-FILLER = ","  # one token in every vocabulary here, and says nothing
-# The tokenizer that reads `prompt_length` tokens, T5's or Qwen3's; CLIP's has a length of its own.
+FILLER = ","  # one token in every vocabulary here, without meaning
+# The tokenizer, T5's or Qwen3's, that reads `prompt_length` tokens; CLIP's has a fixed length.
 LONG: dict[Family, str] = {
     "sd3": "tokenizer_3",
     "flux": "tokenizer_2",
     "flux2": "tokenizer",
     "z_image": "tokenizer",
 }
-CHATS: dict[Family, bool] = {"flux2": False, "z_image": True}  # whether Qwen3 may think before it
+CHATS: dict[Family, bool] = {"flux2": False, "z_image": True}  # Qwen3 chat: thinking enabled?
 
 
 def prompts(template: str, names: Sequence[str]) -> list[str]:
@@ -25,24 +25,24 @@ def prompts(template: str, names: Sequence[str]) -> list[str]:
 
 
 class Chat:
-    """A tokenizer of prompts as the words of a user, which is how Qwen3 is told them."""
+    """A tokenizer that wraps prompts as user messages in the chat template of Qwen3."""
 
     def __init__(self, tokenizer: Any, *, thinking: bool) -> None:
         self.tokenizer, self.thinking = tokenizer, thinking
         self.model_max_length = tokenizer.model_max_length
 
     def __call__(self, text: str, **settings: Any) -> Any:
-        said = self.tokenizer.apply_chat_template(
+        message = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": text}],
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=self.thinking,
         )
-        return self.tokenizer(said, **settings)
+        return self.tokenizer(message, **settings)
 
 
-def as_read(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
-    """A model's tokenizer as its family uses it; `part` is its name in the pipeline."""
+def configure_tokenizer(tokenizer: Any, config: GeneratorConfig, part: str) -> Any:
+    """Set up a tokenizer as its family uses it; `part` is its name in the pipeline."""
     if LONG.get(config.family) != part:
         return tokenizer
     tokenizer.model_max_length = config.prompt_length
@@ -57,10 +57,10 @@ def checked_prompts(
 
     Raises:
         InputError: a prompt has more tokens than one of the tokenizers allows; names cannot be
-            padded; of z_image, prompts of unequal length.
+            padded; prompts of unequal length for z_image.
     """
     if config.pad_names:
-        # Counted as it stands in a prompt, where underscores are spaces.
+        # Counted within a prompt, where underscores are spaces.
         names = padded_names(
             names, lambda name: _length(tokenizers[0], *prompts(PLACEHOLDER, [name]))
         )
@@ -88,11 +88,11 @@ def _refuse_unequal(texts: Sequence[str], tokenizer: Any) -> None:
         raise InputError("generator.prompt", repr(longest), remedy)
 
 
-def spoken_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
-    """What the model is told for each class: its name, or what the config calls it.
+def prompt_names(config: GeneratorConfig, class_names: Sequence[str]) -> list[str]:
+    """The name of each class in prompts: its own, or its entry in `generator.names`.
 
     Raises:
-        InputError: `generator.names` renames a class that is not there.
+        InputError: `generator.names` renames an unknown class.
     """
     return [_renames(config.names, class_names).get(name, name) for name in class_names]
 

@@ -1,4 +1,4 @@
-"""What a plan needs of the real data, measured once in a root: prototypes, and similar pairs."""
+"""Measure class prototypes of the real data, and draw similar pairs, once per root."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semix.data.fingerprint import hashed_seed
 from semix.data.formats import PAIRS, PROTOTYPES
-from semix.data.leases import Renewing, claim, release
+from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.root import Root
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
@@ -22,21 +22,21 @@ from semix.pipeline.root import config_of, plan_of
 if TYPE_CHECKING:  # torch costs seconds, and most of what opens a root does without
     from torch import Tensor
 
-CHUNKS = LEASE = "prototypes"  # folder of features whose measurement is under way; who measures
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.25, 5.0  # between looks at a store that many workers ask
+CHUNKS = LEASE = "prototypes"  # folder of features in progress; lease of who measures
+FIRST_POLL_S, LONGEST_POLL_S = 0.25, 5.0  # between polls of a store that many workers ask
 
 
 def ensure_prototypes(
-    root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Measure what the plan needs of the real data, once: class prototypes, and similar pairs.
+    """Measure class prototypes, and draw similar pairs, unless the root has them.
 
     Args:
-        beat: called whenever work went on, for whoever watches.
+        heartbeat: called after each step, to show that there is progress.
     Raises:
-        InputError: a class without images, or two that CLIP cannot tell apart; committed shards
+        InputError: a class without images, or two whose prototypes coincide; committed shards
             were labelled with others.
-        FloatingPointError: a feature of a real image is not a number.
+        FloatingPointError: a feature of a real image is not finite.
     """
     if not root.store.exists(PROTOTYPES):
         config = config_of(root)
@@ -46,7 +46,7 @@ def ensure_prototypes(
             device=device,
             identity=planned_models(root.plan)["annotation"],
             store=root.store,
-            beat=beat,
+            heartbeat=heartbeat,
         )
         refuse_others(root, "prototypes", hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
@@ -54,38 +54,40 @@ def ensure_prototypes(
     ensure_pairs(root)
 
 
-def prepare(root: Root, *, device: str = "auto", beat: Callable[[], None] = lambda: None) -> None:
-    """`ensure_prototypes` among many workers: one measures, the others wait, or take over from it.
+def prepare(
+    root: Root, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
+) -> None:
+    """`ensure_prototypes` among many workers: one measures, the others wait or take over.
 
     Args:
-        beat: called whenever work went on, and at each look, for whoever watches.
+        heartbeat: called after each step, and at each poll.
     Raises:
-        InputError, FloatingPointError: as of `ensure_prototypes`; also what is there is not what
-            committed shards were made with.
+        InputError, FloatingPointError: as for `ensure_prototypes`; also if committed shards were
+            made with other prototypes or pairs.
     """
-    pause = FIRST_LOOK_S
+    pause_s = FIRST_POLL_S
     while not is_prepared(root):
         if claim(root.store, LEASE):
-            _measure_alone(root, device, Renewing(root.store, beat))
+            _measure_alone(root, device, LeaseHeartbeat(root.store, heartbeat))
         else:
-            beat()
-            time.sleep(pause)
-            pause = min(1.2 * pause, LONGEST_LOOK_S)
-    for kind, ours in root.made_from().items():
-        refuse_others(root, kind, ours)
+            heartbeat()
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, LONGEST_POLL_S)
+    for kind, digest in root.made_from().items():
+        refuse_others(root, kind, digest)
 
 
-def _measure_alone(root: Root, device: str, beat: Renewing) -> None:
+def _measure_alone(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
     try:
-        with beat.holding(LEASE):
-            ensure_prototypes(root, device=device, beat=beat)
+        with heartbeat.holding(LEASE):
+            ensure_prototypes(root, device=device, heartbeat=heartbeat)
     finally:
-        with suppress(OSError):  # whoever wants it sees that nobody renews it
+        with suppress(OSError):  # a lease that is not renewed expires
             release(root.store, LEASE)
 
 
 def is_prepared(root: Root) -> bool:
-    """Whether all is there that `ensure_prototypes` makes."""
+    """Whether the root has all that `ensure_prototypes` makes."""
     if not root.store.exists(PROTOTYPES):
         return False
     similar = plan_of(root).config.mixing.pairs.kind == "similar"
@@ -100,36 +102,38 @@ def measure(
     identity: AnnotationIdentity,
     store: Store,
     known: bytes | None = None,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> bytes:
-    """The prototypes that `config` needs, as the bytes of a safetensors file; see `unpack`.
+    """Measure the prototypes that `config` needs; return a safetensors file, see `unpack`.
 
-    What was measured before is taken: from `known`, else from the cache folder of this machine.
-    Else the training images pass through CLIP once, and their features wait in `store` below
-    `prototypes/`, so that a killed measurement goes on where it was.
+    Earlier measurements are reused, from `known` or from the cache folder of this machine.
+    Otherwise CLIP encodes all training images once; their features are stored below `prototypes/`
+    in `store`, so that a killed measurement can continue.
 
     The caller writes the file, and then calls `remove_chunks`.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
         identity: `semix.pipeline.provenance.annotation_identity(config)`.
-        known: prototypes measured for another annotation of the same real data, a root's say;
-            for an encoder that they hold, neither images nor CLIP are touched.
+        known: prototypes measured for another annotation of the same real data; the encoders in
+            them need neither images nor CLIP.
     Raises:
-        InputError: a class without images, or two that CLIP cannot tell apart.
-        FloatingPointError: a feature of a real image is not a number.
+        InputError: a class without images, or two whose prototypes coincide.
+        FloatingPointError: a feature of a real image is not finite.
     """
-    from semix.pipeline.survey import PrototypeFile, Survey
+    from semix.pipeline.prototype_measurement import PrototypeFile, PrototypeMeasurement
 
     before = PrototypeFile.unpack(known) if known is not None else None
-    found = Survey(real, device, store, f"{CHUNKS}/", before, beat).file(config, identity)
-    found.refuse_coinciding(config)
-    found.say_scale(config)
-    return found.pack(config)
+    file = PrototypeMeasurement(real, device, store, f"{CHUNKS}/", before, heartbeat).file(
+        config, identity
+    )
+    file.refuse_coinciding(config)
+    file.say_scale(config)
+    return file.pack(config)
 
 
 def remove_chunks(store: Store) -> None:
-    """Remove the features that waited for a measurement; another process may do the same."""
+    """Remove the features of a complete measurement; another process may do the same."""
     for name in store.list(CHUNKS):
         with suppress(FileNotFoundError):
             store.delete(name)
@@ -142,8 +146,8 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         Tensors, float32: `prototypes` [K, D], the mean of each class's features; `unit` [K, D],
         the mean of its unit features at length 1; `second` and `second_unit` of a second encoder.
         Facts, as text: `encoder`, its identity as JSON; `weight_variance`, `unit_weight_variance`,
-        `scale` and `label_of_average_real_image`; with `second_` before them those of the second
-        encoder; `real`, the digest of the images, and `class_names` as JSON.
+        `scale` and `label_of_average_real_image`, prefixed `second_` for the second encoder;
+        `real`, the digest of the images, and `class_names` as JSON.
     Raises:
         ValueError: another file, or a damaged one.
     """
@@ -154,25 +158,25 @@ def unpack(content: bytes) -> tuple[dict[str, "Tensor"], dict[str, str]]:
 
 
 def ensure_pairs(root: Root) -> None:
-    """Draw the pairs of a plan that mixes similar classes, once, into pairs.json."""
+    """Draw the pairs of a plan that mixes similar classes into pairs.json, unless it exists."""
     plan = plan_of(root)
-    wanted = plan.config.mixing.pairs
-    if wanted.kind != "similar" or root.store.exists(PAIRS):
+    pairs_config = plan.config.mixing.pairs
+    if pairs_config.kind != "similar" or root.store.exists(PAIRS):
         return
-    from semix.pipeline.survey import similar_pairs
+    from semix.pipeline.prototype_measurement import similar_pairs
 
     vectors, _ = read_prototypes(root)
     pairs = similar_pairs(
         vectors,
         plan.num_pairs,
-        temperature=wanted.temperature,
+        temperature=pairs_config.temperature,
         seed=hashed_seed(plan.config.mixing.seed, "pairs"),
     )
     root.store.create(PAIRS, json.dumps(pairs).encode())
 
 
 def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
-    """Prototypes float32 [K, D] as measured, and the facts of `unpack`, `scale` among them.
+    """Prototypes float32 [K, D], not normalised, and the facts of `unpack`, with `scale`.
 
     Raises:
         ValueError: the file is damaged.
@@ -182,7 +186,7 @@ def read_prototypes(root: Root) -> tuple["Tensor", dict[str, str]]:
 
 
 def stored_scale(root: Root) -> float:
-    """The sharpening that prototypes of a root gave; 0 where none are there that can be read."""
+    """The sharpening in a root's prototypes; 0 if they are missing or unreadable."""
     try:
         return float(read_prototypes(root)[1]["scale"])
     except (FileNotFoundError, ValueError):

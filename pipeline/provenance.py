@@ -1,4 +1,4 @@
-"""What a dataset was made with: models and versions, and the identity that follows from them."""
+"""Models and versions that a dataset was made with, and its identity, which follows from them."""
 
 import platform
 from collections.abc import Sequence
@@ -27,69 +27,69 @@ from semix.pipeline.config import (
 from semix.pipeline.model_paths import NOT_LOADED, local_path, lora_file, read_names, still_read
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "peft", "numpy", "pillow")
-# Where something lies, and how much may be spent or lost: no byte follows from these settings.
-FREE: dict[str, Any] = {
+# Paths, and limits on cost and loss: these settings decide no byte of the dataset.
+NON_IDENTITY_SETTINGS: dict[str, Any] = {
     "real": {"path"},
     "generator": {"model": True, "unet": True, "tiny_decoder": True, "lora": {"__all__": {"path"}}},
     "annotation": {"model", "pretrained", "second"},
     "noise": {"max_cost"},
     "shards": {"max_left_out"},
 }
-SINCE = {".model", ".jinja"}  # are hashed; older roots say nothing of such files
+NEWER = {".model", ".jinja"}  # suffixes of files that older roots did not hash
 
 
 def planned_models(plan: Plan) -> ModelIdentities:
-    """What a root was begun with."""
+    """Identities of the models that a root was started with."""
     return plan.models
 
 
 def labelling_encoders(record: LabelSetRecord) -> AnnotationIdentity:
-    """What a label set is made with."""
+    """Identities of the CLIP models that a label set is made with."""
     return cast(AnnotationIdentity, record.encoders)
 
 
 def identity(config: BuildConfig, class_names: Sequence[str], models: ModelIdentities) -> str:
-    """Of what decides a dataset's bytes.
+    """Fingerprint of all that decides a dataset's bytes.
 
-    Settings that differ from their defaults, so that a new one makes no old root another; class
-    names; and what models hold, wherever they lie.
+    Covers settings that differ from their defaults, so that a new setting leaves the identity of
+    old roots as it is; class names; and the content of models, wherever they are.
 
     Args:
-        models: as `model_identities` gives them.
+        models: result of `model_identities`.
     """
-    return fingerprint([deciding(config), contents(models), list(class_names)])
+    return fingerprint([identity_settings(config), contents(models), list(class_names)])
 
 
-def deciding(config: BuildConfig) -> dict[str, object]:
-    """The settings that decide bytes, where they differ from their defaults."""
-    parts = config.model_dump(mode="json", exclude_defaults=True, exclude=FREE)
+def identity_settings(config: BuildConfig) -> dict[str, object]:
+    """The settings that decide bytes and differ from their defaults."""
+    parts = config.model_dump(mode="json", exclude_defaults=True, exclude=NON_IDENTITY_SETTINGS)
     return {name: settings for name, settings in parts.items() if settings}
 
 
 def contents(models: ModelIdentities) -> dict[str, object]:
-    """What of the models' identities decides bytes."""
-    own = models["generator"]
+    """The parts of the models' identities that decide bytes."""
+    base = models["generator"]
     added = {
-        "unet": [own["unet"]] if "unet" in own else [],
-        "lora": own.get("lora", []),
-        "tiny_decoder": [own["tiny_decoder"]] if "tiny_decoder" in own else [],
+        "unet": [base["unet"]] if "unet" in base else [],
+        "lora": base.get("lora", []),
+        "tiny_decoder": [base["tiny_decoder"]] if "tiny_decoder" in base else [],
     }
-    parts = {name: [_content(part) for part in found] for name, found in added.items() if found}
-    generator = {"own": _content(own), **parts}
+    parts = {name: [_content(part) for part in group] for name, group in added.items() if group}
+    generator = {"own": _content(base), **parts}
     return {"generator": generator, "annotation": _encoder_contents(models["annotation"])}
 
 
 def annotation_content(annotation: AnnotationConfig, encoders: AnnotationIdentity) -> list[object]:
-    """What decides the labels of images: settings as in `deciding`, and the CLIP models."""
-    free = FREE["annotation"]
-    settings = annotation.model_dump(mode="json", exclude_defaults=True, exclude=free)
+    """What decides labels: settings, as in `identity_settings`, and the CLIP models."""
+    excluded = NON_IDENTITY_SETTINGS["annotation"]
+    settings = annotation.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
     return [settings, *_encoder_contents(encoders)]
 
 
 def model_identities(config: BuildConfig) -> ModelIdentities:
-    """Generator and annotator: name, revision, and file hashes where they are local.
+    """Name, revision and, for local files, hashes of generator and annotator.
 
-    What is added to the generator, or replaces a part of it, is told beside its own files.
+    Parts that are added to the generator, or replace its own, are listed beside its own files.
     """
     return {
         "generator": generator_identity(config.generator),
@@ -100,41 +100,41 @@ def model_identities(config: BuildConfig) -> ModelIdentities:
 def generator_identity(config: GeneratorConfig) -> GeneratorIdentity:
     left_out = {*NOT_LOADED, *(["unet"] if config.unet is not None else [])}
     read = {"variant": config.variant, "left_out": left_out}
-    found: GeneratorIdentity = {**_identity(config.model, config.revision, **read)}
+    entry: GeneratorIdentity = {**_identity(config.model, config.revision, **read)}
     if config.unet is not None:
-        found["unet"] = _identity(config.unet, config.unet_revision)
+        entry["unet"] = _identity(config.unet, config.unet_revision)
     if config.lora:
-        found["lora"] = [_lora_identity(lora) for lora in config.lora]
+        entry["lora"] = [_lora_identity(lora) for lora in config.lora]
     if config.tiny_decoder is not None:
-        found["tiny_decoder"] = _identity(config.tiny_decoder, config.tiny_decoder_revision)
-    return found
+        entry["tiny_decoder"] = _identity(config.tiny_decoder, config.tiny_decoder_revision)
+    return entry
 
 
 def annotation_identity(config: AnnotationConfig) -> AnnotationIdentity:
-    found: AnnotationIdentity = {**encoder_identity(config.first, config.dtype)}
+    entry: AnnotationIdentity = {**encoder_identity(config.first, config.dtype)}
     if config.second is not None:
-        found["second"] = encoder_identity(config.second, config.dtype)
-    return found
+        entry["second"] = encoder_identity(config.second, config.dtype)
+    return entry
 
 
 def encoder_identity(config: EncoderConfig, dtype: str) -> EncoderIdentity:
-    """With the hashes of all that is local, weights beside a folder too."""
+    """Identity of one CLIP model, with hashes of all its local files."""
     files = file_hashes(Path(config.model.removeprefix("local-dir:")))
     if config.pretrained:
         files |= file_hashes(Path(config.pretrained))
-    found: EncoderIdentity = {
+    entry: EncoderIdentity = {
         "model": config.model,
         "pretrained": config.pretrained,
         "dtype": dtype,
         "files": files,
     }
     if config.revision is not None:
-        found["revision"] = config.revision
-    return found
+        entry["revision"] = config.revision
+    return entry
 
 
 def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
-    """What of an encoder's identity decides its features: files where they are local, not paths."""
+    """The parts of an encoder's identity that decide its features: local files, but not paths."""
     files = identity["files"]
     in_folder = identity["model"].startswith("local-dir:")
     local_weights = identity["pretrained"] and Path(identity["pretrained"]).name in files
@@ -147,7 +147,7 @@ def encoder_content(identity: EncoderIdentity) -> dict[str, object]:
     }
 
 
-@cache  # packages' files are read for it, as long as a small shard takes
+@cache  # reading the packages' metadata takes as long as a small shard
 def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
@@ -158,10 +158,10 @@ def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
 
 
 def unchanged(then: Any, now: Any) -> bool:
-    """Whether contents of models are those that a root was begun with.
+    """Whether contents of models are equal to those that a root was started with.
 
     Args:
-        then: perhaps of an older root, for which all files of a folder were hashed.
+        then: possibly of an older root, which hashed all files of a folder.
     """
     if isinstance(then, dict) and isinstance(now, dict):
         return then.keys() == now.keys() and all(
@@ -174,7 +174,7 @@ def unchanged(then: Any, now: Any) -> bool:
 
 
 def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
-    known = {name: now[name] for name in now if name in then or Path(name).suffix not in SINCE}
+    known = {name: now[name] for name in now if name in then or Path(name).suffix not in NEWER}
     return bool(then) == bool(now) and still_read(then, now) == known
 
 
@@ -191,10 +191,10 @@ def _lora_identity(lora: LoraConfig) -> ModelIdentity:
 
 
 def file_hashes(path: Path, **read: Any) -> dict[str, str]:
-    """SHA-256 of a file, or of those in a folder that decide what a model computes, by name.
+    """SHA-256, by name, of a file or of the files in a folder that decide what a model computes.
 
     Args:
-        read: as `semix.pipeline.model_paths.read_names` takes it.
+        read: keyword arguments of `semix.pipeline.model_paths.read_names`.
     """
     if path.is_file():
         return {path.name: remembered_digest(path)}
@@ -204,7 +204,7 @@ def file_hashes(path: Path, **read: Any) -> dict[str, str]:
 
 
 def _content(identity: ModelIdentity) -> dict[str, object]:
-    """Files where there are any, wherever they lie; else the name and commit on the hub."""
+    """The local files where there are any; else the name and commit on the hub."""
     if identity["files"]:
         return {"files": identity["files"]}
     return {"model": identity["model"], "revision": identity["revision"]}

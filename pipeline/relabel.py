@@ -1,7 +1,7 @@
-"""Further labels for images that are there: which set some settings mean, and labelling its shards.
+"""Make further label sets over existing images: the set that settings mean, and its shards.
 
-Features come from the root, from another set that read the images with the same encoders, or from
-the images in the tars, encoded anew.
+Features come from the root, from another set that encoded the images with the same models, or from
+the images in the tars, encoded again.
 """
 
 import hashlib
@@ -46,21 +46,21 @@ from semix.pipeline.provenance import (
     unchanged,
 )
 from semix.pipeline.root import plan_of
-from semix.pipeline.work import Beat, Making, failure_of, finish
+from semix.pipeline.shard_job import HeartbeatCallback, Making, failure_of, finish
 
 if TYPE_CHECKING:  # torch costs seconds
     from semix.pipeline.annotate import Annotator
     from torch import Tensor
 
-# Settings that mean nothing beside another rule or model; they fall back to their defaults.
+# Settings of one rule or model only: with another one they fall back to their defaults.
 BELONGS_TO = {"rule": ("scale", "temperature"), "model": ("pretrained", "revision")}
 PLAIN = re.compile(r"[\w./@:-]+", re.ASCII)
-# Images in one forward pass. Part of a set's identity: the batch layout moves last bits.
+# Images in one forward pass. Part of a set's identity: the batch layout changes the last bits.
 BATCH = 64
-THREADS = 8  # that label from stored features; they wait for the store most of the time
+THREADS = 8  # for labelling from stored features; they mostly wait for the store
 
 Encoder = TypeVar("Encoder", bound=EncoderIdentity)
-Features = dict[str, "Tensor"]  # by encoder, each float32 [G, A, D]
+Features = dict[str, "Tensor"]  # float32 [G, A, D] by encoder
 
 
 def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
@@ -73,36 +73,36 @@ def relabelled_config(root: Root, overrides: Sequence[str]) -> BuildConfig:
         if not override.startswith("annotation."):
             remedy = "the images are made; only annotation.* can change"
             raise InputError("--set", override, remedy)
-    own = root.plan.config
-    given = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
-    left = {
+    config = root.plan.config
+    new = dict(override.removeprefix("annotation.").partition("=")[::2] for override in overrides)
+    reset = {
         key
         for changed, keys in BELONGS_TO.items()
-        if changed in given and given[changed].strip() != own["annotation"][changed]
+        if changed in new and new[changed].strip() != config["annotation"][changed]
         for key in keys
     }
-    kept = {key: value for key, value in own["annotation"].items() if key not in left}
-    return load_settings(BuildConfig, {**own, "annotation": kept}, overrides)
+    annotation = {key: value for key, value in config["annotation"].items() if key not in reset}
+    return load_settings(BuildConfig, {**config, "annotation": annotation}, overrides)
 
 
 def is_own(root: Root, config: BuildConfig) -> bool:
-    """Whether these are the labels that the root's images carry already."""
-    own, wanted = load_settings(BuildConfig, root.plan.config).annotation, config.annotation
-    there = annotation_content(own, own_encoders(root))
-    return annotation_content(wanted, encoders_of(root, wanted)) == there
+    """Whether this annotation gives the labels that are in the root's shards already."""
+    planned, new = load_settings(BuildConfig, root.plan.config).annotation, config.annotation
+    content = annotation_content(planned, own_encoders(root))
+    return annotation_content(new, encoders_of(root, new)) == content
 
 
 def plan_set(root: Root, config: BuildConfig) -> LabelSet:
-    """The label set of this annotation; its set.json is written where it is new."""
-    # One that is there keeps the source of features it was started with.
+    """The label set of this annotation; writes set.json if it is new."""
+    # An existing set keeps the source of features that it was started with.
     return create_set(root, set_record(root, config.annotation))
 
 
 def set_record(root: Root, annotation: AnnotationConfig) -> LabelSetRecord:
-    """What set.json says of a new set."""
+    """The set.json of a new set."""
     encoders, plan = encoders_of(root, annotation), root.plan.digest
     return LabelSetRecord(
-        # The images' plan, and all that decides their labels, wherever models lie.
+        # The images' plan, and all that decides their labels, but no paths of models.
         digest=fingerprint([plan, annotation_content(annotation, encoders), BATCH]),
         plan=plan,
         annotation=annotation.model_dump(mode="json"),
@@ -115,18 +115,18 @@ def set_record(root: Root, annotation: AnnotationConfig) -> LabelSetRecord:
 def encoders_of(root: Root, annotation: AnnotationConfig) -> AnnotationIdentity:
     """Name and file hashes of each CLIP model, as in plan.json.
 
-    Relabelling from stored features needs no CLIP, so its files may be on another machine:
-    those that are not here, and are called as the root's own, count as the root's own.
+    Relabelling from stored features needs no CLIP, so its files may be on another machine: a model
+    without local files counts as the root's model if it has the same name.
     """
-    found, own = annotation_identity(annotation), own_encoders(root)
-    first = _known(_first(found), _first(own))
-    if "second" in found:
-        first["second"] = _known(found["second"], own.get("second"))
+    identity, planned = annotation_identity(annotation), own_encoders(root)
+    first = _known(_first(identity), _first(planned))
+    if "second" in identity:
+        first["second"] = _known(identity["second"], planned.get("second"))
     return first
 
 
 def own_encoders(root: Root) -> AnnotationIdentity:
-    """Those that the root's stored features are from."""
+    """The encoders of the root's stored features."""
     return planned_models(root.plan)["annotation"]
 
 
@@ -135,10 +135,10 @@ def annotation_of(labels: LabelSet) -> AnnotationConfig:
 
 
 def differing_settings(labels: LabelSet) -> dict[str, Any]:
-    """Settings of a set's annotation that are not those of its root's own labels, by name."""
-    own = load_settings(AnnotationConfig, labels.root.plan.config.get("annotation", {}))
-    there, here = own.model_dump(mode="json"), annotation_of(labels).model_dump(mode="json")
-    return {name: value for name, value in here.items() if there[name] != value}
+    """Settings of a set's annotation, by name, that differ from those of its root's own labels."""
+    planned = load_settings(AnnotationConfig, labels.root.plan.config.get("annotation", {}))
+    old, new = planned.model_dump(mode="json"), annotation_of(labels).model_dump(mode="json")
+    return {name: value for name, value in new.items() if old[name] != value}
 
 
 def command_of(labels: LabelSet) -> str:
@@ -150,39 +150,39 @@ def command_of(labels: LabelSet) -> str:
 
 
 def _yaml(value: object) -> str:
-    """A text that `--set` reads as this value: plain where it can be."""
+    """The value as text for `--set`, without quotes where possible."""
     plain = isinstance(value, str) and PLAIN.fullmatch(value) and read_yaml(value) == value
     return str(value) if plain else json.dumps(value)
 
 
 def ensure_set_prototypes(
-    labels: LabelSet, *, device: str = "auto", beat: Callable[[], None] = lambda: None
+    labels: LabelSet, *, device: str = "auto", heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Measure what the set needs of the real training split, or take it from where it is known.
+    """Measure the prototypes of a set, or take them from where they are known.
 
-    Prototypes of the root, or of the set whose features serve this one, are of the same encoder:
-    then neither CLIP nor the real images are touched.
+    The root, or the set whose features this one uses, has prototypes of the same encoder: then
+    neither CLIP nor the real images are needed.
     """
     store = labels.store
     if store.exists(labels.prototypes):
         return
-    other = None if labels.record.features == IMAGES else labels.keeper
-    beside = other.prototypes if other else PROTOTYPES
+    other = None if labels.record.features == IMAGES else labels.feature_source
+    known = other.prototypes if other else PROTOTYPES
     content = measure(
         annotation_of(labels),
         load_settings(RealDataConfig, labels.root.plan.config["real"]),
         device=device,
         identity=labelling_encoders(labels.record),
         store=store,
-        known=store.get(beside) if store.exists(beside) else None,
-        beat=beat,
+        known=store.get(known) if store.exists(known) else None,
+        heartbeat=heartbeat,
     )
     store.create(labels.prototypes, content)
     remove_chunks(store)
 
 
-class Relabelling:
-    """One label set of a root as work for a worker; its prototypes are measured already."""
+class RelabelJob:
+    """Makes the labels of one label set of a root, whose prototypes are measured already."""
 
     def __init__(self, labels: LabelSet) -> None:
         self.labels = labels
@@ -201,7 +201,7 @@ class Relabelling:
         return self.labels.missing()
 
     def is_done(self, shard: int) -> bool:
-        """Also true where the images are gone since our look: there is nothing to label."""
+        """Also true if the images were removed meanwhile: there is nothing to label."""
         record = self.labels.root.record(shard)
         return record is None or self.labels.is_committed(shard, record.sha256)
 
@@ -211,7 +211,7 @@ class Relabelling:
     def lease(self, shard: int) -> str:
         return f"labels-{self.labels.digest[:12]}-{shard:07d}"
 
-    def load(self, *, device: str, beat: Beat) -> None:
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         from semix.pipeline.annotate import build_annotator
 
         config = annotation_of(self.labels)
@@ -220,13 +220,17 @@ class Relabelling:
         prototypes = self.store.get(self.labels.prototypes)
         self.annotator = build_annotator(config, prototypes, device=device)
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         assert self.annotator is not None, "load() comes first"
         record = self.labels.root.record(shard)
         if record is None:
             return "its images are gone; they are made again first"
         yield from label_shard(
-            record, labels=self.labels, plan=self.plan, annotator=self.annotator, beat=beat
+            record,
+            labels=self.labels,
+            plan=self.plan,
+            annotator=self.annotator,
+            heartbeat=heartbeat,
         )
         return f"{record.groups} groups labelled"
 
@@ -234,9 +238,9 @@ class Relabelling:
         self.labels.record_failure(failure)
 
     def _refuse_other_encoders(self, config: AnnotationConfig) -> None:
-        here = encoders_of(self.labels.root, config)
-        there = labelling_encoders(self.labels.record)
-        if annotation_content(config, here) != annotation_content(config, there):
+        local = encoders_of(self.labels.root, config)
+        recorded = labelling_encoders(self.labels.record)
+        if annotation_content(config, local) != annotation_content(config, recorded):
             remedy = "its files are not those that this label set was started with"
             raise InputError("annotation.model", config.model, remedy)
 
@@ -246,22 +250,22 @@ def label_stored(
 ) -> None:
     """Label these shards from stored features, on threads of this process: no CLIP, no pixels.
 
-    One that fails is recorded and stops no other. Nothing is claimed: a shard takes milliseconds,
-    and two that make the same labels publish the same bytes.
+    A failure is recorded and stops no other shard. No shard is claimed: each takes milliseconds,
+    and two processes that make the same labels publish the same bytes.
 
     Args:
-        made: called here, with the number of each shard that was tried.
+        made: called on this thread with the number of each shard that was tried.
     """
-    work = Relabelling(labels)
-    work.load(device="cpu", beat=lambda: None)
+    job = RelabelJob(labels)
+    job.load(device="cpu", heartbeat=lambda: None)
 
     def label(shard: int) -> int:
         try:
-            finish(work.make(shard, beat=lambda: None))
+            finish(job.make(shard, heartbeat=lambda: None))
         except InputError:
             raise
         except Exception as error:
-            work.record_failure(failure_of(shard, error))
+            job.record_failure(failure_of(shard, error))
         return shard
 
     for shard in mapped(label, shards, threads=THREADS):
@@ -274,51 +278,51 @@ def label_shard(
     labels: LabelSet,
     plan: BuildPlan,
     annotator: "Annotator",
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Making[bool]:
     """Label the images of one committed shard in one object; False if they are labelled already.
 
-    Pauses once they are labelled and only the labels are left to publish.
+    Pauses once the labels are ready to publish.
 
     Raises:
-        ValueError: its features or its tar are damaged, or other ones than recorded.
+        ValueError: the features or the tar are damaged, or not as recorded.
     """
     groups = [plan.group(index) for index in record.group_numbers]
-    features = _features(record, groups, labels=labels, annotator=annotator, beat=beat)
-    found = [
+    features = _features(record, groups, labels=labels, annotator=annotator, heartbeat=heartbeat)
+    series = [
         SeriesLabels(group=group.index, **part.parts())
         for group, part in zip(groups, annotator.annotate(features, groups), strict=True)
     ]
     yield
     file = None
-    if labels.record.features == IMAGES:  # they are new: this set keeps them
+    if labels.record.features == IMAGES:  # new features are stored with this set
         file = store_features(labels.store, features, stem=labels.stem(record.shard))
-    return labels.commit(record.shard, images=record.sha256, groups=found, features=file)
+    return labels.commit(record.shard, images=record.sha256, groups=series, features=file)
 
 
 def features_file(record: CommitRecord, labels: LabelSet | None) -> File:
-    """The features that labels of a shard are made from, where they are stored.
+    """The stored features that labels of a shard are made from.
 
     Raises:
-        ValueError: the set that keeps them has none of the shard as it is now.
+        ValueError: the set that stores the features has none for the present shard.
     """
-    keeper = labels.keeper if labels else None
-    if keeper is None:
+    feature_source = labels.feature_source if labels else None
+    if feature_source is None:
         return record.features
-    head = keeper.head(record.shard)
-    if head is None or head.images != record.sha256 or head.features is None:
+    header = feature_source.header(record.shard)
+    if header is None or header.images != record.sha256 or header.features is None:
         raise ValueError(
-            f"labels/{keeper.digest[:12]} has no features of shard {record.shard} as it is now; "
-            "complete that set first"
+            f"labels/{feature_source.digest[:12]} has no features of shard {record.shard} as it "
+            "is now; complete that set first"
         )
-    return head.features
+    return header.features
 
 
 def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Features:
-    """Stored features of a shard.
+    """Read stored features of a shard.
 
     Raises:
-        ValueError: the file is not there, not as recorded, or of other series.
+        ValueError: the file is missing, not as recorded, or of other series.
     """
     try:
         content = store.get(file.name, most=file.most)
@@ -328,23 +332,23 @@ def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Feature
         raise ValueError(str(error)) from None  # a fault of this shard, like other damage
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise ValueError(f"{file.name}: does not have the recorded SHA-256")
-    found, _ = read_tensors(content, where=file.name)
-    wanted = (len(groups), len(groups[0].mixture))
-    for key, tensor in found.items():
-        if tensor.ndim != 3 or tensor.shape[:2] != wanted:
-            shape = f"{key} is of shape {list(tensor.shape)}, not {[*wanted]}, D"
+    tensors, _ = read_tensors(content, where=file.name)
+    expected = (len(groups), len(groups[0].mixture))
+    for key, tensor in tensors.items():
+        if tensor.ndim != 3 or tensor.shape[:2] != expected:
+            shape = f"{key} is of shape {list(tensor.shape)}, not {[*expected]}, D"
             raise ValueError(f"{file.name}: {shape}")
-    return {key: tensor.float() for key, tensor in found.items()}
+    return {key: tensor.float() for key, tensor in tensors.items()}
 
 
 def store_features(store: Store, features: Features, *, stem: str) -> File:
-    """Keep features as fp16 under a name that carries their hash."""
+    """Store features as fp16 under a name that carries their hash."""
     from safetensors.torch import save
 
     content = save({key: tensor.half().contiguous() for key, tensor in features.items()})
     digest = hashlib.sha256(content).hexdigest()
     name = f"{stem}-{digest[:8]}.features.safetensors"
-    store.create(name, content)  # what is there by this name has the same content
+    store.create(name, content)  # an existing file of this name has the same content
     return File(name=name, sha256=digest, bytes=len(content))
 
 
@@ -355,12 +359,12 @@ def encode_images(
     *,
     annotator: "Annotator",
     batch: int,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Features:
-    """Encode the images of a shard in batches of one size; one batch of pixels is in memory.
+    """Encode the images of a shard in batches of one size, with one batch of pixels in memory.
 
     Args:
-        batch: images in one forward pass; the last one is padded, because its size would move
+        batch: images in one forward pass; the last one is padded, because its size would change
             the last bits.
     Raises:
         ValueError: the tar is damaged, not the recorded one, or holds other series.
@@ -372,7 +376,7 @@ def encode_images(
         padded = np.concatenate([pixels, np.repeat(pixels[-1:], batch - len(pixels), axis=0)])
         for key, rows in annotator.encode(torch.from_numpy(padded)).items():
             parts.setdefault(key, []).append(rows[: len(pixels)])
-        beat()
+        heartbeat()
     shape = (len(groups), len(groups[0].mixture))
     return {key: torch.cat(rows).unflatten(0, shape) for key, rows in parts.items()}
 
@@ -380,15 +384,15 @@ def encode_images(
 def series_of(
     store: Store, record: CommitRecord, groups: Sequence[MixGroup]
 ) -> Iterator[GroupSample]:
-    """The series of a shard, sure to be those that its record and the plan name once it ends.
+    """Yield the series of a shard; at the end they are verified against its record and the plan.
 
     Raises:
-        ValueError: a damaged tar, other bytes than recorded, or other series; names the tar.
+        ValueError: a damaged tar, other bytes than recorded, or other series; it names the tar.
     """
     for sample, group in zip(read_shard(store, record, hashed=True), groups, strict=True):
-        found = sample.record
-        if found.classes != list(group.classes) or len(sample.images) != len(group.mixture):
-            raise ValueError(f"{record.tar}: group {found.group} is none of its plan here")
+        series = sample.record
+        if series.classes != list(group.classes) or len(sample.images) != len(group.mixture):
+            raise ValueError(f"{record.tar}: group {series.group} is not the one that its plan has")
         yield sample
 
 
@@ -398,12 +402,12 @@ def _features(
     *,
     labels: LabelSet,
     annotator: "Annotator",
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Features:
     if labels.record.features == IMAGES:
         batch = labels.record.batch
         return encode_images(
-            labels.store, record, groups, annotator=annotator, batch=batch, beat=beat
+            labels.store, record, groups, annotator=annotator, batch=batch, heartbeat=heartbeat
         )
     return read_stored(labels.store, features_file(record, labels), groups)
 
@@ -435,7 +439,7 @@ def _stacked(images: list[np.ndarray], record: CommitRecord) -> np.ndarray:
 
 
 def _features_source(root: Root, encoders: AnnotationIdentity) -> str:
-    """The root, if its features serve; else a set that read the images with these encoders."""
+    """The root, if its features suit; else a set that encoded the images with these encoders."""
     if _covers(own_encoders(root), encoders):
         return ROOT
     for digest in label_sets(root):
@@ -445,28 +449,28 @@ def _features_source(root: Root, encoders: AnnotationIdentity) -> str:
     return IMAGES
 
 
-def _covers(there: AnnotationIdentity, wanted: AnnotationIdentity) -> bool:
-    """Whether features of `there` are all that labels by `wanted` need."""
-    if encoder_content(there) != encoder_content(wanted):
+def _covers(stored: AnnotationIdentity, needed: AnnotationIdentity) -> bool:
+    """Whether features by the encoders `stored` suffice for labels by the encoders `needed`."""
+    if encoder_content(stored) != encoder_content(needed):
         return False
-    second, own = wanted.get("second"), there.get("second")
-    return not second or (own is not None and encoder_content(own) == encoder_content(second))
+    second, other = needed.get("second"), stored.get("second")
+    return not second or (other is not None and encoder_content(other) == encoder_content(second))
 
 
 def _first(encoders: AnnotationIdentity) -> AnnotationIdentity:
-    """Without the second one."""
+    """The identity without the second encoder."""
     first = encoders.copy()
     first.pop("second", None)
     return first
 
 
-def _known(found: Encoder, own: Encoder | None) -> Encoder:
-    """The root's own where it is that, or the files of one that is called so are not here."""
-    if own is None:
-        return found
-    if not found["files"] and {**own, "files": {}} == found:
-        return own
-    here = found.copy()
-    if unchanged(encoder_content(own), encoder_content(found)):
-        here["files"] = own["files"]  # perhaps of an older root, which hashed more
-    return here
+def _known(encoder: Encoder, planned: Encoder | None) -> Encoder:
+    """The root's encoder, if this one equals it, or has its name and no local files."""
+    if planned is None:
+        return encoder
+    if not encoder["files"] and {**planned, "files": {}} == encoder:
+        return planned
+    result = encoder.copy()
+    if unchanged(encoder_content(planned), encoder_content(encoder)):
+        result["files"] = planned["files"]  # an older root may have hashed more files
+    return result

@@ -1,4 +1,4 @@
-"""Start a mixed dataset's root, open one that is there, or extend it: plan.json."""
+"""Start, open or extend the root of a mixed dataset; reads and writes plan.json."""
 
 import json
 import logging
@@ -40,10 +40,10 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import refuse_cost
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import (
-    FREE,
+    NON_IDENTITY_SETTINGS,
     contents,
-    deciding,
     identity,
+    identity_settings,
     library_versions,
     model_identities,
     planned_models,
@@ -53,21 +53,21 @@ from semix.pipeline.provenance import (
 MIXED = "mixed dataset"  # in messages
 GROUPS_PER_PAIR = "mixing.groups_per_pair"
 SHARD_SIZE = "shards.groups_per_shard"
-PLAN_LEASE = "plan"  # of a run that works by a plan, or begins another in its place
+PLAN_LEASE = "plan"  # held by a run that follows the plan, or that replaces it
 REPLACED = re.compile(rf"{DISCARDED}/plan\.(\d+)\.json")
-SETTLED_S = 1.0  # after which one that replaces a plan has done so
+SETTLED_S = 1.0  # time in which a process that replaces a plan has done so
 _PLANS: WeakKeyDictionary[Root, BuildPlan] = WeakKeyDictionary()
 
 log = logging.getLogger("semix.build")
 
 
 def create_root(config: BuildConfig, url: str) -> Root:
-    """Write plan.json if the place is new; check everything that is cheap to check.
+    """Write plan.json if there is none; check everything that is cheap to check.
 
-    Another plan by which nothing was made, and by which no run works, is replaced.
+    Another plan from which nothing was made, and that no run follows, is replaced.
 
     Raises:
-        InputError: bad models, classes or place, or a root that holds another plan.
+        InputError: bad models, classes or URL, or a root that holds another plan.
     """
     store = Store(url)
     root = _settled(config, store)
@@ -76,15 +76,15 @@ def create_root(config: BuildConfig, url: str) -> Root:
     plan = checked_plan(config, store)
     store.check_writable()
     content = _plan_record(plan).written()
-    begun = _replaced(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
-    return Root(url) if begun else create_root(config, url)  # another process was first
+    done = _replaced(config, store, content) if store.exists(PLAN) else store.create(PLAN, content)
+    return Root(url) if done else create_root(config, url)  # another process was first
 
 
 def root_to_continue(config: BuildConfig, url: str) -> Root | None:
-    """The root that a build would continue; None where it would begin one.
+    """The root that a build would continue; None if it would start a new one.
 
     Raises:
-        InputError: a root is there that holds another plan.
+        InputError: the root holds another plan.
     """
     if not Store(url).exists(PLAN):
         return None
@@ -102,25 +102,25 @@ def root_to_continue(config: BuildConfig, url: str) -> Root | None:
 
 @contextmanager
 def running_on(root: Root) -> Iterator[None]:
-    """A run works on a root during the block: nobody replaces its plan before a shard is made.
+    """Mark the root as in use during the block, so that no other build replaces its plan.
 
     Raises:
         InputError: its plan was replaced a moment ago.
     """
     if not claim(root.store, PLAN_LEASE):
-        time.sleep(SETTLED_S)  # whoever has it may be about to replace the plan
+        time.sleep(SETTLED_S)  # the holder may be about to replace the plan
     try:
         if Root(root.url).written.digest != root.written.digest:
             remedy = "another build replaced its plan a moment ago; choose a new place"
             raise InputError("out", root.url, remedy)
         yield
     finally:
-        with suppress(OSError):  # whoever wants it sees that nobody renews it
+        with suppress(OSError):  # a lease that is not renewed expires
             release(root.store, PLAN_LEASE)
 
 
 def _settled(config: BuildConfig, store: Store) -> Root | None:
-    """As `root_to_continue`, once a plan that is being replaced is."""
+    """`root_to_continue`, after waiting for a process that replaces the plan."""
     try:
         return root_to_continue(config, store.url)
     except InputError:
@@ -131,7 +131,7 @@ def _settled(config: BuildConfig, store: Store) -> Root | None:
 
 
 def _is_unused(root: Root) -> bool:
-    """Whether nothing was made by its plan, and nobody else is at it."""
+    """Whether nothing was made from the plan, and no other process uses the root."""
     store = root.store
     history = (name for kind in (EXTENSIONS, INDICES, AUDITS, SETS) for name in store.list(kind))
     records = (
@@ -145,10 +145,10 @@ def _is_unused(root: Root) -> bool:
 
 
 def _replaced(config: BuildConfig, store: Store, content: bytes) -> bool:
-    """Put another plan in the place of one that nothing was made by; False if another may do so.
+    """Replace a plan from which nothing was made; return False if another process may do so.
 
-    The note of what was there is the decision: of several that would replace a plan one alone
-    writes the next number.
+    Writing the note on the old plan decides: of several processes that would replace the plan,
+    only one can create the note with the next number.
     """
     numbers = (REPLACED.fullmatch(name) for name in store.scan(DISCARDED, suffix=".json")[0])
     number = 1 + max((int(match[1]) for match in numbers if match), default=0)
@@ -159,23 +159,23 @@ def _replaced(config: BuildConfig, store: Store, content: bytes) -> bool:
     if not store.create(f"{DISCARDED}/plan.{number}.json", note):
         remedy = "another build began here at this moment; look at it, or choose a new place"
         raise InputError("out", store.url, remedy)
-    left = (name for folder in (FAILED, SHARDS, "prototypes") for name in store.list(folder))
-    for name in (*left, PROTOTYPES, PAIRS):  # what the old plan's workers measured and left
+    files = (name for folder in (FAILED, SHARDS, "prototypes") for name in store.list(folder))
+    for name in (*files, PROTOTYPES, PAIRS):  # what workers of the old plan left
         store.delete(name)
     store.put(PLAN, content)
     return True
 
 
 def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
-    """The plan of a config for a place, after all checks that need no weights.
+    """The plan of a config for a store, after all checks that need no weights.
 
     Raises:
-        InputError: a place that holds something else, or lies among the real images, models,
-            pairs, the cost of choosing noise, real data, names or prompts.
+        InputError: a store that holds something else or lies among the real images; bad models,
+            pairs, cost of noise selection, real data, names or prompts.
     """
     if store.local:
         refuse_among_pictures(config.real.path, store.url)
-    store.refuse_strangers(MIXED, own=PLAN)
+    store.require_empty_or_own(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)
     refuse_cost(plan)
@@ -185,7 +185,7 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
 
 
 def config_of(root: Root) -> BuildConfig:
-    """The settings of a root, with what is otherwise here.
+    """The settings of a root, with its overrides.
 
     Raises:
         InputError: another version's settings, or a plan.json that was changed since.
@@ -206,12 +206,12 @@ def plan_of(root: Root) -> BuildPlan:
     """The BuildPlan of a root, from its plan.json, its overrides and pairs.json; opened once.
 
     Raises:
-        InputError: as of `config_of`; pairs.json is damaged.
+        InputError: as for `config_of`; pairs.json is damaged.
     """
-    known = _PLANS.get(root)
-    if known is None or not known.is_whole:
-        known = _PLANS[root] = _opened_plan(root)
-    return known
+    plan = _PLANS.get(root)
+    if plan is None or not plan.is_whole:
+        plan = _PLANS[root] = _opened_plan(root)
+    return plan
 
 
 def _opened_plan(root: Root) -> BuildPlan:
@@ -227,17 +227,17 @@ def _opened_plan(root: Root) -> BuildPlan:
 
 
 def open_root(
-    url: str, overrides: Sequence[str] = (), *, beat: Callable[[], None] = lambda: None
+    url: str, overrides: Sequence[str] = (), *, heartbeat: Callable[[], None] = lambda: None
 ) -> Root:
-    """A root that is there, told what is otherwise on this machine.
+    """Open an existing root, with overrides for what differs on this machine.
 
     Raises:
         InputError: no root, or an override of what decides its bytes.
     """
-    root = Root(url, beat=beat)
+    root = Root(url, heartbeat=heartbeat)
     for override in overrides:
         part, _, name = override.partition("=")[0].partition(".")
-        if name.split(".")[0] not in FREE.get(part, ()):
+        if name.split(".")[0] not in NON_IDENTITY_SETTINGS.get(part, ()):
             remedy = "a root keeps the settings it was begun with; only where things lie may change"
             raise InputError(
                 "overrides", override, f"{remedy}; leave it out, or choose a new place"
@@ -247,18 +247,18 @@ def open_root(
 
 
 def extend_root(root: Root, groups_per_pair: int) -> Root:
-    """Raise the series of each pair to `groups_per_pair`; returns the root as it is then.
+    """Raise the series per pair to `groups_per_pair`; return the extended root.
 
-    Groups walk the pairs and start again after the last, so more rounds come behind all that
-    is there. plan.json stays as it is; `extensions/N.json` says what was added.
+    Groups cycle through the pairs, so further rounds come behind all existing groups. plan.json
+    stays as it is; `extensions/N.json` records what was added.
 
     Raises:
-        InputError: not more than there is, too many for a root, or another extension came first.
+        InputError: not more than before, too many for a root, or another extension came first.
     """
     plan = plan_of(root)
-    before = plan.num_groups // plan.num_pairs
-    if groups_per_pair <= before:
-        remedy = f"{root.url} has {before} already; extending only adds, so give more"
+    present = plan.num_groups // plan.num_pairs
+    if groups_per_pair <= present:
+        remedy = f"{root.url} has {present} already; extending only adds, so give more"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
     if groups_per_pair * plan.num_pairs > MOST_GROUPS:
         remedy = f"a root has at most {MOST_GROUPS:,} series; start another with another seed"
@@ -273,7 +273,7 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
 
 
 def _read_pairs(root: Root, config: BuildConfig) -> list[tuple[int, int]] | None:
-    """The pairs that were drawn by similarity; None before they are."""
+    """The pairs drawn by similarity; None if they are not drawn yet."""
     if not root.store.exists(PAIRS):
         return None
     content = root.store.get(PAIRS)
@@ -298,17 +298,17 @@ def _plan_record(plan: BuildPlan) -> Plan:
 
 
 def _refuse_difference(root: Root, config: BuildConfig) -> None:
-    """Raises InputError unless this config means what the root's plan does."""
-    own = load_settings(BuildConfig, root.plan.config)
-    there, here = flat(deciding(own)), flat(deciding(config))
-    if SHARD_SIZE not in here:  # not set, so that of the root is as good as any
-        there.pop(SHARD_SIZE, None)
-    different = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    """Raises InputError unless this config and the root's plan have the same meaning."""
+    planned = load_settings(BuildConfig, root.plan.config)
+    old, new = flat(identity_settings(planned)), flat(identity_settings(config))
+    if SHARD_SIZE not in new:  # not set, so the root's value is kept
+        old.pop(SHARD_SIZE, None)
+    different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     if different == [GROUPS_PER_PAIR]:
         _refuse_more_series(root, config.mixing.groups_per_pair)
     if different:
         written = flat(root.plan.config)
-        names = dict.fromkeys(whole_section(key, written, here) for key in different)
+        names = dict.fromkeys(whole_section(key, written, new) for key in different)
         changes = ", ".join(f"{name} is {in_words(written, name)} there" for name in names)
         remedy = f"holds another plan ({changes}); choose a new place or restore these settings"
         raise InputError("out", root.url, remedy)
@@ -328,24 +328,24 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
             raise InputError(f"{part}.model", model, remedy)
 
 
-def _refuse_more_series(root: Root, wanted: int) -> None:
-    made = root.extensions[-1].groups_per_pair if root.extensions else None
+def _refuse_more_series(root: Root, groups_per_pair: int) -> None:
+    extended = root.extensions[-1].groups_per_pair if root.extensions else None
     planned = load_settings(BuildConfig, root.plan.config).mixing.groups_per_pair
-    if wanted > (made or planned):
-        remedy = f"{root.url} has {made or planned}; add series behind them with `semix extend`"
-        raise InputError(GROUPS_PER_PAIR, wanted, remedy)
-    if wanted == made:
+    if groups_per_pair > (extended or planned):
+        remedy = f"{root.url} has {extended or planned}; add series behind them with `semix extend`"
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
+    if groups_per_pair == extended:
         remedy = f"was extended from {planned} to that; go on with `semix resume {root.url}`"
-        raise InputError(GROUPS_PER_PAIR, wanted, remedy)
+        raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
 
 
 def _moved(root: Root, config: BuildConfig) -> list[str]:
-    """What this config says otherwise than plan.json, and decides no byte."""
-    there, here = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
-    names = [(part, name) for part, found in FREE.items() for name in found]
-    told = [(part, name, here[part][name]) for part, name in names]
+    """Settings, as overrides, that differ from plan.json and decide no byte."""
+    planned, new = cast(dict[str, Any], root.plan.config), config.model_dump(mode="json")
+    names = [(part, name) for part, keys in NON_IDENTITY_SETTINGS.items() for name in keys]
+    values = [(part, name, new[part][name]) for part, name in names]
     return [
         f"{part}.{name}={json.dumps(value)}"
-        for part, name, value in told
-        if there[part].get(name) != value
+        for part, name, value in values
+        if planned[part].get(name) != value
     ]

@@ -1,4 +1,4 @@
-"""One shard from noise to commit record: its models, its batches, its series, its publishing."""
+"""Make one shard, from noise to commit record: models, batches, series and publishing."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ from semix.data.tar import GroupSample
 from semix.data.threads import mapped
 from semix.pipeline.annotate import Annotator, build_annotator, unstorable
 from semix.pipeline.conditioning import Conditioning, concatenate, mix
-from semix.pipeline.estimate import Work, work_or_reason
+from semix.pipeline.estimate import SeriesCost, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.latent_diffusion import LatentDiffusion
 from semix.pipeline.noise.source import NoiseNote, NoiseSource, noise_source
 from semix.pipeline.plan import BuildPlan, MixGroup, ShardSpec
-from semix.pipeline.prompts import spoken_names
+from semix.pipeline.prompts import prompt_names
 from semix.pipeline.prototypes import is_prepared
 from semix.pipeline.provenance import library_versions
 from semix.pipeline.root import plan_of
@@ -43,50 +43,50 @@ MOST_NAMED = 5  # series left out that an error lists
 
 @dataclass(frozen=True)
 class Models:
-    """What stays loaded in a worker.
+    """The models that stay loaded in a worker.
 
     Attributes:
-        embeddings: what the generator is told for each class, one row each.
+        embeddings: conditioning of each class, one row per class.
         noise: gives each group its initial noise.
-        work: what a series costs, for commit records; None where that cannot be counted.
+        cost: of one series, for commit records; None where it cannot be counted.
     """
 
     generator: LatentDiffusion
     annotator: Annotator
     embeddings: Conditioning
     noise: NoiseSource
-    work: Work | None = None
+    cost: SeriesCost | None = None
 
 
 def load_models(
-    root: Root, plan: BuildPlan, *, device: str, beat: Callable[[], None] = lambda: None
+    root: Root, plan: BuildPlan, *, device: str, heartbeat: Callable[[], None] = lambda: None
 ) -> Models:
     """Load generator, CLIP and prototypes; encode every class name once.
 
     Args:
-        beat: called while noises are chosen, for whoever watches that work goes on.
+        heartbeat: called while noise is selected, to show that there is progress.
     Raises:
-        InputError: a model cannot be loaded or does not suit; two prompts encode alike.
+        InputError: a model cannot be loaded or does not suit; two prompts have equal encodings.
         ValueError: the prototypes are damaged.
     """
     device = resolve_device(device)
     config = plan.config
     annotator = build_annotator(config.annotation, root.store.get(PROTOTYPES), device=device)
     annotator.encoders.load()
-    names = spoken_names(config.generator, plan.class_names)
+    names = prompt_names(config.generator, plan.class_names)
     generator = load_generator(config.generator, device=device, names=names)
     embeddings = class_embeddings(generator, plan)
-    noise = noise_source(plan, generator=generator, embeddings=embeddings, beat=beat)
-    return Models(generator, annotator, embeddings, noise, work_or_reason(config)[0])
+    noise = noise_source(plan, generator=generator, embeddings=embeddings, heartbeat=heartbeat)
+    return Models(generator, annotator, embeddings, noise, cost_or_reason(config)[0])
 
 
 def class_embeddings(generator: LatentDiffusion, plan: BuildPlan) -> Conditioning:
-    """One row a class.
+    """Encode every class name, one row per class.
 
     Raises:
-        InputError: a name that the model cannot take; two that it cannot tell apart.
+        InputError: a name that the model cannot take; two names with equal encodings.
     """
-    names = spoken_names(plan.config.generator, plan.class_names)
+    names = prompt_names(plan.config.generator, plan.class_names)
     embeddings = generator.encode(names)
     flat = embeddings.tokens.flatten(1)
     for index in range(1, len(flat)):
@@ -104,30 +104,30 @@ def generate_shard(
     *,
     models: Models,
     root: Root,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, CommitRecord]:
     """Make one shard and commit it; nothing has a final name before all of it exists.
 
-    Images are encoded and written on threads while the next ones are generated. Once all are, it
-    pauses: what is left, to hash and to publish, may go on on another thread while this one
-    makes the next shard. Closed there, it leaves nothing.
+    Images are encoded and written on threads while the next ones are generated. Then the generator
+    pauses: hashing and publishing may continue on another thread while this one makes the next
+    shard. Closed at the pause, it leaves nothing behind.
 
     Args:
-        beat: called after each batch, for whoever watches that work goes on.
+        heartbeat: called after each batch, to show that there is progress.
     Returns:
-        The commit record. Its `wall_seconds` are the worker's time, up to where it may go on to
-        the next shard; `seconds` by stage overlap, "write" with the next shard's too.
+        The commit record. `wall_seconds` is the time until the worker may begin the next shard;
+        `seconds` of several stages overlap, those of "write" with the next shard's too.
     Raises:
-        ValueError: more series came out flat or as no numbers than `shards.max_left_out` allows;
-            nothing is published.
+        ValueError: more series are flat or not finite than `shards.max_left_out` allows; nothing
+            is published.
     """
     clock = Stopwatch()
     with root.store.staging(f"{shard_stem(spec.index)}.tar") as staged:
-        made = _write(spec, plan, staged, models=models, clock=clock, beat=beat)
-        tflop = models.work.shard_tflop(plan, spec) if models.work else None
-        with clock.stage("stall"):  # until the shard before is published
+        made = _write(spec, plan, staged, models=models, clock=clock, heartbeat=heartbeat)
+        tflop = models.cost.shard_tflop(plan, spec) if models.cost else None
+        with clock.stage("stall"):  # until the previous shard is published
             yield
-        wall = clock.wall  # from here on the worker makes the next one
+        wall_seconds = clock.wall  # from here on the worker makes the next shard
         features = {name: torch.cat(rows).half() for name, rows in made.features.items()}
         return publish_shard(
             root,
@@ -137,7 +137,7 @@ def generate_shard(
             clock=clock,
             groups=spec.stop - spec.start - len(made.left_out),
             first=spec.start,
-            wall_seconds=wall,
+            wall_seconds=wall_seconds,
             versions=library_versions(),
             tflop=tflop,
             left_out=made.left_out,
@@ -146,7 +146,7 @@ def generate_shard(
 
 @dataclass
 class Made:
-    """What is kept of a shard that is being made, beside its tar.
+    """The parts of a shard in progress that are not in its tar.
 
     Attributes:
         features: [g, A, D] of each batch, by encoder.
@@ -163,9 +163,9 @@ def _write(
     *,
     models: Models,
     clock: Stopwatch,
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Made:
-    """Generate all series into the staged tar, but those that cannot be stored."""
+    """Generate all series and write those that can be stored into the staged tar."""
     extension, made = plan.config.shards.image_format, Made()
     with (
         staged.open("wb") as file,
@@ -175,17 +175,17 @@ def _write(
             batch = make_batch(groups, plan, models=models, clock=clock)
             made.left_out += batch.left_out
             _refuse_too_many(made.left_out, spec, plan)
-            for row, labels in zip(batch.kept, batch.labels(models.annotator), strict=True):
+            for row, labels in zip(batch.storable, batch.labels(models.annotator), strict=True):
                 record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
                 writer.add(record, batch.encoding(row, extension))
             for name, rows in batch.features.items():
-                made.features.setdefault(name, []).append(rows[batch.kept])
-            beat()
+                made.features.setdefault(name, []).append(rows[batch.storable])
+            heartbeat()
     return made
 
 
 def _refuse_too_many(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPlan) -> None:
-    """One at least may be left out, but not all."""
+    """Raises ValueError above the limit, under which at least one may be left out, but not all."""
     planned, share = spec.stop - spec.start, plan.config.shards.max_left_out
     most = min(max(1, int(share * planned)), planned - 1) if share else 0
     if len(left_out) > most:
@@ -195,19 +195,19 @@ def _refuse_too_many(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPl
 
 
 def batches(spec: ShardSpec, plan: BuildPlan) -> Iterator[list[MixGroup]]:
-    """The groups of a shard that are generated together; the layout moves the last bits."""
+    """Yield the groups that are generated together; batch layout changes the last bits."""
     size = plan.config.shards.groups_per_batch
     for start in range(spec.start, spec.stop, size):
         yield [plan.group(index) for index in range(start, min(start + size, spec.stop))]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Some groups, generated and seen by CLIP.
+class GeneratedBatch:
+    """Some groups, generated and encoded by CLIP.
 
     Attributes:
         images: as stored, uint8 [G, A, H, W, 3] on the CPU.
-        encoded: their bytes where the format is lossy, since CLIP must see what is stored.
+        encoded: image files where the format is lossy, since CLIP must see what is stored.
         features: [G, A, D] on the CPU, by the name of their encoder.
         noise: the `noise` part of each record.
         faults: why a series cannot be stored, by its row.
@@ -221,33 +221,33 @@ class Batch:
     faults: dict[int, str]
 
     @property
-    def kept(self) -> list[int]:
+    def storable(self) -> list[int]:
         """Rows of the series that can be stored."""
         return [row for row in range(len(self.groups)) if row not in self.faults]
 
     @property
     def left_out(self) -> list[LeftOut]:
-        found = sorted(self.faults.items())
-        return [LeftOut(group=self.groups[row].index, reason=why) for row, why in found]
+        faults = sorted(self.faults.items())
+        return [LeftOut(group=self.groups[row].index, reason=why) for row, why in faults]
 
     def labels(self, annotator: Annotator) -> list[Labels]:
-        """Of the series that are kept, in their order."""
-        kept = self.kept
-        features = {name: rows[kept] for name, rows in self.features.items()}
-        return annotator.annotate(features, [self.groups[row] for row in kept]) if kept else []
+        """Labels of the storable series, in their order."""
+        rows = self.storable
+        features = {name: values[rows] for name, values in self.features.items()}
+        return annotator.annotate(features, [self.groups[row] for row in rows]) if rows else []
 
     def encoding(self, row: int, extension: str) -> Callable[[], list[bytes]]:
-        """The work that is left for an encoding thread: the files of one series."""
+        """A call that encodes one series to image files, for an encoding thread."""
         if self.encoded is not None:
             return partial(list, self.encoded[row])
         return partial(encode_series, self.images[row], extension)
 
 
-@torch.no_grad()  # not inference mode: gradients of noise pass conditions and offloaded weights
+@torch.no_grad()  # not inference mode: noise gradients pass conditions and offloaded weights
 def make_batch(
     groups: Sequence[MixGroup], plan: BuildPlan, *, models: Models, clock: Stopwatch
-) -> Batch:
-    """Generate some groups and encode them with CLIP, where they are: on the device."""
+) -> GeneratedBatch:
+    """Generate some groups and encode them with CLIP, on the device."""
     settings = plan.config.shards
     with clock.stage("noise"):
         noise, notes, unusable = models.noise(groups)
@@ -267,11 +267,11 @@ def make_batch(
         with clock.stage("encode"):
             encoded, images = as_stored(stored, settings.image_format)
     with clock.stage("annotate"):
-        found = models.annotator.encode(images.flatten(0, 1))
-        features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in found.items()}
-    # Of several reasons the first in the order of making.
+        flat = models.annotator.encode(images.flatten(0, 1))
+        features = {name: rows.unflatten(0, images.shape[:2]) for name, rows in flat.items()}
+    # The reason of the earliest step wins.
     faults = unstorable(features) | faults | unusable
-    return Batch(groups, stored, encoded, features, notes, faults)
+    return GeneratedBatch(groups, stored, encoded, features, notes, faults)
 
 
 def mix_groups(
@@ -283,15 +283,15 @@ def mix_groups(
     batch_groups: int,
     interpolation: str = "linear",
 ) -> tuple[Tensor, dict[int, str]]:
-    """Generate all series of some groups in one forward batch, each from exactly one noise.
+    """Generate all series of some groups in one forward batch, one noise per group.
 
     Args:
-        groups: at most `batch_groups`; fewer are padded with the last one and cut off again,
-            because the batch layout moves the last bits of an image.
-        noise: float32 [G, C, h, w], one a group.
-        embeddings: of all classes, one row each.
+        groups: at most `batch_groups`; fewer are padded with the last one, because the batch
+            layout changes the last bits of an image.
+        noise: float32 [G, C, h, w], one per group.
+        embeddings: of all classes, one row per class.
     Returns:
-        uint8 [G, A, H, W, 3] on the generator's device; and by row why a series shows nothing.
+        uint8 [G, A, H, W, 3] on the generator's device; and faults of degenerate series by row.
     """
     missing = batch_groups - len(groups)
     padded = [*groups, *[groups[-1]] * missing]
@@ -310,7 +310,7 @@ def mix_groups(
 def conditions(
     groups: Sequence[MixGroup], embeddings: Conditioning, interpolation: str
 ) -> Conditioning:
-    """One row for each image of each group, group by group."""
+    """Mixed conditionings, one row per image, group by group."""
     mixtures = torch.tensor([group.mixture for group in groups]).to(embeddings.tokens.device)
     return concatenate(
         mix(embeddings, group.classes, mixture, interpolation)
@@ -319,10 +319,10 @@ def conditions(
 
 
 def degenerate(values: Tensor, count: int, kind: str) -> dict[int, str]:
-    """By series of `count` rows, why the first of its latents or images is not to be used.
+    """Find constant or non-finite latents or images; the first fault of each series by its number.
 
     Args:
-        values: [G x count, ...].
+        values: [G x count, ...], `count` rows per series.
     """
     flat = values.flatten(1)
     least, most = flat.amin(1), flat.amax(1)
@@ -339,7 +339,7 @@ def degenerate(values: Tensor, count: int, kind: str) -> dict[int, str]:
 def resized(images: Tensor, size: int | None) -> Tensor:
     """Scale uint8 [G, A, H, W, 3] to [G, A, size, size, 3] by area; None leaves it as it is.
 
-    Each new pixel is the mean of those it covers, rounded once; Pillow's BOX filter rounds twice.
+    A new pixel is the mean of the pixels it covers, rounded once; Pillow's BOX filter rounds twice.
     """
     if size is None or images.shape[2:4] == (size, size):
         return images
@@ -349,25 +349,25 @@ def resized(images: Tensor, size: int | None) -> Tensor:
 
 
 def encode_series(series: np.ndarray, extension: str) -> list[bytes]:
-    """uint8 [A, H, W, 3] to the bytes of A files."""
+    """Encode uint8 [A, H, W, 3] to the bytes of A files."""
     return [encode_image(image, extension) for image in series]
 
 
 def as_stored(series: np.ndarray, extension: str) -> tuple[list[list[bytes]], Tensor]:
-    """Files of uint8 [G, A, H, W, 3] and what they hold, for CLIP; on threads."""
+    """Encode uint8 [G, A, H, W, 3] on threads; return the files and, for CLIP, their pixels."""
 
     def stored(images: np.ndarray) -> tuple[list[bytes], np.ndarray]:
         files = encode_series(images, extension)
         return files, np.stack([decode_image(file) for file in files])
 
-    made = [*mapped(stored, series, threads=encoding_threads())]
-    return [files for files, _ in made], torch.from_numpy(np.stack([held for _, held in made]))
+    pairs = [*mapped(stored, series, threads=encoding_threads())]
+    return [files for files, _ in pairs], torch.from_numpy(np.stack([img for _, img in pairs]))
 
 
 def series_record(
     group: MixGroup, plan: BuildPlan, *, labels: Labels, noise: NoiseNote
 ) -> SeriesRecord:
-    """What `KEY.json` says of one series."""
+    """The record of one series, its `KEY.json`."""
     return SeriesRecord.labelled(
         labels,
         group=group.index,
@@ -381,25 +381,25 @@ def series_record(
 
 
 def regenerate(root: Root, group: int, *, device: str = "auto") -> GroupSample:
-    """Make one series anew, in the very batch that it belongs to; nothing is written.
+    """Generate one series again, in its original batch; nothing is written.
 
     Raises:
-        InputError: the root lacks prototypes or pairs; a model cannot be used; the series comes
-            out as one that cannot be stored.
+        InputError: the root lacks prototypes or pairs; a model cannot be used; the series cannot
+            be stored.
     """
     plan = plan_of(root)
     spec = plan.shard(plan.layout.shard_of(group))
-    if not is_prepared(root):  # a build measures and draws, a look does not
-        lacking = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
-        remedy = f"needs {lacking}; run `semix resume {root.url} --shards {spec.index}` first"
+    if not is_prepared(root):  # only a build measures prototypes and draws pairs
+        missing = PAIRS if root.store.exists(PROTOTYPES) else PROTOTYPES
+        remedy = f"needs {missing}; run `semix resume {root.url} --shards {spec.index}` first"
         raise InputError("group", group, remedy)
-    groups = next(found for found in batches(spec, plan) if found[-1].index >= group)
+    groups = next(batch for batch in batches(spec, plan) if batch[-1].index >= group)
     models = load_models(root, plan, device=device)
     batch = make_batch(groups, plan, models=models, clock=Stopwatch())
     row, extension = group - groups[0].index, plan.config.shards.image_format
     if row in batch.faults:
         raise InputError("group", group, f"cannot be stored: {batch.faults[row]}")
-    labels = batch.labels(models.annotator)[batch.kept.index(row)]
+    labels = batch.labels(models.annotator)[batch.storable.index(row)]
     record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
     return GroupSample(record, batch.encoding(row, extension)(), extension)
 

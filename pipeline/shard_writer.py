@@ -1,4 +1,4 @@
-"""From series to a committed shard: encoded on threads, written in order, published, recorded."""
+"""Write series to a shard: encode on threads, write in order, publish, commit."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from semix.data.formats import (
     CommitRecord,
     File,
     SeriesRecord,
-    Stage,
+    ShardStage,
     features_name,
     spec_digest,
     tar_name,
@@ -26,25 +26,25 @@ from semix.data.machine import cores
 from semix.data.root import Root
 from semix.data.tar import GroupSample, write_tar
 
-WAITING = 4  # series a thread: what may be encoded or wait for it, so that memory is bounded
+WAITING = 4  # series per thread that are encoded or wait, which bounds memory
 MOST_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
 
 
 def encoding_threads() -> int:
-    """One core is left to who generates."""
+    """Number of encoding threads, which leaves one core to the generator."""
     return min(MOST_THREADS, max(1, cores() - 1))
 
 
 class Stopwatch:
-    """Adds up the seconds of named stages; `wall` is the time since it was made."""
+    """Adds up the seconds of named stages; `wall` is the time since construction."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Stage, float] = defaultdict(float)
+        self.seconds: dict[ShardStage, float] = defaultdict(float)
         self._start = time.perf_counter()
         self._lock = threading.Lock()
 
     @contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
+    def stage(self, name: ShardStage) -> Iterator[None]:
         start = time.perf_counter()
         yield
         with self._lock:
@@ -56,7 +56,7 @@ class Stopwatch:
 
 
 class ShardWriter:
-    """One tar being written; leaving the block by an exception stops the threads.
+    """Writes one tar; leaving the block by an exception stops the threads.
 
     Args:
         extension: of the images.
@@ -86,10 +86,10 @@ class ShardWriter:
         return self
 
     def add(self, record: SeriesRecord, encode: Callable[[], list[bytes]]) -> None:
-        """Hand over one series; waits while too many are under way.
+        """Queue one series; waits while too many are in progress.
 
         Raises:
-            Exception: whatever an earlier series ran into on its thread.
+            Exception: any error of an earlier series on its thread.
         """
         with self._clock.stage("stall"):
             self._put((record, self._pool.submit(self._timed, encode)))
@@ -108,7 +108,7 @@ class ShardWriter:
         self._pool.shutdown(cancel_futures=True)
         while self._thread.is_alive():
             with suppress(Full):
-                self._queue.put(None, timeout=0.1)  # after what it has left, all cancelled or done
+                self._queue.put(None, timeout=0.1)  # behind the rest, which is cancelled or done
             self._thread.join(timeout=0.1)
 
     def _put(self, item: tuple[SeriesRecord, Future[list[bytes]]] | None) -> None:
@@ -117,7 +117,7 @@ class ShardWriter:
             try:
                 return self._queue.put(item, timeout=1.0)
             except Full:
-                continue  # look again whether the writer still lives
+                continue  # check again whether the writer has failed
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -140,28 +140,22 @@ class ShardWriter:
 
 
 def publish_shard(
-    root: Root,
-    shard: int,
-    staged: Path,
-    features: bytes,
-    *,
-    clock: Stopwatch,
-    **said: Any,
+    root: Root, shard: int, staged: Path, features: bytes, *, clock: Stopwatch, **fields: Any
 ) -> CommitRecord:
-    """Publish a complete tar and its features, and then, last, their commit record.
+    """Publish a complete tar and its features, then the commit record last.
 
     Args:
         features: a safetensors file of the series' CLIP features.
-        said: what else the record says: `groups`, `first`, `wall_seconds`, `versions` and more.
+        fields: of the record: `groups`, `first`, `wall_seconds`, `versions` and more.
     """
     with clock.stage("write"):
         with staged.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         tar, size = tar_name(shard, digest), staged.stat().st_size
         root.store.publish(staged, tar)
-        kept = hashlib.sha256(features).hexdigest()
-        file_of = File(name=features_name(shard, kept), sha256=kept, bytes=len(features))
-        root.store.put(file_of.name, features)
+        sha256 = hashlib.sha256(features).hexdigest()
+        features_file = File(name=features_name(shard, sha256), sha256=sha256, bytes=len(features))
+        root.store.put(features_file.name, features)
     made_from = root.made_from()
     record = CommitRecord(
         spec=spec_digest(root.plan.digest, shard),
@@ -169,13 +163,13 @@ def publish_shard(
         tar=tar,
         sha256=digest,
         bytes=size,
-        features=file_of,
+        features=features_file,
         seconds=dict(clock.seconds),
         attempt=1 + root.attempts(shard),
         worker=f"{socket.gethostname()}:{os.getpid()}",
         prototypes=made_from.get("prototypes", ""),
         pairs=made_from.get("pairs", ""),
-        **said,
+        **fields,
     )
     root.commit(record)
     return record

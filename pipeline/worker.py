@@ -1,12 +1,12 @@
-"""A worker process: holds the models and walks the missing shards of one root.
+"""A worker process: loads the models once and makes the missing shards of one root.
 
     python -m semix.pipeline.worker URL --slot 0 --slots 2
     python -m semix.pipeline.worker URL --slot 0 --slots 8 --range 1/4
     python -m semix.pipeline.worker URL --labels DIGEST
 
-makes images, or labels of images that are there. Exit status: 0 nothing is left to do, 1 some
-shards failed (see `failed/`), 75 start me again (the device is in a bad state, the store does not
-answer, or shard after shard fails), 78 the settings are wrong, 143 asked to stop, 70 anything else.
+make images, or labels of existing images. Exit status: 0 nothing is left to do, 1 some shards
+failed (see `failed/`), 75 restart needed (the device is in a bad state, the store does not answer,
+or shard after shard fails), 78 the settings are wrong, 143 asked to stop, 70 anything else.
 """
 
 import argparse
@@ -27,67 +27,74 @@ from types import FrameType
 from semix.data.errors import InputError
 from semix.data.files import FULL
 from semix.data.label_sets import LabelSet
-from semix.data.leases import Renewing, claim, release
+from semix.data.leases import LeaseHeartbeat, claim, release
 from semix.data.printable import print_line, print_traceback, printable_line
-from semix.data.ranges import WHOLE, Part, parse_part, parse_ranges
+from semix.data.ranges import WHOLE, Partition, parse_partition, parse_ranges
 from semix.data.root import Root
-from semix.pipeline.relabel import Relabelling
+from semix.pipeline.relabel import RelabelJob
 from semix.pipeline.root import open_root
-from semix.pipeline.work import Beat, Building, Making, Work, failure_of, finish
+from semix.pipeline.shard_job import (
+    BuildJob,
+    HeartbeatCallback,
+    Making,
+    ShardJob,
+    failure_of,
+    finish,
+)
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
-# So many shards in a row fail for a worker's own reasons, as a full disk, rather than theirs.
+# This many failures in a row are blamed on the worker, for example a full disk, not on the shards.
 MOST_FAILED_IN_A_ROW = 3
 NEWS = "semix: "  # begins a line that is for a person, not only for a log
-LOOK_AGAIN_S = 10.0  # after a look, at the earliest, where others make what we saw missing
-LOOKS_SHARE = 20  # looking at a large root or a slow store is at most one part in so many
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between looks, where others hold all that is left
-FIRST_S, LONGEST_S = 0.2, 30.0  # between questions whether a shard is still held
-# What cuBLAS, cuSPARSE and cuDNN report is no error of torch's own kinds.
+REFRESH_S = 10.0  # least time between two refreshes while other workers make missing shards
+REFRESH_SHARE = 20  # refreshing takes at most 1/20 of the time on a large root or a slow store
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between refreshes while others hold all that is left
+FIRST_S, LONGEST_S = 0.2, 30.0  # between two attempts to claim a shard that another worker holds
+# cuBLAS, cuSPARSE and cuDNN raise a plain RuntimeError, not one of torch's own error classes.
 DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 
 
 class DeviceError(RuntimeError):
-    """The device failed in a way that only a new process heals."""
+    """The device failed, and only a new process can use it again."""
 
 
 class FailsAlways(RuntimeError):
-    """Shard after shard failed here; another process, or another worker, may fare better."""
+    """Shard after shard failed in this process; a new process or another worker may succeed."""
 
 
-class Tried(Enum):
-    """What became of a shard that was claimed."""
+class AttemptResult(Enum):
+    """The outcome of one attempt to make a claimed shard."""
 
-    FOUND_DONE = auto()
+    ALREADY_DONE = auto()
     MADE = auto()
     FAILED = auto()
 
 
-class Held:
-    """Asks the less often the longer a shard is held: many wait for the last ones at once."""
+class LeaseBackoff:
+    """Spaces out claims of a leased shard: the longer it is held, the less often we try again."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # monotonic
         self._due: dict[int, float] = {}
 
     def add(self, shard: int) -> None:
-        """Someone holds it now."""
+        """Record that another worker holds the shard now."""
         now = time.monotonic()
-        waited = now - self._since.setdefault(shard, now)
-        self._due[shard] = now + min(max(waited, FIRST_S), LONGEST_S)
+        waited_s = now - self._since.setdefault(shard, now)
+        self._due[shard] = now + min(max(waited_s, FIRST_S), LONGEST_S)
 
     def remove(self, shard: int) -> None:
         self._since.pop(shard, None)
         self._due.pop(shard, None)
 
     def due(self, shard: int) -> bool:
-        """Whether to ask for it: nobody held it, or it is time to look again."""
+        """Whether to claim the shard now: no worker held it, or the pause is over."""
         return self._due.get(shard, 0.0) <= time.monotonic()
 
 
 @dataclass(frozen=True)
 class Share:
-    """What is ours to begin with: of one part of the plan, the shards of one slot of `slots`.
+    """The shards a worker begins with: those of slot `slot` of `slots` in one part of the plan.
 
     Attributes:
         only: the shards to make; all by default.
@@ -95,258 +102,260 @@ class Share:
 
     slot: int
     slots: int
-    part: Part = WHOLE
+    part: Partition = WHOLE
     only: Container[int] | None = None
 
     def in_order(self, missing: Sequence[int], total: int) -> Iterator[int]:
-        """Our share of our part, then the other slots' of it, then the other parts.
+        """Yield our share of our part, then the rest of the part, then the other parts.
 
-        Others' shares and parts are walked backwards, towards those who walk them forwards; the
-        helpers of several parts begin in different ones.
+        Shares and parts of other workers are traversed backwards, towards the workers who make them
+        forwards; helpers from different parts begin in different parts.
 
         Args:
             missing: ascending.
             total: shards of the whole plan.
         """
-        ours = _within(missing, self.part, total)
-        for shard in ours:
+        in_part = _within(missing, self.part, total)
+        for shard in in_part:
             if shard % self.slots == self.slot:
                 yield shard
-        for shard in reversed(ours):
+        for shard in reversed(in_part):
             if shard % self.slots != self.slot:
                 yield shard
         for other in self.part.others():
             yield from reversed(_within(missing, other, total))
 
 
-def _within(missing: Sequence[int], part: Part, total: int) -> Sequence[int]:
+def _within(missing: Sequence[int], part: Partition, total: int) -> Sequence[int]:
     start, end = (bisect_left(missing, bound) for bound in part.bounds(total))
     return missing[start:end]
 
 
 @dataclass
-class Walk:
-    """The missing shards as of the last look, without those that failed or are held.
+class PendingShards:
+    """The missing shards at the last refresh, without those that failed or are held by others.
 
-    What never failed comes first: a shard that ends its worker must not keep it from the others.
+    Shards that never failed come first: a shard that kills its worker must not block the others.
 
     Attributes:
-        before: attempts that had failed at the first look, by shard. They are counted: clocks of
-            several machines, or one that is set back, would lie.
-        failed: shards that we failed to make since, or several attempts of others.
-        held: shards that others were seen to hold.
+        failed_at_start: failed attempts at the first refresh, by shard. Attempts are counted rather
+            than dated, because the clocks of several machines disagree.
+        failed: shards that failed since: once in this worker, or more than once in others.
+        backoff: shards that other workers hold.
     """
 
-    work: Work
+    job: ShardJob
     share: Share
-    before: dict[int, int] | None = None
+    failed_at_start: dict[int, int] | None = None
     failed: set[int] = field(default_factory=set)
-    held: Held = field(default_factory=Held)
-    _ours: set[int] = field(default_factory=set)  # of `failed` what we tried
-    _attempts: Mapping[int, int] = field(default_factory=dict)  # that failed, by shard
+    backoff: LeaseBackoff = field(default_factory=LeaseBackoff)
+    _failed_here: set[int] = field(default_factory=set)  # the part of `failed` that we tried
+    _attempts: Mapping[int, int] = field(default_factory=dict)  # failed attempts by shard
     _missing: Sequence[int] = ()
-    _looked: float = 0.0  # monotonic
-    _cost_s: float = 0.0  # of a look
+    _refreshed: float = 0.0  # monotonic
+    _cost_s: float = 0.0  # of one refresh
     _wait_s: float = SHORTEST_WAIT_S
 
-    def look(self) -> bool:
-        """Read what is missing now; False if there is nothing that may be tried."""
+    def refresh(self) -> bool:
+        """Read which shards are missing; return False if none of them may be tried."""
         started = time.monotonic()
-        self._missing = self.work.missing()
-        self._attempts = self.work.failed_attempts(self._missing)
-        if self.before is None:
-            self.before = dict(self._attempts)
-        # One attempt may tell of a sick worker; a healthy one tries again.
-        before = self.before
-        since = ((s, count - before.get(s, 0)) for s, count in self._attempts.items())
+        self._missing = self.job.missing()
+        self._attempts = self.job.failed_attempts(self._missing)
+        if self.failed_at_start is None:
+            self.failed_at_start = dict(self._attempts)
+        # One failed attempt may be the fault of a broken worker; a healthy one tries again.
+        at_start = self.failed_at_start
+        since = ((s, count - at_start.get(s, 0)) for s, count in self._attempts.items())
         self.failed = {shard for shard, count in since if count > 1}
-        self.failed |= {shard for shard in self._ours if shard in self._missing}
-        self._looked = time.monotonic()
-        self._cost_s = self._looked - started
-        return next(self._wanted(), None) is not None
+        self.failed |= {shard for shard in self._failed_here if shard in self._missing}
+        self._refreshed = time.monotonic()
+        self._cost_s = self._refreshed - started
+        return next(self._candidates(), None) is not None
 
     def __iter__(self) -> Iterator[int]:
-        return (shard for shard in self._wanted() if self.held.due(shard))
+        return (shard for shard in self._candidates() if self.backoff.due(shard))
 
     def is_stale(self) -> bool:
-        """Whether to look again, once a shard turns out to be done."""
-        patience = max(LOOK_AGAIN_S, LOOKS_SHARE * self._cost_s)
-        return time.monotonic() - self._looked > patience
+        """Whether to refresh, once a shard turns out to be done."""
+        interval_s = max(REFRESH_S, REFRESH_SHARE * self._cost_s)
+        return time.monotonic() - self._refreshed > interval_s
 
     def wait(self) -> None:
-        """A while, longer each time: others hold what is left, and one of them may die."""
-        time.sleep(max(self._wait_s, min(LOOKS_SHARE * self._cost_s, 60.0)))
+        """Sleep, longer each time: others hold what is left, and one of them may die."""
+        time.sleep(max(self._wait_s, min(REFRESH_SHARE * self._cost_s, 60.0)))
         self._wait_s = min(1.5 * self._wait_s, LONGEST_WAIT_S)
 
-    def went_on(self) -> None:
+    def reset_wait(self) -> None:
         self._wait_s = SHORTEST_WAIT_S
 
     def failed_before(self, shard: int) -> bool:
-        """Whether an attempt at it had failed at the last look."""
+        """Whether an attempt at the shard had failed by the last refresh."""
         return shard in self._attempts
 
     def give_up(self, shard: int) -> None:
-        """We failed to make it."""
-        self._ours.add(shard)
+        """Record that this worker failed to make the shard."""
+        self._failed_here.add(shard)
         self.failed.add(shard)
 
-    def _wanted(self) -> Iterator[int]:
-        """The fewer attempts failed the sooner; ours first among equals."""
+    def _candidates(self) -> Iterator[int]:
+        """Yield shards by ascending number of failed attempts; our share first among equals."""
         for shard in self._in_order():
             if shard not in self._attempts:
                 yield shard
-        again = [shard for shard in self._in_order() if shard in self._attempts]
-        yield from sorted(again, key=self._attempts.__getitem__)
+        retries = [shard for shard in self._in_order() if shard in self._attempts]
+        yield from sorted(retries, key=self._attempts.__getitem__)
 
     def _in_order(self) -> Iterator[int]:
         only = self.share.only
-        for shard in self.share.in_order(self._missing, self.work.num_shards):
+        for shard in self.share.in_order(self._missing, self.job.num_shards):
             if shard not in self.failed and (only is None or shard in only):
                 yield shard
 
 
 @dataclass
 class Worker:
-    """One slot of `slots`; makes shards until none it may try is missing.
+    """The worker of one slot of `slots`; makes shards until none that it may try is missing.
 
     Attributes:
         only: the shards to make; all by default.
         part: which part of the plan to begin with.
-        beat: called whenever work went on.
+        heartbeat: called whenever there was progress.
     """
 
-    work: Work
+    job: ShardJob
     slot: int
     slots: int
     device: str
     only: Container[int] | None = None
-    part: Part = WHOLE
-    beat: Beat = lambda: None
+    part: Partition = WHOLE
+    heartbeat: HeartbeatCallback = lambda: None
     _failed_in_a_row: int = 0
     _cause: str = ""  # of the last failure
 
     @cached_property
-    def _renewing(self) -> Renewing:
-        return Renewing(self.work.store, self.beat)
+    def _renewing(self) -> LeaseHeartbeat:
+        return LeaseHeartbeat(self.job.store, self.heartbeat)
 
     def run(self) -> int:
-        self.work.store.sweep()
-        walk = Walk(self.work, Share(self.slot, self.slots, self.part, self.only))
-        if walk.look():
-            self.work.load(device=self.device, beat=self._renewing)
-        while walk.look():
-            if self.try_all(walk):
-                walk.went_on()
-            else:  # living workers hold what is left; take over if one dies
-                walk.wait()
-                self.beat()
-        return SOME_FAILED if walk.failed else OK
+        self.job.store.sweep()
+        pending = PendingShards(self.job, Share(self.slot, self.slots, self.part, self.only))
+        if pending.refresh():
+            self.job.load(device=self.device, heartbeat=self._renewing)
+        while pending.refresh():
+            if self.try_all(pending):
+                pending.reset_wait()
+            else:  # live workers hold what is left; take over if one dies
+                pending.wait()
+                self.heartbeat()
+        return SOME_FAILED if pending.failed else OK
 
-    def try_all(self, walk: Walk) -> int:
-        """Try what was missing at the last look, until that is too long ago; how many we tried.
+    def try_all(self, pending: PendingShards) -> int:
+        """Try the pending shards until the last refresh is stale; return how many were tried.
 
-        A shard is published on a thread while the next one is made, and no further ahead. Whatever
-        ends this, what is made by then is still published.
+        A shard is published on a thread while the next one is made, never more than one ahead.
+        However this ends, a shard that is made by then is still published.
         """
         tried = 0
-        before: tuple[int, Future[Tried]] | None = None
-        with ThreadPoolExecutor(1, "publish") as thread:  # left when that has ended
-            for shard in self._claimed(walk):
-                if walk.failed_before(shard):  # it may end this process, and must end it alone
-                    self._settle(walk, before)
-                    before = None
-                trial = self.make(shard)
-                end = _begin(trial)
-                if end is Tried.FOUND_DONE:
-                    if walk.is_stale():
+        publishing: tuple[int, Future[AttemptResult]] | None = None
+        with ThreadPoolExecutor(1, "publish") as thread:  # leaving the block waits for the thread
+            for shard in self._claimed(pending):
+                if pending.failed_before(shard):  # may kill us: publish the last one first
+                    self._settle(pending, publishing)
+                    publishing = None
+                attempt = self.make(shard)
+                result = _begin(attempt)
+                if result is AttemptResult.ALREADY_DONE:
+                    if pending.is_stale():
                         break
                     continue
                 tried += 1
-                rest = thread.submit(finish, trial) if end is None else None
-                self._settle(walk, before)
-                before = (shard, rest) if rest else None
-                if end:
-                    self._take_note(walk, shard, end)
-            self._settle(walk, before)
+                rest = thread.submit(finish, attempt) if result is None else None
+                self._settle(pending, publishing)
+                publishing = (shard, rest) if rest else None
+                if result:
+                    self._take_note(pending, shard, result)
+            self._settle(pending, publishing)
         return tried
 
-    def _claimed(self, walk: Walk) -> Iterator[int]:
-        for shard in walk:
-            if claim(self.work.store, self.work.lease(shard)):
-                walk.held.remove(shard)
+    def _claimed(self, pending: PendingShards) -> Iterator[int]:
+        for shard in pending:
+            if claim(self.job.store, self.job.lease(shard)):
+                pending.backoff.remove(shard)
                 yield shard
             else:
-                walk.held.add(shard)
+                pending.backoff.add(shard)
 
-    def make(self, shard: int) -> Making[Tried]:
-        """Try one shard under our lease, and let it go; pauses where its work does."""
-        lease = self.work.lease(shard)
+    def make(self, shard: int) -> Making[AttemptResult]:
+        """Make one shard under our lease and release it; pauses where the job's `make` pauses."""
+        lease = self.job.lease(shard)
         try:
-            if self.work.is_done(shard):  # finished between our look and our claim
-                return Tried.FOUND_DONE
+            if self.job.is_done(shard):  # finished between our refresh and our claim
+                return AttemptResult.ALREADY_DONE
             with self._renewing.holding(lease):
-                made = yield from self.work.make(shard, beat=self._renewing)
-            print_line(f"shard {shard}: {made}")
-            return Tried.MADE
+                summary = yield from self.job.make(shard, heartbeat=self._renewing)
+            print_line(f"shard {shard}: {summary}")
+            return AttemptResult.MADE
         except InputError:
             raise
         except Exception as error:
-            self._cause = cause_of(error, self.work.store.url)
+            self._cause = cause_of(error, self.job.store.url)
             self._record(shard, error)
             if _is_device_error(error):
                 raise DeviceError(str(error)) from error
-            return Tried.FAILED
+            return AttemptResult.FAILED
         finally:
-            with suppress(OSError):  # whoever wants it sees that nobody renews it
-                release(self.work.store, lease)
+            with suppress(OSError):  # a lease that is not renewed expires
+                release(self.job.store, lease)
 
-    def _settle(self, walk: Walk, before: tuple[int, Future[Tried]] | None) -> None:
-        """Wait for the shard that was made before."""
-        if before:
-            shard, rest = before
-            end = rest.result()
+    def _settle(
+        self, pending: PendingShards, publishing: tuple[int, Future[AttemptResult]] | None
+    ) -> None:
+        """Wait until the previous shard is published."""
+        if publishing:
+            shard, rest = publishing
+            result = rest.result()
             self._renewing()
-            self._take_note(walk, shard, end)
+            self._take_note(pending, shard, result)
 
-    def _take_note(self, walk: Walk, shard: int, end: Tried) -> None:
-        """Raises FailsAlways after too many failures in a row, of shards that had none before."""
-        if end is Tried.MADE:
+    def _take_note(self, pending: PendingShards, shard: int, result: AttemptResult) -> None:
+        """Raises FailsAlways after too many failures in a row of shards with none at the start."""
+        if result is AttemptResult.MADE:
             self._failed_in_a_row = 0
             return
-        walk.give_up(shard)
-        self._failed_in_a_row += shard not in (walk.before or ())
+        pending.give_up(shard)
+        self._failed_in_a_row += shard not in (pending.failed_at_start or ())
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
             text = f"{self._failed_in_a_row} shards in a row failed, the last one by {self._cause}"
             raise FailsAlways(text)
 
     def _record(self, shard: int, error: Exception) -> None:
         print_line(f"shard {shard} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        self.work.record_failure(failure_of(shard, error))
+        self.job.record_failure(failure_of(shard, error))
 
 
-def _begin(trial: Making[Tried]) -> Tried | None:
-    """Go on to where it pauses; None there, else what became of it."""
+def _begin(attempt: Making[AttemptResult]) -> AttemptResult | None:
+    """Run an attempt up to its pause and return None, or to its end and return its result."""
     try:
-        next(trial)
-    except StopIteration as end:
-        tried: Tried = end.value
-        return tried
+        next(attempt)
+    except StopIteration as stop:
+        result: AttemptResult = stop.value
+        return result
     return None
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _stop)
-    beat = options.heartbeat.touch if options.heartbeat else lambda: None
+    heartbeat = options.heartbeat.touch if options.heartbeat else lambda: None
     try:
         worker = Worker(
-            work_of(open_root(options.url, options.set, beat=beat), labels=options.labels),
+            job_of(open_root(options.url, options.set, heartbeat=heartbeat), labels=options.labels),
             options.slot,
             options.slots,
             device=options.device,
-            only=_chosen(options),
-            part=parse_part(options.range),
-            beat=beat,
+            only=_requested_shards(options),
+            part=parse_partition(options.range),
+            heartbeat=heartbeat,
         )
         return worker.run()
     except InputError as error:
@@ -361,7 +370,7 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART
     except Exception as error:
         print_traceback()
-        if _is_passing(error):
+        if _is_transient(error):
             cause = cause_of(error, options.url)
             text = f"error: the store or a file fails, asking for a new process: {cause}"
             print_line(text, file=sys.stderr)
@@ -369,33 +378,33 @@ def main(arguments: list[str] | None = None) -> int:
         return RESTART if _is_device_error(error) else BROKEN
 
 
-def work_of(root: Root, *, labels: str | None) -> Work:
-    """The labels of one set of this root, or the root's own images."""
-    return Building(root) if labels is None else Relabelling(LabelSet(root, labels))
+def job_of(root: Root, *, labels: str | None) -> ShardJob:
+    """The job of labelling one label set of the root, or of making the root's own images."""
+    return BuildJob(root) if labels is None else RelabelJob(LabelSet(root, labels))
 
 
-def _chosen(options: argparse.Namespace) -> Container[int] | None:
+def _requested_shards(options: argparse.Namespace) -> Container[int] | None:
     text = options.shards_file.read_text() if options.shards_file else options.shards
     return parse_ranges(text) if text else None
 
 
 def cause_of(error: Exception, url: str) -> str:
-    """What failed in a few words; of a full disk, its place.
+    """Say in a few words what failed; for a full disk, which one.
 
     Args:
-        url: of the root, which is meant where the error names no file.
+        url: of the root, named where the error names no file.
     """
     if isinstance(error, OSError) and error.errno in FULL:
         file = str(error.filename or url)
-        inside = file.startswith(url.removesuffix("/"))
-        return f"disk full at {url if inside else Path(file).parent}"
+        in_root = file.startswith(url.removesuffix("/"))
+        return f"disk full at {url if in_root else Path(file).parent}"
     return f"{type(error).__name__}: {error}"
 
 
-def _is_passing(error: Exception) -> bool:
-    """Whether a store or disk may fare better soon; what is not there or forbidden stays so."""
-    lasting = isinstance(error, FileNotFoundError | PermissionError)
-    return isinstance(error, OSError) and not lasting
+def _is_transient(error: Exception) -> bool:
+    """Whether a store or disk error may pass; a missing or forbidden file stays so."""
+    permanent = isinstance(error, FileNotFoundError | PermissionError)
+    return isinstance(error, OSError) and not permanent
 
 
 def _is_device_error(error: Exception) -> bool:
@@ -407,8 +416,8 @@ def _is_device_error(error: Exception) -> bool:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    # Leaving by an exception drops the shard that is being made and its lease on the way out; one
-    # that is made already is published first.
+    # An exception drops the shard in progress and its lease on the way out; a shard that is made
+    # already is published first.
     raise SystemExit(STOPPED)
 
 
@@ -419,14 +428,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("url", help="root of the mixed dataset; it holds plan.json")
     parser.add_argument("--labels", help="make labels of this set, not images")
-    parser.add_argument("--slot", type=int, default=0, help="which share, from 0")
+    parser.add_argument("--slot", type=int, default=0, help="number of this worker, from 0")
     parser.add_argument("--slots", type=int, default=1, help="how many workers share the work")
     parser.add_argument("--range", default="", help="begin with this part, for example 1/4")
     parser.add_argument("--shards", help="only these, for example 3,7-9")
-    parser.add_argument("--set", action="append", default=[], help="what is otherwise here")
-    parser.add_argument("--shards-file", type=Path, help="a file that says so")
+    parser.add_argument("--set", action="append", default=[], help="a setting that differs here")
+    parser.add_argument("--shards-file", type=Path, help="a file with the same")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--heartbeat", type=Path, help="file to touch whenever work went on")
+    parser.add_argument("--heartbeat", type=Path, help="file to touch after each step")
     return parser.parse_args(arguments)
 
 
@@ -436,7 +445,7 @@ class _News(logging.Formatter):
 
 
 def _speak() -> None:
-    """What semix logs goes to standard output, each line marked."""
+    """Log to standard output, each line marked with NEWS."""
     speaker = logging.StreamHandler(sys.stdout)
     speaker.setFormatter(_News())
     logger = logging.getLogger("semix")

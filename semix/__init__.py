@@ -1,9 +1,12 @@
-"""All that a Python user calls, under one name; a name loads what it needs at its first use.
+"""The Python interface of semix; each name imports its module at its first use.
 
-docs/python.md has them with examples.
+docs/python.md documents it with examples.
 """
 
+import sys
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,10 +100,25 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names.split():
-            found = globals()[name] = getattr(import_module(module), name)
-            return found
+            value = globals()[name] = getattr(import_module(module), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _refuse_other_semix() -> None:
+    """Raises ImportError: the distribution `semix` is installed, whose files overlay ours."""
+    for folder in filter(None, sys.path):
+        with suppress(OSError):
+            for other in Path(folder).glob("semix-*.dist-info"):
+                raise ImportError(
+                    f"{other}: the distribution `semix` is another package of the same import "
+                    "name, or an earlier version of this one; run `pip uninstall semix`, then "
+                    "install semix-calibration again"
+                )
+
+
+_refuse_other_semix()

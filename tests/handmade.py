@@ -15,7 +15,6 @@ from semix.data.formats import (
     CommitRecord,
     Extension,
     Failure,
-    Format,
     LabelSetRecord,
     Lease,
     Plan,
@@ -24,6 +23,7 @@ from semix.data.formats import (
     SeriesRecord,
     ShardEntry,
     ShardLabels,
+    StoredFile,
     Tombstone,
     shard_stem,
     spec_digest,
@@ -75,7 +75,7 @@ LABEL_SET = {
     "features": "root",
     "batch": 64,
 }
-EXAMPLES: dict[type[Format], dict[str, Any]] = {
+EXAMPLES: dict[type[StoredFile], dict[str, Any]] = {
     SeriesRecord: record(3),
     ShardEntry: ENTRY | {"left_out": [{"group": 790081, "reason": "flat"}]},
     CommitRecord: ENTRY

@@ -10,7 +10,7 @@ from typing import Any
 import semix.data.store
 from semix.data.formats import shard_stem, spec_digest
 from semix.data.root import Root
-from semix.data.store import Fact
+from semix.data.store import FileInfo
 
 from tests.handmade import PLAN_DIGEST, make_plan
 from tests.tally import Tally
@@ -54,22 +54,22 @@ class SimulatedShards:
         self.requests.add("head")
         return name in self.written
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
-        files: dict[str, Fact] = {}
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
+        files: dict[str, FileInfo] = {}
         folders: list[str] = []
         if folder == "shards":
             folders = [f"shards/{number:04d}" for number in range(-(-self.done // PAGE))]
         elif folder.startswith("shards/"):
             files = self._files(int(folder[-4:]))
         elif folder == "index" and self.index:
-            files = {"index/0.json": Fact(len(self.index), 1.0)}
+            files = {"index/0.json": FileInfo(len(self.index), 1.0)}
         files |= {
-            name: Fact(len(content), 2.0)
+            name: FileInfo(len(content), 2.0)
             for name, content in self.written.items()
             if name.rpartition("/")[0] == folder
         }
         self.requests.add("list", max(1, -(-(len(files) + len(folders)) // PAGE)))
-        return {n: fact for n, fact in files.items() if n.endswith(suffix)}, folders
+        return {n: info for n, info in files.items() if n.endswith(suffix)}, folders
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
         files, folders = self.scan(folder)
@@ -83,13 +83,13 @@ class SimulatedShards:
         self.requests.add("put")
         return self.written.setdefault(name, content) is content
 
-    def _files(self, number: int) -> dict[str, Fact]:
+    def _files(self, number: int) -> dict[str, FileInfo]:
         found = {}
         for shard in range(number * PAGE, min((number + 1) * PAGE, self.done)):
             stem, (tar, features) = shard_stem(shard), _digests(shard)
-            found[f"{stem}-{tar[:8]}.tar"] = Fact(100_000 + shard, 1.0)
-            found[f"{stem}-{features[:8]}.features.safetensors"] = Fact(4096, 1.0)
-            found[f"{stem}.json"] = Fact(RECORD_BYTES, 1.0)
+            found[f"{stem}-{tar[:8]}.tar"] = FileInfo(100_000 + shard, 1.0)
+            found[f"{stem}-{features[:8]}.features.safetensors"] = FileInfo(4096, 1.0)
+            found[f"{stem}.json"] = FileInfo(RECORD_BYTES, 1.0)
         return found
 
 
@@ -97,7 +97,7 @@ class SimulatedShards:
 def simulated(shards: SimulatedShards) -> Iterator[Root]:
     """The root over such a store, while every store of this process is that one."""
     before = semix.data.store._backend
-    semix.data.store._backend = lambda place, *, patient: shards  # type: ignore[assignment,return-value]
+    semix.data.store._backend = lambda location, *, persistent: shards  # type: ignore[assignment,return-value]
     try:
         yield Root(shards.url)
     finally:

@@ -26,7 +26,7 @@ from semix.data.root import Root
 from semix.data.settings import Settings, load_settings, read_config_file
 from semix.data.shard_files import ShardCache
 from semix.data.store import Store
-from semix.data.verify import damage, put_aside
+from semix.data.verify import damage, quarantine
 
 from tests.data.test_images import PICTURE, chunk, png, saved, webp
 from tests.data.whole_roots import commit_record, whole_root
@@ -130,7 +130,7 @@ def test_links_that_go_round_end_at_once(tmp_path):
     for name, target in (("a", "."), ("shards/b", ".."), ("c", "c"), ("d", "e"), ("e", "d")):
         Path(store.url, name).symlink_to(target)
     Path(store.url, "f").symlink_to("nothing")
-    assert store.list("") == list(store.facts("")) == ["shards/0000/0000000.json"]
+    assert store.list("") == list(store.infos("")) == ["shards/0000/0000000.json"]
     assert store.scan("")[1] == ["shards"]
     assert store.partials() == {}
     assert store.sweep(older_than_s=0) == 0
@@ -180,7 +180,7 @@ def test_a_repair_removes_nothing_behind_a_link(tmp_path, elsewhere):
     tar.parent.symlink_to(elsewhere)
     (elsewhere / tar.name).write_text("precious")
     with pytest.raises(NotADirectoryError, match="not followed"):
-        put_aside(root, problems)
+        quarantine(root, problems)
     assert everything(elsewhere) == before | {elsewhere / tar.name}
     assert len(everything(tmp_path / "moved")) == 9
 

@@ -132,7 +132,7 @@ def test_a_note_of_the_cache_is_made_again(root, tmp_path):
     cache = ShardCache(tmp_path / "cache")
     (entry, *_) = root.entries()
     giant(tmp_path / "cache" / "contents" / f"{entry.sha256}.json")
-    assert cache.noted(entry) is None
+    assert cache.read_manifest(entry) is None
 
 
 def test_a_config(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from semix.data.errors import InputError
-from semix.data.imagefolder import survey
+from semix.data.imagefolder import inspect_folder
 from semix.data.real import RealDataConfig, RealDataset, load_real
 from semix.data.root import Root
 from semix.flows.paths import training_folder
@@ -299,7 +299,7 @@ def settings_of(picture: Path, **changes: object) -> RealDataConfig:
 )
 def test_a_picture_that_is_none_is_refused_by_name(make, pictures):
     make(pictures)
-    for read in (survey, lambda config: all_images(load_real(config))):
+    for read in (inspect_folder, lambda config: all_images(load_real(config))):
         with pytest.raises(InputError, match=r"x/z\.png"):
             read(settings_of(pictures))
 
@@ -313,7 +313,7 @@ def all_images(real: RealDataset) -> None:
 def test_what_is_no_file_is_left_out_where_bad_pictures_are(name, pictures):
     NO_FILES[name](pictures)
     config = settings_of(pictures, skip_bad=1)
-    assert "no regular file" in survey(config).bad[pictures]
+    assert "no regular file" in inspect_folder(config).bad[pictures]
     all_images(load_real(config))
 
 
@@ -419,7 +419,7 @@ def test_no_link_inside_is_followed(command, name, target, tmp_path):
             path.rename(tmp_path / "moved")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(tmp_path / target)
-    assert f"{path}: is a link, and none is followed" in run_in(
+    assert f"{path}: is a link, and links are not followed" in run_in(
         tmp_path / "place", command, tmp_path
     )
 
@@ -446,5 +446,5 @@ def test_small_models_are_kept_behind_no_link(tmp_path, photos, digits):
     name = f"{standins_digest(digits, recipe)[:12]}.begun"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / name).symlink_to(photos)
-    with pytest.raises(InputError, match=rf"/{name}: is a link, and none is followed"):
+    with pytest.raises(InputError, match=rf"/{name}: is a link, and links are not followed"):
         train_standins(digits, tmp_path / "models", recipe=recipe)

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from semix.data.installation import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "pipeline", "calib", "flows")
@@ -29,7 +30,7 @@ ARROWS = {
     "data": {"data"},
     "pipeline": {"pipeline", "data"},
     "calib": {"calib", "data"},
-    "flows": {"flows", "pipeline", "calib", "data", "prefect"},
+    "flows": {"flows", "pipeline", "calib", "data", "configs", "prefect"},
 }
 
 
@@ -59,7 +60,18 @@ def test_every_folder_with_code_is_a_package_of_the_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     names = {".".join(("semix", *folder.relative_to(ROOT).parts)) for folder in folders}
-    assert set(project["tool"]["setuptools"]["packages"]) == {"semix", *names}
+    declared = set(project["tool"]["setuptools"]["packages"])
+    assert declared == {"semix", "semix.configs", *names}
+
+
+def test_every_hint_installs_this_distribution():
+    """PyPI's `semix` is another package."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
+    other = re.compile(r"(?:pip|uv|pipx) (?:install|add)\b[^\n]*[\s'\"]semix(?=[\[\s'\"`]|$)", re.M)
+    places = [path for name in (*PACKAGES, "docs", "docker") for path in (ROOT / name).rglob("*.*")]
+    for path in (*places, *ROOT.glob("*.md"), ROOT / "docker" / "Dockerfile"):
+        if path.suffix in {".py", ".md", ".yaml", ".env", ""}:
+            assert not other.search(path.read_text()), path
 
 
 def test_every_module_says_in_one_line_what_it_is_for():

@@ -11,7 +11,7 @@ import torch
 from semix.calib.checkpoint import Checkpoint, latest_checkpoint
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.settings import load_settings
 
 SETTINGS = {
@@ -41,7 +41,7 @@ def train_here(run: Path) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(run)
+        train_run(run)
     finally:
         torch.set_num_threads(threads)
     return run

@@ -12,11 +12,11 @@ import torch
 from semix.data.settings import load_settings
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.estimate import TERA, generator_work
+from semix.pipeline.estimate import TERA, generator_cost
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
-from semix.pipeline.rehearsal import device_rate
+from semix.pipeline.timing import device_rate
 
 from benchmarks.flow_pipelines import FLUX, SD3, save_flow
 from benchmarks.random_models import NAMES, save_pipeline
@@ -65,7 +65,7 @@ class Bench:
 
     def image_tflop(self, config: GeneratorConfig, *, decoded: bool = True) -> float:
         """TFLOP of one image, counted from the model's config files."""
-        work = generator_work(config)
+        work = generator_cost(config)
         rows = network_rows(config, 1, calls=work.calls)
         return (rows * work.row + decoded * work.decode) / TERA
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
-from semix.pipeline.estimate import TERA, generator_work
+from semix.pipeline.estimate import TERA, generator_cost
 
 from benchmarks.gpu.bench import Bench, refuse_dead
 from benchmarks.measure import Result, line
@@ -68,7 +68,7 @@ def g1_sampler(bench: Bench) -> Result:
 
 def g2_batch_curve(bench: Bench) -> Result:
     result = Result("G2", f"{bench.size}: seconds of one network call over its rows")
-    row = generator_work(bench.config()).row / TERA
+    row = generator_cost(bench.config()).row / TERA
     for mode, counts in (
         ("none", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
         ("regional", [8, 32, 128]),  # each size is compiled anew

@@ -23,13 +23,13 @@ from semix.calib.corruptions.noise_blur import (
     speckle_noise,
     zoom_blur,
 )
-from semix.calib.corruptions.pixels import Images, to_bytes
+from semix.calib.corruptions.pixels import Pixels, to_bytes
 from semix.calib.corruptions.severities import published
 from semix.calib.corruptions.weather import fog, frost, snow, spatter
 from semix.data.errors import InputError
 from semix.data.fingerprint import derived_seed
 
-KINDS: dict[str, Callable[[Images, Any, Sequence[np.random.Generator]], Images]] = {
+KINDS: dict[str, Callable[[Pixels, Any, Sequence[np.random.Generator]], Pixels]] = {
     "gaussian_noise": gaussian_noise,
     "shot_noise": shot_noise,
     "impulse_noise": impulse_noise,
@@ -52,8 +52,8 @@ KINDS: dict[str, Callable[[Images, Any, Sequence[np.random.Generator]], Images]]
 }
 STANDARD, EXTRA = tuple(KINDS)[:15], tuple(KINDS)[15:]
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 16  # pixels of a side; the kernels want some room
-AT_ONCE = 2**20  # values: what is worked on at a time stays in a cache
+MIN_SIDE = 16  # pixels; the kernels need some room
+AT_ONCE = 2**20  # values per stack, so that a stack stays in the CPU cache
 
 
 def corrupt(
@@ -61,27 +61,27 @@ def corrupt(
 ) -> np.ndarray:
     """Corrupt images as the public benchmark does.
 
-    Random choices for an image follow from seed, name, severity and the image's number alone,
-    so that any division into stacks gives the same pixels.
+    Random choices for an image depend on seed, name, severity and the image's number alone, so
+    that any division into stacks gives the same pixels.
 
     Args:
         images: uint8 [N, S, S, 3], S of 16 at least.
         name: one of `STANDARD` or `EXTRA`.
-        severity: 1, hardly seen, to 5; what it means depends on S, see `severities`.
+        severity: 1, hardly visible, to 5; its constants depend on S, see `severities`.
         first: number of the first image.
     Returns:
         uint8 [N, S, S, 3].
     Raises:
         InputError: an unknown name or severity, or images that are too small.
-        ValueError: no stack of square RGB images of uint8.
+        ValueError: the images are not square RGB images of uint8.
 
     Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
     Corruptions and Perturbations", ICLR 2019, with the constants of the authors' scripts. Our
-    frost is no photograph but drawn, so its figures compare with no one else's.
+    frost is drawn, not photographed, so its figures are not comparable with published ones.
     """
     _check(images, name, severity)
     kind, level = KINDS[name], published(name, severity, size=images.shape[1])
-    found = np.empty_like(images)
+    corrupted = np.empty_like(images)
     stack = max(1, AT_ONCE // images[:1].size) if len(images) else 1
     for start in range(0, len(images), stack):
         part = images[start : start + stack]
@@ -91,8 +91,8 @@ def corrupt(
             for number in numbers
         ]
         scaled = part.astype(np.float32) / 255
-        found[start : start + stack] = to_bytes(kind(scaled, level, generators))
-    return found
+        corrupted[start : start + stack] = to_bytes(kind(scaled, level, generators))
+    return corrupted
 
 
 def _check(images: np.ndarray, name: str, severity: int) -> None:
@@ -102,6 +102,6 @@ def _check(images: np.ndarray, name: str, severity: int) -> None:
         raise InputError("severity", severity, "choose 1, 2, 3, 4 or 5")
     shape = images.shape
     if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != shape[2] or shape[3] != 3:
-        raise ValueError(f"want uint8 [N, S, S, 3], not {images.dtype} {list(shape)}")
-    if shape[1] < SMALLEST:
-        raise InputError("image_size", shape[1], f"corruptions need {SMALLEST} pixels at least")
+        raise ValueError(f"images are {images.dtype} {list(shape)}: give uint8 [N, S, S, 3]")
+    if shape[1] < MIN_SIDE:
+        raise InputError("image_size", shape[1], f"corruptions need at least {MIN_SIDE} pixels")

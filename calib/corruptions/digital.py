@@ -1,4 +1,4 @@
-"""What processing does: brightness, contrast, distortion, coarse pixels, JPEG."""
+"""Digital corruptions: brightness, contrast, distortion, coarse pixels, JPEG."""
 
 import io
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
-    Images,
+    Pixels,
     draw,
     mirrored,
     read_at,
@@ -17,41 +17,41 @@ from semix.calib.corruptions.pixels import (
 )
 
 
-def brightness(images: Images, added: float, generators: Generators) -> Images:
+def brightness(images: Pixels, added: float, generators: Generators) -> Pixels:
     """The value of HSV raised, hue and saturation kept."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + np.float32(added), 1)
     # Hue and saturation are ratios of the channels; black has neither and becomes grey.
     ratio = np.divide(raised, value, out=np.zeros_like(value), where=value > 0)
-    found: Images = np.where(value > 0, images * ratio, raised)
-    return found
+    brightened: Pixels = np.where(value > 0, images * ratio, raised)
+    return brightened
 
 
-def contrast(images: Images, left: float, generators: Generators) -> Images:
-    """Every channel drawn to its mean over the image."""
+def contrast(images: Pixels, left: float, generators: Generators) -> Pixels:
+    """Every channel pulled towards its mean over the image."""
     mean = images.mean(axis=(1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
     return mean + np.float32(left) * (images - mean)
 
 
 def elastic_transform(
-    images: Images, level: tuple[float, float, float], generators: Generators
-) -> Images:
+    images: Pixels, level: tuple[float, float, float], generators: Generators
+) -> Pixels:
     """A random affine map, then smooth random shifts of each pixel; in shares of the side."""
     size = images.shape[1]
     shift, sigma, reach = (share * size for share in level)
     corners = draw(generators, lambda one: one.uniform(-reach, reach, (3, 2)))
     shifts = draw(generators, lambda one: one.uniform(-1, 1, (2, size, size)))
-    images = read_at(images, *_affine_places(corners, size), border=mirrored)
+    images = read_at(images, *_affine_coordinates(corners, size), border=mirrored)
     if not shift:
         return images
     rows, columns = (
-        place + shift * smooth(shifts[:, axis], sigma, mode="reflect", truncate=3)
-        for axis, place in enumerate(np.indices((size, size)))
+        index + shift * smooth(shifts[:, axis], sigma, mode="reflect", truncate=3)
+        for axis, index in enumerate(np.indices((size, size)))
     )
     return read_at(images, rows, columns, border=reflected)
 
 
-def _affine_places(moved: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _affine_coordinates(moved: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns that the affine map takes to each pixel, [N, S, S].
 
     It moves three corners of the middle square by these columns and rows, [N, 3, 2].
@@ -68,8 +68,8 @@ def _affine_places(moved: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
     return rows, columns
 
 
-def pixelate(images: Images, left: float, generators: Generators) -> Images:
-    """Made smaller and large again by mean values."""
+def pixelate(images: Pixels, left: float, generators: Generators) -> Pixels:
+    """Shrunk and enlarged again by box averages."""
     size = images.shape[1]
     small, box = int(size * left), Image.Resampling.BOX
 
@@ -79,7 +79,7 @@ def pixelate(images: Images, left: float, generators: Generators) -> Images:
     return _by_pillow(images, coarse)
 
 
-def jpeg_compression(images: Images, quality: int, generators: Generators) -> Images:
+def jpeg_compression(images: Pixels, quality: int, generators: Generators) -> Pixels:
     """Written as JPEG and read again."""
 
     def written(image: Image.Image) -> Image.Image:
@@ -90,6 +90,6 @@ def jpeg_compression(images: Images, quality: int, generators: Generators) -> Im
     return _by_pillow(images, written)
 
 
-def _by_pillow(images: Images, change: Callable[[Image.Image], Image.Image]) -> Images:
+def _by_pillow(images: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
     changed = [np.asarray(change(Image.fromarray(image))) for image in to_bytes(images)]
     return np.stack(changed).astype(np.float32) / 255

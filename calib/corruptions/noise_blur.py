@@ -1,11 +1,11 @@
-"""Noise of sensors, of few photons, of broken pixels; blur of every kind; saturation."""
+"""Noise of sensors, of few photons and of broken pixels; every kind of blur; saturation."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.ndimage import correlate
 from semix.calib.corruptions.pixels import (
-    Images,
+    Pixels,
     draw,
     enlarged,
     smooth,
@@ -17,46 +17,46 @@ from semix.calib.corruptions.pixels import (
 Generators = Sequence[np.random.Generator]
 
 
-def gaussian_noise(images: Images, scale: float, generators: Generators) -> Images:
+def gaussian_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
     """Normal noise of one deviation everywhere."""
     shape = images.shape[1:]
     noise = draw(generators, lambda one: one.standard_normal(shape, dtype=np.float32))
     return images + np.float32(scale) * noise
 
 
-def shot_noise(images: Images, photons: float, generators: Generators) -> Images:
+def shot_noise(images: Pixels, photons: float, generators: Generators) -> Pixels:
     """Poisson noise: the square root of how many photons a value stands for."""
     pairs = zip(images * photons, generators, strict=True)
     counts = np.stack([generator.poisson(image) for image, generator in pairs])
     return (counts / photons).astype(np.float32)
 
 
-def impulse_noise(images: Images, share: float, generators: Generators) -> Images:
-    """Some values, of each channel by itself, become black or white, by a fair coin."""
+def impulse_noise(images: Pixels, share: float, generators: Generators) -> Pixels:
+    """Some values, independently per channel, become black or white by a fair coin."""
     shape = (2, *images.shape[1:])
     chance, coin = draw(generators, lambda one: one.random(shape, dtype=np.float32)).swapaxes(0, 1)
-    found: Images = np.where(chance < share, (coin < 0.5).astype(np.float32), images)
-    return found
+    noisy: Pixels = np.where(chance < share, (coin < 0.5).astype(np.float32), images)
+    return noisy
 
 
 RED = np.array([0, 1, 1], dtype=np.float32)  # how far its channels are from its value
 
 
-def speckle_noise(images: Images, scale: float, generators: Generators) -> Images:
+def speckle_noise(images: Pixels, scale: float, generators: Generators) -> Pixels:
     """Normal noise in proportion to the value."""
     noise = gaussian_noise(np.zeros_like(images), scale, generators)
     return images + images * noise
 
 
-def gaussian_blur(images: Images, sigma: float, generators: Generators) -> Images:
+def gaussian_blur(images: Pixels, sigma: float, generators: Generators) -> Pixels:
     """Blur of one deviation everywhere."""
     return smooth(images, sigma)
 
 
-def saturate(images: Images, level: tuple[float, float], generators: Generators) -> Images:
-    """The saturation of HSV times a factor, and more; hue and value kept.
+def saturate(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
+    """The saturation of HSV times a factor, plus a constant; hue and value unchanged.
 
-    Grey has no hue. The benchmark takes that of red, so what is added turns grey to red.
+    Grey has no hue. The benchmark takes that of red, so the constant turns grey to red.
     """
     factor, added = level
     value, low = (edge(images, axis=-1, keepdims=True) for edge in (np.max, np.min))
@@ -67,11 +67,11 @@ def saturate(images: Images, level: tuple[float, float], generators: Generators)
     return value * (1 - away * np.clip(factor * saturation + added, 0, 1))
 
 
-def defocus_blur(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+def defocus_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
     """A point becomes a disk with a smooth rim."""
     kernel = _disk(*level)[None, :, :, None]
-    found: Images = correlate(images, kernel, mode="mirror")
-    return found
+    blurred: Pixels = correlate(images, kernel, mode="mirror")
+    return blurred
 
 
 def _disk(radius: float, rim: float) -> np.ndarray:
@@ -87,17 +87,17 @@ def _disk(radius: float, rim: float) -> np.ndarray:
     return padded
 
 
-def glass_blur(images: Images, level: tuple[float, int, int], generators: Generators) -> Images:
-    """Pixels take the place of near ones, between two slight Gaussian blurs.
+def glass_blur(images: Pixels, level: tuple[float, int, int], generators: Generators) -> Pixels:
+    """Pixels become copies of near ones, between two slight Gaussian blurs.
 
-    From the last pixel to the first, each becomes a copy of a random one, at most `reach` away,
-    as it then is. The authors' script means to swap the two, but copies; so do the published
+    From the last pixel to the first, each becomes a copy of the current value of a random one at
+    most `reach` away. The authors' script intends to swap the two, but copies; so do the published
     files.
     """
     sigma, reach, rounds = level
     size = images.shape[1]
     moved = to_bytes(smooth(images, sigma))
-    inner = size - 2 * reach  # places reach + 1 .. size - reach of each axis
+    inner = size - 2 * reach  # indices reach + 1 .. size - reach of each axis
     shape = (rounds, 2, inner, inner)
     moves = draw(generators, lambda one: one.integers(-reach, reach, shape)).astype(int)
     for turn in range(rounds):
@@ -106,11 +106,11 @@ def glass_blur(images: Images, level: tuple[float, int, int], generators: Genera
 
 
 def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> None:
-    """In place; `moves` are rows and columns to go, [N, 2, inner, inner].
+    """Copy in place; `moves` are offsets in rows and columns, [N, 2, inner, inner].
 
-    Pixels whose number `(reach + 1) row + column`, counted from the last, is the same do not
-    reach each other, and those that one does reach come before or after it as they do in
-    reading order; so they are all moved at once.
+    Pixels with the same number `(reach + 1) row + column`, counted from the last, do not reach
+    each other, and the pixels that one reaches are processed before or after it as in reading
+    order; so all pixels of one number are moved at once.
     """
     inner = moves.shape[-1]
     row, column = np.indices((inner, inner)).reshape(2, -1)
@@ -123,14 +123,14 @@ def _copy_neighbours(images: np.ndarray, moves: np.ndarray, *, reach: int) -> No
         images[every, rows, columns] = images[every, rows + down, columns + right]
 
 
-def motion_blur(images: Images, level: tuple[int, float], generators: Generators) -> Images:
+def motion_blur(images: Pixels, level: tuple[int, float], generators: Generators) -> Pixels:
     """Blur along a line that is at most 45 degrees from a row."""
     radius, sigma = level
     degrees = draw(generators, lambda one: one.uniform(-45, 45, ()))
     return whole_levels(streaked(images, radius=radius, sigma=sigma, degrees=degrees))
 
 
-def zoom_blur(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+def zoom_blur(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
     """The mean of the image and of its enlargements."""
     factors = np.arange(1, *level)
     total = images.copy()

@@ -1,4 +1,4 @@
-"""What corruptions are made of: pixels in [0, 1], places between them, streaks, plasma."""
+"""The building blocks of corruptions: pixels in [0, 1], interpolation, streaks, plasma."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,35 +6,35 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-Images = np.ndarray  # float32 [N, S, S, 3], or [N, S, S] of one channel, in [0, 1]
+Pixels = np.ndarray  # float32 [N, S, S, 3], or [N, S, S] of one channel, in [0, 1]
 Draw = Callable[[np.random.Generator], np.ndarray]
 
-ROUNDING = 1e-3  # of a level: a whole number stays whole whatever float32 makes of it
+ROUNDING = 1e-3  # of a level: whole numbers must stay whole despite float32 rounding
 
 
-def to_bytes(images: Images) -> np.ndarray:
+def to_bytes(images: Pixels) -> np.ndarray:
     """Clipped to [0, 1], then truncated to uint8, as in the published files."""
     levels: np.ndarray = (np.clip(images, 0, 1) * 255 + ROUNDING).astype(np.uint8)
     return levels
 
 
-def whole_levels(images: Images) -> Images:
+def whole_levels(images: Pixels) -> Pixels:
     """Rounded to what bytes can hold."""
     return np.rint(np.clip(images, 0, 1) * 255) / np.float32(255)
 
 
 def draw(generators: Sequence[np.random.Generator], one: Draw) -> np.ndarray:
-    """What `one` draws from each image's own generator, stacked, float32."""
+    """Call `one` with each image's generator and stack the results, float32."""
     return np.stack([one(generator) for generator in generators]).astype(np.float32)
 
 
-def smooth(images: Images, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Images:
+def smooth(images: Pixels, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Pixels:
     """Gaussian blur over rows and columns, in pixels; beyond the edge as scipy's `mode`."""
-    found: Images = gaussian_filter(images, sigma, axes=(1, 2), mode=mode, truncate=truncate)
-    return found
+    blurred: Pixels = gaussian_filter(images, sigma, axes=(1, 2), mode=mode, truncate=truncate)
+    return blurred
 
 
-def grey(images: Images) -> Images:
+def grey(images: Pixels) -> Pixels:
     """Luma of BT.601, [N, S, S, 1]."""
     red, green, blue = np.split(images, 3, axis=-1)
     return np.float32(0.299) * red + np.float32(0.587) * green + np.float32(0.114) * blue
@@ -43,42 +43,42 @@ def grey(images: Images) -> Images:
 Border = Callable[[np.ndarray, int], np.ndarray]
 
 
-def enlarged(images: Images, factor: float) -> Images:
+def enlarged(images: Pixels, factor: float) -> Pixels:
     """The centre enlarged linearly, cut to the old size; [N, S, S, ...].
 
-    The part that is enlarged has whole pixels, ceil(S / factor) a side; its corner pixels
-    become the corner pixels of the enlargement.
+    The part that is enlarged has ceil(S / factor) whole pixels per side; its corner pixels become
+    the corner pixels of the enlargement.
     """
     size = images.shape[1]
     part = math.ceil(size / factor)
     large, start = round(part * factor), (size - part) // 2
     shown = (large - size) // 2 + np.arange(size)
-    place = start + shown * ((part - 1) / (large - 1))
+    positions = start + shown * ((part - 1) / (large - 1))
     for axis in (1, 2):
-        images = _between(images, place, axis=axis)
+        images = _between(images, positions, axis=axis)
     return images
 
 
-def _between(images: Images, place: np.ndarray, *, axis: int) -> Images:
-    low = np.minimum(np.floor(place).astype(int), images.shape[axis] - 2)
+def _between(images: Pixels, positions: np.ndarray, *, axis: int) -> Pixels:
+    low = np.minimum(np.floor(positions).astype(int), images.shape[axis] - 2)
     shape = [-1 if other == axis else 1 for other in range(images.ndim)]
-    share = (place - low).astype(np.float32).reshape(shape)
+    share = (positions - low).astype(np.float32).reshape(shape)
     below, above = images.take(low, axis=axis), images.take(low + 1, axis=axis)
-    found: Images = below + share * (above - below)
-    return found
+    interpolated: Pixels = below + share * (above - below)
+    return interpolated
 
 
-def read_at(images: Images, rows: np.ndarray, columns: np.ndarray, *, border: Border) -> Images:
-    """Linear interpolation of [N, S, S, C] at real places [N, S, S]."""
+def read_at(images: Pixels, rows: np.ndarray, columns: np.ndarray, *, border: Border) -> Pixels:
+    """Linear interpolation of [N, S, S, C] at real coordinates [N, S, S]."""
     size = images.shape[1]
     flat = images.reshape(-1, images.shape[-1])
-    own = np.arange(len(images))[:, None, None] * size * size
-    found = np.zeros_like(images)
+    offsets = np.arange(len(images))[:, None, None] * size * size
+    interpolated = np.zeros_like(images)
     for row, row_share in _neighbours(rows, border, size):
         for column, column_share in _neighbours(columns, border, size):
             weight = (row_share * column_share).astype(np.float32)[..., None]
-            found += weight * flat.take(own + row * size + column, axis=0)
-    return found
+            interpolated += weight * flat.take(offsets + row * size + column, axis=0)
+    return interpolated
 
 
 def mirrored(index: np.ndarray, size: int) -> np.ndarray:
@@ -94,18 +94,18 @@ def reflected(index: np.ndarray, size: int) -> np.ndarray:
 
 
 def _neighbours(
-    place: np.ndarray, border: Border, size: int
+    positions: np.ndarray, border: Border, size: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    low = np.floor(place)
-    share, index = place - low, low.astype(int)
+    low = np.floor(positions)
+    share, index = positions - low, low.astype(int)
     return (border(index, size), 1 - share), (border(index + 1, size), share)
 
 
-def streaked(images: Images, *, radius: int, sigma: float, degrees: np.ndarray) -> Images:
-    """Each image blurred to one side, along a direction of its own.
+def streaked(images: Pixels, *, radius: int, sigma: float, degrees: np.ndarray) -> Pixels:
+    """Blur each image to one side, in a direction per image.
 
     Half a Gaussian on 2 radius + 1 points of the line, each at the nearest pixel; beyond the
-    edge the outermost pixels go on. ImageMagick defines its motion blur so.
+    edge the outermost pixels are repeated. This is ImageMagick's motion blur.
 
     Args:
         images: [N, S, S, C].
@@ -119,18 +119,18 @@ def streaked(images: Images, *, radius: int, sigma: float, degrees: np.ndarray) 
     down = reach + np.ceil(steps * np.sin(turns) - 0.5).astype(int)  # [N, steps]
     right = reach + np.ceil(steps * np.cos(turns) - 0.5).astype(int)
     padded = np.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
-    found = np.zeros_like(images)
-    for image, blurred, rows, columns in zip(padded, found, down, right, strict=True):
+    streaks = np.zeros_like(images)
+    for image, blurred, rows, columns in zip(padded, streaks, down, right, strict=True):
         for weight, row, column in zip(weights, rows, columns, strict=True):
             blurred += weight * image[row : row + size, column : column + size]
-    return found
+    return streaks
 
 
-def plasma(size: int, decay: float, generators: Sequence[np.random.Generator]) -> Images:
-    """Fields that repeat beyond their edges, [N, S, S, 1], each from 0 to 1.
+def plasma(size: int, decay: float, generators: Sequence[np.random.Generator]) -> Pixels:
+    """Periodic random fields, [N, S, S, 1], each from 0 to 1.
 
-    Every halving of the grid adds noise that is decay^2 times weaker than the one before: the
-    authors' script draws from (-w, w), multiplies with w again and divides w by `decay`.
+    Each halving of the grid adds noise that is decay^2 times weaker than the one before: the
+    authors' script draws from (-w, w), multiplies by w again and divides w by `decay`.
 
     Source: the diamond-square algorithm, Fournier, Fussell and Carpenter 1982.
     """
@@ -149,14 +149,14 @@ def plasma(size: int, decay: float, generators: Sequence[np.random.Generator]) -
     return ((field - low) / (high - low))[:, :size, :size, None]
 
 
-def _refined(corners: Images, centre: Images, right: Images, below: Images) -> Images:
+def _refined(corners: Pixels, centre: Pixels, right: Pixels, below: Pixels) -> Pixels:
     """Twice as fine: means of four neighbours, and noise, between the corners."""
     rows, columns = 1, 2
 
-    def next_to(values: Images, axis: int) -> Images:
+    def next_to(values: Pixels, axis: int) -> Pixels:
         return values + np.roll(values, -1, axis)
 
-    def before(values: Images, axis: int) -> Images:
+    def before(values: Pixels, axis: int) -> Pixels:
         return values + np.roll(values, 1, axis)
 
     centre = next_to(next_to(corners, rows), columns) / 4 + centre

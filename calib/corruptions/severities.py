@@ -1,10 +1,10 @@
-"""What each severity means for images of 32, 64 and 224 pixels: the published constants."""
+"""The published constants of each severity for images of 32, 64 and 224 pixels."""
 
 import math
 from typing import Any
 
-# As the authors' scripts for CIFAR-10-C, Tiny-ImageNet-C and ImageNet-C have them
-# (github.com/hendrycks/robustness, ImageNet-C/create_c). Lengths are in pixels, save those of
+# From the authors' scripts for CIFAR-10-C, Tiny-ImageNet-C and ImageNet-C
+# (github.com/hendrycks/robustness, ImageNet-C/create_c). Lengths are in pixels, except those of
 # elastic_transform, which are shares of the side; noise and brightness are in [0, 1].
 PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
     "gaussian_noise": {  # standard deviation
@@ -87,8 +87,8 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
         64: (0.4, 0.3, 0.2, 0.1, 0.05),
         224: (0.4, 0.3, 0.2, 0.1, 0.05),
     },
-    # size of the local shifts, deviation that smooths them, reach of the affine map; the large
-    # ones say 244 where 224 pixels were meant
+    # size of the local shifts, deviation that smooths them, reach of the affine map; the script
+    # for large images writes 244 where it means 224 pixels
     "elastic_transform": {
         32: (
             (0, 0, 0.08),
@@ -171,7 +171,7 @@ PUBLISHED: dict[str, dict[int, tuple[Any, ...]]] = {
 def published(name: str, severity: int, *, size: int) -> Any:
     """The constants of a severity, 1 to 5, for images of about `size` pixels.
 
-    They are those of 32, 64 or 224, whichever is nearest in ratio: up to 45, up to 119, above.
+    They are those for 32, 64 or 224, whichever is nearest in ratio: up to 45, up to 119, above.
     """
     nearest = min(PUBLISHED[name], key=lambda known: abs(math.log(size / known)))
     return PUBLISHED[name][nearest][severity - 1]

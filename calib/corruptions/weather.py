@@ -5,7 +5,7 @@ from scipy import ndimage
 from semix.calib.corruptions.noise_blur import Generators
 from semix.calib.corruptions.pixels import (
     ROUNDING,
-    Images,
+    Pixels,
     draw,
     enlarged,
     grey,
@@ -17,14 +17,14 @@ from semix.calib.corruptions.pixels import (
 )
 
 Snow = tuple[float, float, float, float, int, float, float]
-# Mean colour, and the range of brightness and contrast, of five photographs of frosted windows.
+# Mean colour, and ranges of brightness and contrast, of five photographs of frosted windows.
 ICE = np.array([0.89, 1.02, 1.09], dtype=np.float32)
 BRIGHTNESS, CONTRAST = (0.45, 0.8), (0.08, 0.17)
 
 
-def snow(images: Images, level: Snow, generators: Generators) -> Images:
-    """Flakes that fall, once as they are and once turned by 180 degrees, on a whiter image."""
-    mean, deviation, zoom, threshold, radius, sigma, kept = level
+def snow(images: Pixels, level: Snow, generators: Generators) -> Pixels:
+    """Falling flakes, once upright and once rotated by 180 degrees, over a whiter image."""
+    mean, deviation, zoom, threshold, radius, sigma, image_share = level
     shape = (*images.shape[1:3], 1)
     flakes = draw(generators, lambda one: one.normal(mean, deviation, shape))
     degrees = draw(generators, lambda one: one.uniform(-135, -45, ()))
@@ -32,16 +32,16 @@ def snow(images: Images, level: Snow, generators: Generators) -> Images:
     flakes = to_bytes(np.where(flakes < threshold, 0, flakes)) / np.float32(255)
     flakes = whole_levels(streaked(flakes, radius=radius, sigma=sigma, degrees=degrees))
     white = np.maximum(images, 1.5 * grey(images) + 0.5)
-    whiter = kept * images + (1 - kept) * white
-    found: Images = whiter + flakes + flakes[:, ::-1, ::-1]
-    return found
+    whiter = image_share * images + (1 - image_share) * white
+    snowy: Pixels = whiter + flakes + flakes[:, ::-1, ::-1]
+    return snowy
 
 
-def frost(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+def frost(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
     """Ice over the image.
 
-    The benchmark takes parts of photographs of frosted windows. This ice is drawn: needles in
-    three directions on uneven ground, of the photographs' mean colour, brightness and contrast.
+    The benchmark uses parts of photographs of frosted windows. This ice is drawn: needles in three
+    directions on uneven ground, with the photographs' mean colour, brightness and contrast.
     """
     image_weight, ice_weight = level
     size = images.shape[1]
@@ -50,12 +50,12 @@ def frost(images: Images, level: tuple[float, float], generators: Generators) ->
     brightness = draw(generators, lambda one: one.uniform(*BRIGHTNESS, (1, 1, 1)))
     contrast = draw(generators, lambda one: one.uniform(*CONTRAST, (1, 1, 1)))
     ice = np.clip(ICE * (brightness + contrast * crystals), 0, 1)
-    found: Images = image_weight * images + ice_weight * ice
-    return found
+    frosted: Pixels = image_weight * images + ice_weight * ice
+    return frosted
 
 
-def _needles(size: int, generators: Generators) -> Images:
-    """Of three directions the strongest streak at each pixel, [N, S, S, 1]."""
+def _needles(size: int, generators: Generators) -> Pixels:
+    """The strongest streak of three directions at each pixel, [N, S, S, 1]."""
     length = max(2, size // 16)
     margin = 2 * length  # streaks come in from outside
     shape = (size + 2 * margin, size + 2 * margin, 1)
@@ -66,19 +66,19 @@ def _needles(size: int, generators: Generators) -> Images:
         for turn in (0, 120, 240)
     ]
     inside = slice(margin, margin + size)
-    found: Images = np.max(directions, axis=0)[:, inside, inside]
-    return found
+    strongest: Pixels = np.max(directions, axis=0)[:, inside, inside]
+    return strongest
 
 
-def _standard(fields: Images) -> Images:
+def _standard(fields: Pixels) -> Pixels:
     each = (1, 2, 3)
-    # In float64, so that rounding does not depend on how many images are summed at a time.
+    # float64, so that rounding does not depend on how many images are summed at a time.
     mean = fields.mean(axis=each, keepdims=True, dtype=np.float64)
     deviation = fields.std(axis=each, keepdims=True, dtype=np.float64)
     return ((fields - mean) / deviation).astype(np.float32)
 
 
-def fog(images: Images, level: tuple[float, float], generators: Generators) -> Images:
+def fog(images: Pixels, level: tuple[float, float], generators: Generators) -> Pixels:
     """Plasma over the image, then dimmed so that the brightest value stays where it was."""
     thickness, decay = level
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
@@ -89,7 +89,7 @@ def fog(images: Images, level: tuple[float, float], generators: Generators) -> I
 Spatter = tuple[float, float, float, float, float, bool]
 WATER = np.array([175, 238, 238], dtype=np.float32) / 255
 MUD = np.array([63, 42, 20], dtype=np.float32) / 255
-FAR = 20  # pixels from a rim, beyond which all of a drop is alike
+FAR = 20  # pixels from a rim, beyond which a drop is uniform
 RELIEF = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 WEAK, STRONG = 50, 150  # thresholds of the rims, on Sobel's gradient of levels
 SOBEL = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]])
@@ -97,8 +97,8 @@ DIAGONAL, KNIGHT = 1.4, 2.1969  # lengths of steps that are not along an axis
 BLOCK = np.ones((1, 3, 3))
 
 
-def spatter(images: Images, level: Spatter, generators: Generators) -> Images:
-    """Drops where smooth noise passes a threshold: of water, which shine, or of mud."""
+def spatter(images: Pixels, level: Spatter, generators: Generators) -> Pixels:
+    """Drops where smooth noise exceeds a threshold: of shining water, or of mud."""
     mean, deviation, sigma, threshold, strength, is_mud = level
     shape = images.shape[1:3]
     liquid = smooth(draw(generators, lambda one: one.normal(mean, deviation, shape)), sigma)
@@ -110,7 +110,7 @@ def spatter(images: Images, level: Spatter, generators: Generators) -> Images:
     return images + cover[..., None] * (MUD - images)
 
 
-def _shine(liquid: Images) -> Images:
+def _shine(liquid: Pixels) -> Pixels:
     """A relief of the distance to the rims, brightest where it is steep and the drop deep."""
     levels = np.minimum(255 * liquid, 255).astype(np.uint8)
     distance = np.minimum(np.stack([_distance(rim) for rim in _rims(levels)]), FAR)
@@ -122,12 +122,12 @@ def _shine(liquid: Images) -> Images:
 
 
 def _box(values: np.ndarray) -> np.ndarray:
-    found: np.ndarray = ndimage.correlate(values.astype(np.float64), BLOCK / 9, mode="mirror")
-    return found
+    means: np.ndarray = ndimage.correlate(values.astype(np.float64), BLOCK / 9, mode="mirror")
+    return means
 
 
 def _distance(rim: np.ndarray) -> np.ndarray:
-    """To the nearest rim, by steps to neighbours and by knight's moves, as OpenCV measures it."""
+    """Distance to the nearest rim by neighbour steps and knight's moves, as in OpenCV."""
     if not rim.any():
         return np.full(rim.shape, float(FAR))
     nearest = ndimage.distance_transform_edt(~rim, return_distances=False, return_indices=True)
@@ -141,7 +141,7 @@ def _distance(rim: np.ndarray) -> np.ndarray:
 
 
 def _equalised(levels: np.ndarray) -> np.ndarray:
-    """The histogram spread over 0 .. 255, the lowest level to 0; one level alone stays."""
+    """The histogram equalised over 0 .. 255, lowest level to 0; a single level stays."""
     counts = np.bincount(levels.ravel(), minlength=256)
     below = counts.cumsum() - counts[levels.min()]
     if not below[-1]:
@@ -160,12 +160,12 @@ def _rims(levels: np.ndarray) -> np.ndarray:
         thin, structure=np.stack([np.zeros((3, 3)), *BLOCK, np.zeros((3, 3))])
     )
     strong = np.unique(joined[thin & (size > STRONG)])
-    found: np.ndarray = thin & np.isin(joined, strong)
-    return found
+    edges: np.ndarray = thin & np.isin(joined, strong)
+    return edges
 
 
 def _is_ridge(size: np.ndarray, down: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Where the gradient is largest along its own direction, to one of four."""
+    """Where the gradient is largest along its direction, rounded to one of four."""
     padded = np.pad(size, ((0, 0), (1, 1), (1, 1)))
 
     def beside(row: int, column: int) -> np.ndarray:

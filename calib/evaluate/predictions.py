@@ -1,4 +1,4 @@
-"""Logits of a trained seed, run in parts by all processes, or taken from disk."""
+"""Logits of a trained seed, predicted in parts by all processes, or read from disk."""
 
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -12,16 +12,16 @@ from accelerate import Accelerator
 from semix.calib.checkpoint import load_tensors, read_metadata, save_tensors
 from semix.calib.config import TrainConfig
 from semix.calib.network import CHUNK, load_classifier
-from semix.calib.processes import decided, wait_for_all
+from semix.calib.processes import broadcast_from_main, wait_for_all
 from semix.calib.real_data import TrainingData
 from semix.calib.real_images import ranges
-from semix.calib.run_folder import HEAD, MODEL, Stage, run_digest, seed_folder
+from semix.calib.run_folder import HEAD, MODEL, StageName, run_digest, seed_folder
 from semix.data.device import float32_precision
 from semix.data.errors import InputError
 from semix.data.fingerprint import file_digest, fingerprint
 from torch import Tensor, nn
 
-Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `Images.parts`
+Load = Callable[[Sequence[Tensor]], Generator[Tensor, None, None]]  # as `ImageSource.parts`
 
 
 @torch.no_grad()
@@ -37,31 +37,31 @@ def predict_all(
 ) -> Tensor:
     """Logits of several classifiers for the same images, which are loaded once.
 
-    Several processes each run whole chunks, the same as one process would, and gather the
-    others': all of them must call, and all get the same complete logits in order.
+    Each process predicts whole chunks, the same chunks as a single process would, and gathers
+    the rest: all processes must call this, and all get the same complete logits in order.
 
     Args:
-        classifiers: on any device, in eval mode; are moved to `device`.
-        load: the images at each of these indices in turn, uint8 [n, S, S, 3].
+        classifiers: on any device, in eval mode; they are moved to `device`.
+        load: yields the images at each group of indices in turn, uint8 [n, S, S, 3].
     Returns:
         float32 [C, N, K] on the CPU.
     """
     processes = 1 if accelerator is None else accelerator.num_processes
     process = 0 if accelerator is None else accelerator.process_index
-    share = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images a process
-    found = torch.zeros(share, len(classifiers), num_classes)
+    share = math.ceil(math.ceil(count / CHUNK) / processes) * CHUNK  # images per process
+    all_logits = torch.zeros(share, len(classifiers), num_classes)
     for module in classifiers:
         module.to(device)
-    chosen = ranges(process * share, min(count, (process + 1) * share), CHUNK)
-    with closing(load(chosen)) as parts:
+    indices = ranges(process * share, min(count, (process + 1) * share), CHUNK)
+    with closing(load(indices)) as parts:
         for start, images in zip(range(0, share, CHUNK), parts, strict=False):
-            own = images.to(device)
-            logits = torch.stack([module(own).float() for module in classifiers], dim=1)
-            found[start : start + len(own)] = logits.cpu()
+            on_device = images.to(device)
+            logits = torch.stack([module(on_device).float() for module in classifiers], dim=1)
+            all_logits[start : start + len(on_device)] = logits.cpu()
     if accelerator is not None and processes > 1:
-        wait_for_all(accelerator)  # the main process may still measure what came before
-        found = accelerator.gather(found.to(accelerator.device)).cpu()
-    return found[:count].movedim(1, 0)
+        wait_for_all(accelerator)  # the main process may still be measuring
+        all_logits = accelerator.gather(all_logits.to(accelerator.device)).cpu()
+    return all_logits[:count].movedim(1, 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TrainedSeed:
     accelerator: Accelerator | None = field(default=None, repr=False)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageName, ...]:
         return ("base",) if self.config.head is None else ("base", "head")
 
     @property
@@ -84,13 +84,13 @@ class TrainedSeed:
         return self.accelerator is None or self.accelerator.is_main_process
 
     @cached_property
-    def classifiers(self) -> dict[Stage, nn.Module]:
-        """Raises InputError for a stage that is not trained."""
+    def classifiers(self) -> dict[StageName, nn.Module]:
+        """The network of each stage. Raises InputError for a stage that is not trained."""
         return {stage: load_classifier(self.run, self.seed, stage) for stage in self.stages}
 
     @cached_property
-    def sources(self) -> dict[Stage, str]:
-        """What each stage's predictions come from: settings, data and weights, as a digest."""
+    def sources(self) -> dict[StageName, str]:
+        """The digest of the settings, data and weights behind each stage's predictions."""
         digest, folder = run_digest(self.config, self.data.record), seed_folder(self.run, self.seed)
         files = {"base": (MODEL,), "head": (MODEL, HEAD)}
         return {
@@ -98,18 +98,18 @@ class TrainedSeed:
             for stage in self.stages
         }
 
-    def logits_file(self, stage: Stage) -> Path:
+    def logits_file(self, stage: StageName) -> Path:
         return seed_folder(self.run, self.seed) / f"logits-{stage}.safetensors"
 
-    def predict(self, load: Load, count: int, *, what: str) -> dict[Stage, Tensor]:
+    def predict(self, load: Load, count: int, *, what: str) -> dict[StageName, Tensor]:
         """Logits [N, K] of each stage for the same images.
 
         Args:
-            what: the images, for the message.
+            what: name of the images, for the message.
         Raises:
             InputError: a logit is not finite.
         """
-        found = predict_all(
+        stage_logits = predict_all(
             [self.classifiers[stage] for stage in self.stages],
             load,
             count,
@@ -117,34 +117,33 @@ class TrainedSeed:
             device=self.device,
             accelerator=self.accelerator,
         )
-        for stage, logits in zip(self.stages, found, strict=True):
+        for stage, logits in zip(self.stages, stage_logits, strict=True):
             bad = (~logits.isfinite()).any(1).nonzero()
             if len(bad):
-                place = f"{self.run} seed {self.seed} stage {stage}"
+                source = f"{self.run} seed {self.seed} stage {stage}"
                 remedy = f"gives NaN or infinite logits for {len(bad)} of {count} {what} images"
-                raise InputError("run", place, f"{remedy}; train it with a lower learning rate")
-        return dict(zip(self.stages, found, strict=True))
+                raise InputError("run", source, f"{remedy}; train it with a lower learning rate")
+        return dict(zip(self.stages, stage_logits, strict=True))
 
     def _fits(self) -> bool:
-        """Whether the logits on disk came from the weights at hand."""
+        """Whether the current weights produced the logits on disk."""
         return all(
             read_metadata(self.logits_file(stage)).get("source") == self.sources[stage]
             for stage in self.stages
         )
 
-    def logits(self, *, fresh: bool) -> dict[Stage, dict[str, Tensor]]:
-        """Logits and targets of validation and test, from disk if they came from these weights.
+    def logits(self, *, fresh: bool) -> dict[StageName, dict[str, Tensor]]:
+        """Logits and targets of validation and test, from disk if these weights produced them.
 
-        The main process decides, and writes what was missing; where they are on disk it alone has
-        them.
+        The main process decides, and writes missing files; files on disk are read by it alone.
 
         Args:
-            fresh: run the classifiers whatever is there.
+            fresh: run the classifiers even if their logits are stored.
         """
         files = {stage: self.logits_file(stage) for stage in self.stages}
-        if not fresh and decided(self._fits, self.accelerator):
+        if not fresh and broadcast_from_main(self._fits, self.accelerator):
             return {stage: load_tensors(path) for stage, path in files.items() if self.is_main}
-        tensors: dict[Stage, dict[str, Tensor]] = {stage: {} for stage in self.stages}
+        tensors: dict[StageName, dict[str, Tensor]] = {stage: {} for stage in self.stages}
         for name in ("validation", "test"):
             split = getattr(self.data.real, name)
             load = self.data.read(split).parts

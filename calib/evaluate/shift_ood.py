@@ -1,4 +1,4 @@
-"""Test images under common corruptions, and foreign images."""
+"""Test images under common corruptions, and out-of-distribution (OOD) images."""
 
 import statistics
 from collections.abc import Generator, Mapping, Sequence
@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 from semix.calib.check import MEAN, corruption_names
-from semix.calib.config import ForeignDataConfig, ShiftConfig
+from semix.calib.config import OODDataConfig, ShiftConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate.predictions import TrainedSeed
 from semix.calib.metrics import calibration_metrics, max_probability, negative_entropy, ood_metrics
-from semix.calib.real_images import Images, open_images
-from semix.calib.run_folder import Shift, Stage
+from semix.calib.real_images import ImageSource, open_images
+from semix.calib.run_folder import Shift, StageName
 from semix.data.fingerprint import derived_seed
 from semix.data.real import load_real
 from semix.data.splits import in_grey
@@ -20,26 +20,28 @@ from torch import Tensor
 
 SEED = 0  # the same corrupted images for every run, so that runs can be compared
 MEASURES = ("accuracy", "ece", "adaptive_ece", "classwise_ece", "nll", "brier")
-AFTER_SCALING = ("ece", "nll")  # once more with the temperature of the clean validation images
-Cell = dict[str, float]  # by measure
+AFTER_SCALING = ("ece", "nll")  # also with the temperature of the clean validation images
+ByMeasure = dict[str, float]  # by measure
 
 
 def measure_shift(
-    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[Stage, float]
-) -> dict[Stage, Shift]:
+    trained: TrainedSeed, config: ShiftConfig, temperatures: Mapping[StageName, float]
+) -> dict[StageName, Shift]:
     """The measures of each stage under every corruption and severity.
 
     Args:
-        temperatures: of each stage; in the main process, the others have none to measure.
+        temperatures: of each stage; empty except in the main process, which alone measures.
     """
-    images, targets = chosen_images(trained, config)
-    cells: dict[Stage, dict[str, dict[str, Cell]]] = {stage: {} for stage in trained.stages}
+    images, targets = images_to_corrupt(trained, config)
+    cells: dict[StageName, dict[str, dict[str, ByMeasure]]] = {
+        stage: {} for stage in trained.stages
+    }
     for name in corruption_names(config):
         for severity in config.severities:
             load = partial(_corrupted, images, name, severity)
-            found = trained.predict(load, len(images), what=f"{name} {severity}")
+            logits = trained.predict(load, len(images), what=f"{name} {severity}")
             for stage, temperature in temperatures.items():
-                cell = _cell(found[stage], targets, temperature, config.bins)
+                cell = _cell(logits[stage], targets, temperature, config.bins)
                 cells[stage].setdefault(name, {})[str(severity)] = cell
     for by_severity in (each for stage in temperatures for each in cells[stage].values()):
         by_severity[MEAN] = _mean(list(by_severity.values()))
@@ -55,64 +57,64 @@ def measure_shift(
 
 
 def _corrupted(
-    images: Images, name: str, severity: int, indices: Sequence[Tensor]
+    images: ImageSource, name: str, severity: int, indices: Sequence[Tensor]
 ) -> Generator[Tensor, None, None]:
     with closing(images.parts(indices)) as parts:
-        for chosen, part in zip(indices, parts, strict=True):
-            first = int(chosen[0])
+        for batch, part in zip(indices, parts, strict=True):
+            first = int(batch[0])
             yield torch.from_numpy(corrupt(part.numpy(), name, severity, seed=SEED, first=first))
 
 
-def chosen_images(trained: TrainedSeed, config: ShiftConfig) -> tuple[Images, Tensor]:
+def images_to_corrupt(trained: TrainedSeed, config: ShiftConfig) -> tuple[ImageSource, Tensor]:
     """The test images to corrupt, and their targets; the same for all runs."""
     split = trained.data.real.test
     count = min(config.images or len(split), len(split))
     generator = torch.Generator().manual_seed(derived_seed(SEED, "shifted images"))
-    chosen = torch.randperm(len(split), generator=generator)[:count].sort().values.numpy()
+    indices = torch.randperm(len(split), generator=generator)[:count].sort().values.numpy()
     data = trained.data
-    images = open_images(split.part(chosen), data.side, limit=data.memory, workers=data.workers)
-    return images, torch.from_numpy(split.targets[chosen])
+    images = open_images(split.part(indices), data.side, limit=data.memory, workers=data.workers)
+    return images, torch.from_numpy(split.targets[indices])
 
 
-def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> Cell:
+def _cell(logits: Tensor, targets: Tensor, temperature: float, bins: int) -> ByMeasure:
     plain = calibration_metrics(logits, targets, bins).as_dict()
     scaled = calibration_metrics(logits / temperature, targets, bins).as_dict()
     after = {f"scaled_{name}": scaled[name] for name in AFTER_SCALING}
     return {name: plain[name] for name in MEASURES} | after
 
 
-def _mean(cells: list[Cell]) -> Cell:
+def _mean(cells: list[ByMeasure]) -> ByMeasure:
     names = [name for name in cells[0] if name != "images"]
     return {name: statistics.fmean(cell[name] for cell in cells) for name in names}
 
 
-Ood = dict[str, Cell]
+Ood = dict[str, ByMeasure]
 
 
 def measure_ood(
-    trained: TrainedSeed, sets: Mapping[str, ForeignDataConfig], test: Mapping[Stage, Tensor]
-) -> dict[Stage, Ood]:
+    trained: TrainedSeed, sets: Mapping[str, OODDataConfig], test: Mapping[StageName, Tensor]
+) -> dict[StageName, Ood]:
     """AUROC and FPR95 of each stage for the test images of every dataset, and their means.
 
     Args:
-        sets: read at the run's image size, whatever theirs says.
+        sets: OOD datasets, read at the run's image size instead of their own.
         test: logits of the run's own test images, [N, K].
     Returns:
-        For each stage {name: {"images", "auroc", "fpr95", "entropy_auroc", "entropy_fpr95"},
-        "mean": {...}}; without `entropy_` the score is the largest probability.
+        {name: {"images", "auroc", "fpr95", "entropy_auroc", "entropy_fpr95"}, "mean": {...}} per
+        stage; without `entropy_` the score is the largest probability.
     """
     size = trained.config.real.image_size
-    rows: dict[Stage, Ood] = {stage: {} for stage in test}
+    metrics: dict[StageName, Ood] = {stage: {} for stage in test}
     for name, config in sets.items():
         split = load_real(config.model_copy(update={"image_size": size})).test
         split = in_grey(split) if config.grey else split
-        found = trained.predict(trained.data.read(split).parts, len(split), what=name)
-        for stage, known in test.items():
-            rows[stage][name] = {"images": len(split), **_compared(known, found[stage])}
-    return {stage: {**row, MEAN: _mean(list(row.values()))} for stage, row in rows.items()}
+        logits = trained.predict(trained.data.read(split).parts, len(split), what=name)
+        for stage, in_logits in test.items():
+            metrics[stage][name] = {"images": len(split), **_compared(in_logits, logits[stage])}
+    return {stage: {**row, MEAN: _mean(list(row.values()))} for stage, row in metrics.items()}
 
 
-def _compared(known: Tensor, foreign: Tensor) -> Cell:
-    probability = ood_metrics(max_probability(known), max_probability(foreign)).as_dict()
-    entropy = ood_metrics(negative_entropy(known), negative_entropy(foreign)).as_dict()
+def _compared(in_logits: Tensor, out_logits: Tensor) -> ByMeasure:
+    probability = ood_metrics(max_probability(in_logits), max_probability(out_logits)).as_dict()
+    entropy = ood_metrics(negative_entropy(in_logits), negative_entropy(out_logits)).as_dict()
     return probability | {f"entropy_{name}": value for name, value in entropy.items()}

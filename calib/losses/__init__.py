@@ -61,10 +61,10 @@ def build_loss(name: str, num_classes: int, **params: Any) -> RealLoss:
 def build_training_loss(
     name: str, num_classes: int, *, num_samples: int, params: Mapping[str, Any]
 ) -> RealLoss:
-    """As `build_loss`; a loss that keeps a history of each sample is told how many there are.
+    """As `build_loss`; a loss that keeps a history of each sample also gets `num_samples`.
 
     Args:
-        num_samples: images of the training set, which `indices` number.
+        num_samples: number of training images, the range of `indices`.
     """
     kind = choose(REAL_LOSSES, name, field="loss.name")
     if "num_samples" in inspect.signature(kind).parameters:

@@ -1,4 +1,4 @@
-"""What a loss is; the plain ones of single images, and those of mixed images."""
+"""Base classes of losses; cross-entropy and Brier loss; losses on mixed images."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of all images of a split as they are, in eval mode; the same in every process."""
+    """Outputs for all unaugmented images of a split, in eval mode; equal in every process."""
 
     logits: Tensor  # [N, K] float32
     features: Tensor  # [N, D]
@@ -18,15 +18,15 @@ class Outputs:
 
 
 class Feedback(Protocol):
-    """Runs the network when asked, at most once an epoch and split."""
+    """Runs the network on request, at most once per epoch and split."""
 
     def outputs(self, split: Literal["train", "validation"]) -> Outputs: ...
 
 
 class RealLoss(nn.Module):
-    """A module from a batch to one number; it may have parameters and buffers of its own.
+    """A module from a batch to a scalar, with or without parameters and buffers.
 
-    Its parameters belong to the optimiser, its state to the checkpoint.
+    Its parameters are in the optimiser, its state in the checkpoint.
     """
 
     def forward(
@@ -43,31 +43,31 @@ class RealLoss(nn.Module):
             logits: [N, K] float, before softmax.
             targets: [N] int64, class numbers.
             features: [N, D] float, what the last linear layer sees.
-            indices: [N] int64, each sample's place in the training set.
+            indices: [N] int64, each sample's index in the training set.
         Returns:
             A float32 scalar.
         """
         raise NotImplementedError
 
     def pop_health(self) -> dict[str, float | None]:
-        """Figures that show whether the loss works, over the training batches since last asked."""
+        """Figures that show whether the loss works, over training batches since the last call."""
         return {}
 
     def end_epoch(self, feedback: Feedback) -> None:
-        """Called after every training epoch, in every process; most losses learn nothing here."""
+        """Called after every training epoch, in every process; most losses do nothing here."""
 
 
 def all_rows(values: Tensor, *, training: bool) -> Tensor:
-    """[n, ...] of each process to the [P n, ...] of all P, in the order of their ranks.
+    """Gather [n, ...] of each process into [P n, ...] of all P, in the order of their ranks.
 
-    Every process computes the same loss from the same rows; the gradient reaches its own rows
-    alone, times P. The mean over processes, which data-parallel training takes, is then the
+    Every process computes the same loss from the same rows; the gradient reaches only the rows of
+    the process, times P. The mean over processes, which data-parallel training takes, is then the
     gradient that one process with the whole batch would have.
 
     Args:
         values: of equal shape in every process.
-        training: of the loss. Out of training processes may hold the same samples, or one of
-            them may be alone, so the rows remain its own.
+        training: mode of the loss. In eval mode processes may hold the same samples, or only one
+            of them may call, so nothing is gathered.
     """
     if not training or not distributed.is_available() or not distributed.is_initialized():
         return values
@@ -75,7 +75,7 @@ def all_rows(values: Tensor, *, training: bool) -> Tensor:
 
 
 def add_up(values: Tensor) -> Tensor:
-    """The sum of what all processes hold, in place; every one of them must call."""
+    """Sum values over all processes, in place; every process must call."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(values)
     return values
@@ -88,19 +88,19 @@ class _AllRows(torch.autograd.Function):
         parts = [torch.empty_like(values) for _ in range(processes)]
         distributed.all_gather(parts, values.contiguous())
         first = distributed.get_rank() * len(values)
-        ctx.own, ctx.processes = slice(first, first + len(values)), processes
+        ctx.rows, ctx.processes = slice(first, first + len(values)), processes
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0][ctx.own] * ctx.processes
+        return gradients[0][ctx.rows] * ctx.processes
 
 
 def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and unbiased standard deviation of [N] values, each a float64 scalar.
 
-    With torch.distributed running they are those of the batches of all processes together, so
-    every process must call it. The deviation of fewer than two values is 0.
+    With torch.distributed running they cover the batches of all processes, so every process must
+    call. The deviation of fewer than two values is 0.
     """
     values = values.double()  # sums of squares lose digits in float32
     sums = torch.stack([values.new_full((), len(values)), values.sum(), values.square().sum()])
@@ -111,7 +111,7 @@ def batch_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class BatchLoss(RealLoss):
-    """Of logits and targets alone, in float32 whatever the precision of the logits."""
+    """A loss of logits and targets only, in float32 whatever the precision of the logits."""
 
     def forward(
         self,
@@ -136,8 +136,8 @@ class BatchLoss(RealLoss):
 class PointwiseLoss(BatchLoss):
     """The mean over the batch of `per_sample`.
 
-    Official code of several of these losses sums over the batch instead; a mean leaves the
-    learning rate alone when the batch size changes.
+    Official code of several of these losses sums over the batch instead; with a mean the learning
+    rate need not change with the batch size.
     """
 
     def of_batch(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -204,5 +204,5 @@ def soft_cross_entropy(logits: Tensor, soft_labels: Tensor) -> Tensor:
 
 def _check_shapes(logits: Tensor, soft_labels: Tensor) -> None:
     if logits.shape != soft_labels.shape or logits.ndim != 2:
-        found = f"{tuple(logits.shape)} and {tuple(soft_labels.shape)}"
-        raise ValueError(f"logits and soft_labels have shapes {found}: give both as [N, K]")
+        shapes = f"{tuple(logits.shape)} and {tuple(soft_labels.shape)}"
+        raise ValueError(f"logits and soft_labels have shapes {shapes}: give both as [N, K]")

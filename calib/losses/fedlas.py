@@ -22,21 +22,20 @@ Variant = Literal["code", "paper"]
 class FeDLaS(RealLoss):
     """(1 - a_n) (-log p_ny) + a_n penalty_n with a_n = 2 strength sigmoid(beta psi_n gamma_n).
 
-    gamma is the sample's L1 feature norm as a z-score of running statistics; psi is +1 or -1 by
-    the gate's choice from the logits. Features and logits enter without gradient: only the gate
-    learns through a. The gate belongs to the model's optimiser, outside gradient clipping.
+    gamma is the sample's L1 feature norm as a z-score under running statistics; psi is +1 or -1,
+    as the gate chooses from the logits. Features and logits enter without gradient: only the gate
+    learns through a. The gate is in the model's optimiser, outside gradient clipping.
     The losses of the family differ in the penalty.
 
     Args:
         strength: a at psi gamma = 0; at most 0.5, so that a stays below 1.
-        beta: how sharply a follows psi gamma, from 0; at 4 it nearly switches between 0 and
-            2 strength.
+        beta: slope of a over psi gamma, from 0; at 4 it nearly switches between 0 and 2 strength.
         momentum: weight of the *new* batch in the running statistics, in (0, 1]: 1 forgets all
-            that was before.
+            former batches.
         norm_start: "fixed" starts the statistics at mean 20, deviation 100; "first_batch" at
             those of the first batch.
-        variant: "paper" reads the gate's two outputs the other way round, with psi = -1 on a
-            tie; "code" leaves psi = 0 on a tie.
+        variant: "paper" swaps the gate's two outputs, with psi = -1 on a tie; "code" has psi = 0
+            on a tie.
     Raises:
         InputError: a value out of range.
 
@@ -74,7 +73,7 @@ class FeDLaS(RealLoss):
         self.health = FeDLaSHealth()
 
     def penalty(self, logits: Tensor) -> Tensor:
-        """What a_n weighs, [N] from logits [N, K] float32."""
+        """The penalty that a_n weights, [N] from logits [N, K] float32."""
         raise NotImplementedError
 
     def forward(
@@ -95,7 +94,7 @@ class FeDLaS(RealLoss):
         return blended_cross_entropy(logits, targets, smoothing, self.penalty(logits)).mean()
 
     def smoothing_of(self, logits: Tensor, features: Tensor) -> Tensor:
-        """The strength a of each sample, [N] float32 in (0, 2 strength); updates nothing.
+        """The strength a of each sample, [N] float32 in (0, 2 strength), without updating state.
 
         Args:
             logits, features: [N, K] and [N, D] float.
@@ -105,7 +104,7 @@ class FeDLaS(RealLoss):
         return self._modulation(logits, _norms(logits, features))[2]
 
     def pop_health(self) -> dict[str, float | None]:
-        """Of the training samples of this process since last asked: see `FeDLaSHealth.pop`."""
+        """Figures of the training samples since the last call: see `FeDLaSHealth.pop`."""
         return self.health.pop()
 
     def _modulation(self, logits: Tensor, norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,7 +126,7 @@ class FeDLaS(RealLoss):
     @torch.no_grad()
     def _update_statistics(self, norms: Tensor) -> None:
         count, mean, std = batch_statistics(norms)
-        usable = count >= 2  # one value has no deviation; decided on the device, without a wait
+        usable = count >= 2  # one value has no deviation; tested on the device, without a wait
         weight = torch.full_like(self.norm_mean, self.momentum)
         if self.norm_start == "first_batch":
             weight = torch.where(self.norm_batches == 0, 1.0, weight)
@@ -140,8 +139,8 @@ class FeDLaS(RealLoss):
 def _norms(logits: Tensor, features: Tensor | None) -> Tensor:
     """L1 norm of each row of features, [N] float32, without gradient."""
     if features is None or features.ndim != 2 or len(features) != len(logits):
-        found = None if features is None else tuple(features.shape)
-        raise ValueError(f"features are {found}: FeDLaS needs [{len(logits)}, D], a row a sample")
+        shape = None if features is None else tuple(features.shape)
+        raise ValueError(f"features are {shape}: FeDLaS needs [{len(logits)}, D], a row each")
     return features.detach().float().abs().sum(1)
 
 
@@ -228,7 +227,7 @@ FIGURES = ("gate_positive", "smoothing_raised", "smoothing")
 
 
 class FeDLaSHealth(nn.Module):
-    """Sums on the device, so that noting a batch does not wait for it; not part of the state."""
+    """Sums of gate figures, on the device to avoid waits; not part of the state."""
 
     sums: Tensor  # [3, 2] float64: FIGURES over right and over wrong samples
     count: Tensor  # [2] float64: right and wrong samples
@@ -252,14 +251,14 @@ class FeDLaSHealth(nn.Module):
         self.count += group.sum(1)
 
     def pop(self) -> dict[str, float | None]:
-        """Means over what all processes noted since last asked; then starts anew.
+        """Means over the samples of all processes since the last call; resets the sums.
 
         Every process must call.
 
         Returns:
             gate_positive: share with psi = +1. smoothing_raised: share with psi gamma > 0, so
-            with a above the base. smoothing, smoothing_correct, smoothing_wrong: mean a of all,
-            of the rightly and of the wrongly predicted. None where there was no such sample.
+            with a above the base. smoothing, smoothing_correct, smoothing_wrong: mean a of all
+            samples, of right and of wrong predictions. None without such a sample.
         """
         count, sums = add_up(self.count).tolist(), add_up(self.sums).tolist()
         self.count.zero_()

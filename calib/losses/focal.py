@@ -10,7 +10,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def check_gamma(gamma: float) -> None:
-    """Raises InputError unless it is 0 or more."""
+    """Raises InputError unless gamma is 0 or more."""
     in_range("loss.gamma", gamma, low=0, high=1e6, what="must be 0 or more")
 
 
@@ -88,14 +88,14 @@ class DualFocal(PointwiseLoss):
 class AdaFocal(PointwiseLoss):
     """(1 - p_y)^g (-log p_y), or (1 + p_y)^|g| (-log p_y) where g < 0, averaged over the batch.
 
-    g is that of the bin which holds p_y. After each epoch the bins are cut anew, of equal size
-    by the confidence max_k p_k of the validation images, and each g follows its bin's gap, mean
-    confidence less accuracy: g exp(rate gap) where g > 0, else g exp(-rate gap). A |g| below
-    `switch` becomes `switch` with the other sign; then g is kept in [gamma_min, gamma_max].
+    g belongs to the bin that contains p_y. After each epoch the bins are formed anew, of equal
+    size by the confidence max_k p_k of the validation images, and each g follows its bin's gap,
+    mean confidence less accuracy: g exp(rate gap) where g > 0, else g exp(-rate gap). A |g| below
+    `switch` becomes `switch` with the other sign; then g is clamped to [gamma_min, gamma_max].
 
     As in the official code, which sums over the batch: bins are half open, [l, u) for p_y and
-    (l, u] for validation images, of which the lowest are therefore in none; a bin without images
-    keeps its g. Bins of equal width and `gamma` throughout are the start.
+    (l, u] for validation images, so the lowest of these are in no bin; a bin without images keeps
+    its g. Training starts with bins of equal width and `gamma` in all.
 
     Args:
         bins: number of bins.
@@ -141,12 +141,12 @@ class AdaFocal(PointwiseLoss):
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         log_p = log_probability(logits, targets)
         p = log_p.exp()
-        place = torch.bucketize(p.detach().double(), self.edges, right=True)
-        gamma = self.gammas[place].float()
+        bins = torch.bucketize(p.detach().double(), self.edges, right=True)
+        gamma = self.gammas[bins].float()
         return power(1 - gamma.sign() * p, gamma.abs()) * -log_p
 
     def end_epoch(self, feedback: Feedback) -> None:
-        """Cut the bins anew and update each gamma.
+        """Form the bins anew and update each gamma.
 
         Raises:
             ValueError: there are no validation images.
@@ -172,11 +172,11 @@ def _gaps(outputs: Outputs, bins: int) -> tuple[Tensor, Tensor]:
     confidence, predicted = outputs.logits.cpu().float().log_softmax(1).exp().max(1)
     error = confidence.double() - (predicted == outputs.targets.cpu()).double()
     samples = len(error)
-    places = np.linspace(0, samples, bins + 1)
+    ranks = np.linspace(0, samples, bins + 1)
     ranked = confidence.sort().values.numpy()
-    edges = torch.from_numpy(np.interp(places, np.arange(samples), ranked))
-    # Place 0 is the lowest edge itself, in no bin; edges are rounded as confidences are.
-    place = torch.bucketize(confidence, edges.float())
-    count = torch.bincount(place, minlength=bins + 1)
-    gap = torch.bincount(place, error, minlength=bins + 1) / count.clamp(min=1)
+    edges = torch.from_numpy(np.interp(ranks, np.arange(samples), ranked))
+    # Number 0 is the lowest edge itself, in no bin; edges are rounded like confidences.
+    number = torch.bucketize(confidence, edges.float())
+    count = torch.bincount(number, minlength=bins + 1)
+    gap = torch.bincount(number, error, minlength=bins + 1) / count.clamp(min=1)
     return edges[1:-1], gap[1:]

@@ -88,10 +88,10 @@ class MDCA(BatchLoss):
 class PairwiseConstraints(PointwiseLoss):
     """-log p_y + binary_weight D + exclusion_weight E, averaged over the batch.
 
-    D = the mean over k != y of -log sigmoid(z_y - z_k): the true class is told from each other.
+    D = the mean over k != y of -log sigmoid(z_y - z_k), true class against each other class.
     E = the mean over ordered pairs j != k of the K - 1 others of -log sigmoid(z_j - z_k) / 2,
     which is least where these logits are equal. With K = 2 there is no such pair and E is 0.
-    Takes memory for N (K - 1)^2 numbers.
+    Needs memory for N (K - 1)^2 numbers.
 
     Args:
         binary_weight, exclusion_weight: from 0.
@@ -142,8 +142,8 @@ class PairwiseConstraints(PointwiseLoss):
 
 def _others(logits: Tensor, targets: Tensor) -> Tensor:
     """The logits of all classes but the true one, [N, K - 1], in order."""
-    place = torch.arange(logits.shape[1] - 1, device=logits.device)
-    return logits.gather(1, place + (place >= targets[:, None]))
+    columns = torch.arange(logits.shape[1] - 1, device=logits.device)
+    return logits.gather(1, columns + (columns >= targets[:, None]))
 
 
 CONFIDENCES = ("softmax", "entropy", "margin")
@@ -154,8 +154,7 @@ class CorrectnessRanking(RealLoss):
 
     j is the next sample of the batch, for the last one the first; c is the confidence and s the
     share of a sample's right predictions in training so far; t = sign(s_i - s_j), and pairs with
-    t = 0 count 0. A batch enters the history after its own loss. Batch and history are those of
-    all processes.
+    t = 0 count 0. A batch enters the history after its loss. Batch and history cover all processes.
 
     Args:
         weight: from 0.
@@ -206,12 +205,12 @@ class CorrectnessRanking(RealLoss):
         indices: Tensor | None = None,
     ) -> Tensor:
         if indices is None or indices.shape != targets.shape:
-            found = None if indices is None else tuple(indices.shape)
-            raise ValueError(f"indices are {found}: CRL needs [{len(targets)}], one a sample")
+            shape = None if indices is None else tuple(indices.shape)
+            raise ValueError(f"indices are {shape}: CRL needs [{len(targets)}], one per sample")
         logits = logits.float()
         confidence = all_rows(self._confidence(logits), training=self.training)
-        known = torch.stack([indices, logits.argmax(1) == targets], dim=1)
-        indices, right = all_rows(known, training=self.training).unbind(1)
+        rows = torch.stack([indices, logits.argmax(1) == targets], dim=1)
+        indices, right = all_rows(rows, training=self.training).unbind(1)
         if self.training and len(indices) < 2:
             raise ValueError("logits have 1 row: CRL compares pairs of samples; give 2")
         ranking = self._ranking(confidence, self._share(indices))
@@ -287,7 +286,7 @@ class MMCE(BatchLoss):
 
 
 class WeightedMMCE(BatchLoss):
-    """-log p_y, averaged, + weight sqrt(M + 1e-10), right and wrong samples weighed apart.
+    """-log p_y, averaged, + weight sqrt(M + 1e-10), right and wrong samples weighted separately.
 
     With m right and n wrong samples, M = R / m^2 + W / n^2 - 2 X / (m n): R sums
     (1 - c_i)(1 - c_j) k(c_i, c_j) over pairs of right samples, W c_i c_j k over pairs of wrong

@@ -23,7 +23,7 @@ class LabelSmoothing(PointwiseLoss):
         self.smoothing = smoothing
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        smoothing = logits.new_full((), self.smoothing)  # made on the device: no wait
+        smoothing = logits.new_full((), self.smoothing)  # created on the device: no wait
         return blended_cross_entropy(logits, targets, smoothing, uniform_cross_entropy(logits))
 
 
@@ -47,7 +47,7 @@ def blended_cross_entropy(
 
 
 def check_margin(margin: float) -> None:
-    """Raises InputError unless it is 0 or more."""
+    """Raises InputError unless the margin is 0 or more."""
     in_range("loss.margin", margin, low=0, high=1e6, what="must be 0 or more")
 
 
@@ -85,10 +85,10 @@ def excess_over_margin(logits: Tensor, margin: float) -> Tensor:
 class AdaptiveConditionalLabelSmoothing(PointwiseLoss):
     """-log p_y + weight (positive A + negative B), averaged over the batch.
 
-    A = max(0, z_max - margin)^2: the largest logit itself is kept below the margin.
+    A = max(0, z_max - margin)^2 penalises the largest logit above the margin.
     B = the mean over the K - 1 others of max(0, sg(z_max) - z_k - margin)^2, where no gradient
-    flows through z_max. Of logits that tie for the largest, each adds A and none enters B, while
-    the divisor of B stays K - 1. All of this is as in the official code.
+    flows through z_max. If logits tie for the largest, each adds A and none enters B, while the
+    divisor of B stays K - 1. All of this is as in the official code.
 
     Args:
         margin: from 0; 6 for CIFAR, 10 for Tiny-ImageNet.

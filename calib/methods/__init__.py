@@ -1,24 +1,24 @@
-"""Training methods by name: what becomes of a batch of real images before the loss.
+"""Training methods by name: how a batch of real images becomes a loss.
 
-Mixed images of a dataset are a second pass beside any of them. What else goes together:
+Mixed images of a dataset are a second pass beside any method. Other combinations:
 
 | method | losses | FeDLaS | second stage |
 |---|---|---|---|
 | plain | any | yes | yes |
-| mixup, cutmix, mit | ce | no: it needs images of one class | yes |
-| regmixup, rankmixup | any, on the images as they are | yes, on those | yes |
+| mixup, cutmix, mit | ce | no: FeDLaS needs images of one class | yes |
+| regmixup, rankmixup | any, on the unmixed images | yes, on those | yes |
 | plp | any | yes | no: it changes how the classifier is trained |
-| balcal | those that read logits alone | no: the loss is called twice a step | no: it is one |
+| balcal | losses of logits only | no: the loss is called twice per step | no: it is one |
 """
 
 from typing import Any
 
 from semix.calib.methods.balcal import BalCAL
-from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.methods.mixing import MIT, PLP, CutMix, Mixup, RankMixup, RegMixup
 from semix.calib.parameters import choose, construct
 
-__all__ = ["Forward", "Method", "Outcome", "build_method"]
+__all__ = ["BatchOutcome", "Forward", "Method", "build_method"]
 
 METHODS: dict[str, type[Method]] = {
     "plain": Plain,

@@ -1,12 +1,12 @@
-"""BalCAL: a linear head and a simplex frame, balanced so that confidence meets accuracy."""
+"""BalCAL: a linear head and a simplex frame, balanced so that confidence equals accuracy."""
 
 import math
 
 import torch
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
-from semix.calib.methods.base import Forward, Method, Outcome
+from semix.calib.methods.base import BatchOutcome, Forward, Method
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range
 from semix.data.errors import InputError
@@ -17,13 +17,13 @@ from torch.nn import functional
 class BalancedClassifier(nn.Module):
     """Features [N, D] to balance z_linear + (1 - balance) z_frame, [N, K].
 
-    In training mode it gives both logits side by side, [N, 2K], because each has a loss of its
-    own. The frame sees features through an adaptor, at unit length.
+    In training mode the output is both logits side by side, [N, 2K], because each has its own
+    loss. The frame takes features through an adaptor, at unit length.
 
     Args:
         linear: the linear head, [N, D] to [N, K].
         in_features: D, at least K.
-        balance: share of the linear head at first.
+        balance: initial share of the linear head.
         scale: length of the frame's vectors.
     """
 
@@ -92,12 +92,12 @@ class BalCAL(Method):
     After each epoch the balance is set so that the mean confidence on the training images is
     delta times their accuracy.
 
-    The official code takes both from the epoch's own augmented batches; here it is one pass over
-    the images as they are. Its adaptor is convolutional and works on the last feature maps; here
-    it works on the pooled features, which every model has.
+    The official code takes both from the augmented batches of the epoch; here they come from one
+    pass over the unaugmented images. Its adaptor is convolutional and works on the last feature
+    maps; here it works on the pooled features, which every model has.
 
     Args:
-        delta: confidence aimed at, in training accuracies; 0.95 for CIFAR-10.
+        delta: target confidence as a fraction of the training accuracy; 0.95 for CIFAR-10.
         start: the balance of the first epoch.
         etf_scale: length of the frame's vectors.
     Raises:
@@ -106,7 +106,7 @@ class BalCAL(Method):
     Source: Ni et al. 2025 (Balancing Two Classifiers via a Simplex ETF Structure), and its code.
     """
 
-    # Those that read logits and targets alone, and remember nothing: it is called twice a step.
+    # Losses of logits and targets only, without state, as the loss is called twice per step.
     losses = (
         "ce", "ls", "mbls", "acls", "focal", "flsd53", "dual_focal", "mmce", "mmce_weighted",
         "mdca", "ecp", "brier", "cpc",
@@ -129,26 +129,26 @@ class BalCAL(Method):
 
     @property
     def balance(self) -> Tensor:
-        """Of the classifier, which alone keeps it."""
+        """The balance, a buffer of the classifier."""
         return self._adapted[0].balance
 
     def adapt(self, backbone: ImageClassifier) -> None:
-        """Raises InputError where the features have no room for a vector a class."""
+        """Replace the classifier. Raises InputError for fewer features than classes."""
         width = backbone.num_features
         if width < self.num_classes:
             remedy = f"needs {self.num_classes} features or more, the model has {width}; widen it"
             raise InputError("method.name", "balcal", remedy)
-        found = BalancedClassifier(
+        classifier = BalancedClassifier(
             backbone.classifier,
             width,
             self.num_classes,
             balance=self.start,
             scale=self.etf_scale,
         )
-        backbone.classifier = found
-        self._adapted = (found,)  # in a tuple, so that it is no part of this module
+        backbone.classifier = classifier
+        self._adapted = (classifier,)  # a tuple, so that torch does not register it as submodule
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         outputs, features = network(batch.images)
         linear, frame = outputs.chunk(2, dim=1)
         scaled = frame * frequency_scale(batch.targets, self.num_classes)
@@ -156,7 +156,7 @@ class BalCAL(Method):
             loss(logits, batch.targets, features=features, indices=batch.indices)
             for logits in (linear, scaled)
         ]
-        return Outcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
+        return BatchOutcome(self._mix(*losses), self._mix(linear, frame), batch.targets)
 
     def on_mixed(
         self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss
@@ -169,11 +169,12 @@ class BalCAL(Method):
     def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:
         classifier = backbone.classifier
         assert isinstance(classifier, BalancedClassifier)
-        seen = feedback.outputs("train")
+        outputs = feedback.outputs("train")
         training = classifier.training
-        linear, frame = classifier.eval().both(seen.features.to(classifier.balance.device).float())
+        features = outputs.features.to(classifier.balance.device).float()
+        linear, frame = classifier.eval().both(features)
         classifier.train(training)
-        targets = seen.targets.to(linear.device)
+        targets = outputs.targets.to(linear.device)
         classifier.balance.fill_(find_balance(linear, frame, targets, delta=self.delta))
 
     def _mix(self, linear: Tensor, frame: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ class BalCAL(Method):
 
 def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
     """sqrt(mean count / count) of each class of the batch, [K]; 1 for those not in it."""
-    # Not bincount, which waits for the device to tell it how many classes there are.
+    # Not bincount, which waits for the device to learn the number of classes.
     counts = targets.new_zeros(num_classes).scatter_add_(0, targets, torch.ones_like(targets))
     present = counts > 0
     mean = len(targets) / present.sum()
@@ -192,8 +193,8 @@ def frequency_scale(targets: Tensor, num_classes: int) -> Tensor:
 def find_balance(linear: Tensor, frame: Tensor, targets: Tensor, *, delta: float) -> float:
     """The share of the linear head at which confidence is delta times accuracy, by bisection.
 
-    1 where the linear head alone is not that sure, and where no share comes nearer than it. As in
-    the official code, the last share tried that comes nearer than the linear head.
+    As in the official code, the result is the last share tried that comes nearer to this than the
+    linear head alone; 1 if none does, or if the linear head's confidence is below it.
 
     Args:
         linear, frame: logits [N, K] of the two.
@@ -205,10 +206,10 @@ def find_balance(linear: Tensor, frame: Tensor, targets: Tensor, *, delta: float
         return balance
     while high - low > TOLERANCE:
         middle = (low + high) / 2
-        here = _overconfidence(middle * linear + (1 - middle) * frame, targets, delta)
-        if abs(here) < excess:
+        difference = _overconfidence(middle * linear + (1 - middle) * frame, targets, delta)
+        if abs(difference) < excess:
             balance = middle
-        low, high = (middle, high) if here < 0 else (low, middle)
+        low, high = (middle, high) if difference < 0 else (low, middle)
     return balance
 
 

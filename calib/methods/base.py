@@ -1,9 +1,9 @@
-"""What every training method is to the trainer: how a batch of real images becomes a loss."""
+"""The base class of training methods: how a batch of real images becomes a loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.losses import MixedLoss
 from semix.calib.losses.base import Feedback, RealLoss
 from semix.calib.models.base import ImageClassifier
@@ -14,13 +14,13 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one batch.
+class BatchOutcome:
+    """Loss and outputs of one batch.
 
     Attributes:
         loss: float32 scalar, a mean over the batch.
-        logits, targets: [M, K] and [M], from which the training accuracy is told; of mixed images
-            the target is the heavier class.
+        logits, targets: [M, K] and [M], for the training accuracy; the target of a mixed image is
+            its heavier class.
     """
 
     loss: Tensor
@@ -29,9 +29,9 @@ class Outcome:
 
 
 class Method(nn.Module):
-    """A module from a batch of real images to its loss; it may have state of its own.
+    """A module from a batch of real images to its loss, with or without state.
 
-    Its parameters belong to the optimiser, its state to the checkpoint. Random numbers come from
+    Its parameters are in the optimiser, its state in the checkpoint. Random numbers come from
     torch's global generator, which the trainer seeds for each epoch and process.
 
     Attributes:
@@ -41,40 +41,40 @@ class Method(nn.Module):
     losses: tuple[str, ...] | None = None
 
     def adapt(self, backbone: ImageClassifier) -> None:
-        """Change a fresh network before it is trained or loaded; most leave it alone.
+        """Change a fresh network before it is trained or loaded; most methods change nothing.
 
-        What it gives in training mode is then the method's own; in eval mode it is logits [N, K].
+        The method defines the network's output in training mode; in eval mode it is logits [N, K].
         """
 
     def start_epoch(self, backbone: ImageClassifier, epoch: int, epochs: int) -> None:
         """Called before every epoch."""
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         raise NotImplementedError
 
     def on_mixed(
         self, network: Forward, images: Tensor, labels: Tensor, loss: MixedLoss
     ) -> tuple[Tensor, Tensor]:
         """Loss of images from a mixed dataset, uint8 [N, S, S, 3], with soft labels [N, K]; and
-        what the network says of them, logits [N, K]."""
+        the network's logits [N, K]."""
         logits, _ = network(images)
         return loss(logits, labels), logits
 
     def after_backward(self, backbone: ImageClassifier) -> None:
-        """Called once a step, between backward and clipping, then the optimiser's step."""
+        """Called once per step, after backward and before clipping and the optimiser's step."""
 
     def end_epoch(self, backbone: ImageClassifier, feedback: Feedback) -> None:
-        """Called after every epoch, in every process, before anything else asks for feedback:
-        what is learnt here may change the network's outputs."""
+        """Called after every epoch, in every process, before any other use of feedback, as this
+        method may change the network's outputs."""
 
 
 class Plain(Method):
-    """The loss of the images as they are."""
+    """The loss of the images without mixing."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         logits, features = network(batch.images)
         value = loss(logits, batch.targets, features=features, indices=batch.indices)
-        return Outcome(value, logits, batch.targets)
+        return BatchOutcome(value, logits, batch.targets)

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from semix.calib.batches import Batch, pin
+from semix.calib.batches import TrainingBatch, pin
 from semix.calib.losses.base import RealLoss, soft_cross_entropy
-from semix.calib.methods.base import Forward, Method, Outcome, Plain
+from semix.calib.methods.base import BatchOutcome, Forward, Method, Plain
 from semix.calib.models.base import ImageClassifier
 from semix.calib.parameters import in_range, one_of
 from semix.data.errors import InputError
@@ -41,21 +41,21 @@ def blended_labels(targets: Tensor, partners: Tensor, weight: float, num_classes
     return blend(functional.one_hot(targets, num_classes), partners, weight)
 
 
-def soft_outcome(network: Forward, images: Tensor, labels: Tensor) -> Outcome:
+def soft_outcome(network: Forward, images: Tensor, labels: Tensor) -> BatchOutcome:
     """Cross-entropy of images [B, S, S, 3] against soft labels [B, K]."""
     logits, _ = network(images)
-    return Outcome(soft_cross_entropy(logits, labels), logits, labels.argmax(1))
+    return BatchOutcome(soft_cross_entropy(logits, labels), logits, labels.argmax(1))
 
 
 class Mixup(Method):
     """Soft cross-entropy of lambda x_i + (1 - lambda) x_j, lambda ~ Beta(alpha, alpha).
 
-    One lambda a batch. Each image is paired with the one before it, as torchvision does it; the
-    batch is shuffled already.
+    One lambda per batch. Each image is paired with the one before it, as in torchvision; the batch
+    is already shuffled.
 
     Args:
         alpha: above 0; 0.2 is usual for calibration, 1.0 for accuracy.
-        heavier: take max(lambda, 1 - lambda), so that x_i keeps the larger share, as MIT's code.
+        heavier: use max(lambda, 1 - lambda), so that x_i has the larger share, as MIT's code does.
     Raises:
         InputError: a parameter is out of range.
 
@@ -73,7 +73,7 @@ class Mixup(Method):
             kind = heavier_mixup() if heavier else plain_mixup()
             self.mix = kind(alpha=alpha, num_classes=num_classes)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         images, labels = self.mix(batch.images.float(), batch.targets)
         return soft_outcome(network, images, labels)
 
@@ -85,7 +85,7 @@ def plain_mixup() -> Any:
 
 
 def heavier_mixup() -> Any:
-    """One that never gives an image less than half."""
+    """Mixup that never gives an image a weight below one half."""
 
     class HeavierMixUp(plain_mixup()):  # type: ignore[misc]
         def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def heavier_mixup() -> Any:
 class CutMix(Method):
     """Soft cross-entropy, where labels are mixed by the areas of the two images.
 
-    One box a batch, of area 1 - lambda with lambda ~ Beta(alpha, alpha), cut off at the edges.
-    Each image is paired with the one before it, as torchvision does it.
+    One box per batch, of area 1 - lambda with lambda ~ Beta(alpha, alpha), cut off at the edges.
+    Each image is paired with the one before it, as in torchvision.
 
     Args:
         alpha: above 0.
@@ -119,19 +119,19 @@ class CutMix(Method):
 
             self.mix = v2.CutMix(alpha=alpha, num_classes=num_classes)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         channels_first = batch.images.permute(0, 3, 1, 2)
         images, labels = self.mix(channels_first, batch.targets)
         return soft_outcome(network, images.permute(0, 2, 3, 1), labels)
 
 
-RAREST = 1e-3  # share of draws that must be far enough apart
+RAREST = 1e-3  # smallest share of draws that are far enough apart
 
 
 class MIT(Method):
     """MIT-L: two blends of each pair, from whose logits those of the two images are recovered.
 
-    The mean of the two images' cross-entropies; two passes a step. The training accuracy is that
+    The mean of the two images' cross-entropies; two passes per step. The training accuracy is that
     of the first image's recovered logits.
 
     Args:
@@ -150,18 +150,18 @@ class MIT(Method):
         check_alpha(alpha)
         in_range("method.margin", margin, low=0, high=0.999, what="must lie in [0, 1)")
         self.alpha, self.margin = alpha, max(margin, 1e-6)
-        drawn = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
-        apart = np.abs(drawn - 0.5).sum(1) >= self.margin
+        weights = np.random.default_rng(0).beta(alpha, alpha, size=(10_000, 2))
+        apart = np.abs(weights - 0.5).sum(1) >= self.margin
         if apart.mean() < RAREST:
             remedy = f"with alpha {alpha:g} lambdas so far apart are hardly ever drawn; lower it"
             raise InputError("method.margin", margin, remedy)
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         weights, partners = draw_apart(self.alpha, self.margin), draw_partners(batch.targets)
         mixed = [network(blend(batch.images, partners, weight))[0] for weight in weights]
-        own, other = recover(mixed[0], mixed[1], weights)
-        value = (loss(own, batch.targets) + loss(other, batch.targets[partners])) / 2
-        return Outcome(value, own, batch.targets)
+        first, second = recover(mixed[0], mixed[1], weights)
+        value = (loss(first, batch.targets) + loss(second, batch.targets[partners])) / 2
+        return BatchOutcome(value, first, batch.targets)
 
 
 def draw_apart(alpha: float, margin: float) -> tuple[float, float]:
@@ -195,11 +195,11 @@ def recover(first: Tensor, second: Tensor, weights: tuple[float, float]) -> tupl
 class PLP(Plain):
     """Progressively layer-peeled training: top parts stop early, the stem trains to the end.
 
-    Parts are those of the backbone's `freezing_order`, mostly blocks; the official lists cut some
-    blocks in half besides (11 parts of a ResNet-18, not 10). A frozen part loses its gradient
+    Parts are those of the backbone's `freezing_order`, mostly blocks; the official lists also
+    split some blocks in half (11 parts of a ResNet-18, not 10). A frozen part loses its gradient
     between backward and step, so that neither momentum nor weight decay moves it. As in the
     official code, its batch norms stay in training mode: their statistics follow the parts below,
-    which still change, and are those its frozen weights are seen with at test time.
+    which still change, and are used with the frozen weights at test time.
 
     Args:
         gamma: i of L parts are frozen from epoch E (i / L)^gamma on; below 1 freezes later.
@@ -233,7 +233,7 @@ def freezing_epoch(i: int, parts: int, epochs: int, gamma: float) -> int:
 
 
 class RegMixup(Method):
-    """L(images) + weight CE(blends): both halves in one pass of 2B images, one lambda a batch.
+    """L(images) + weight CE(blends): both in one pass of 2B images, one lambda per batch.
 
     Args:
         alpha: of Beta(alpha, alpha); large, so that blends are near one half. 20 for CIFAR-10,
@@ -261,7 +261,7 @@ class RegMixup(Method):
         self.num_classes, self.alpha, self.weight = num_classes, alpha, weight
         self.scale = 0.5 if variant == "code" else 1.0
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         count, targets = len(batch.targets), batch.targets
         weight, partners = draw_weight(self.alpha), draw_partners(targets)
         blends = blend(batch.images, partners, weight)
@@ -270,7 +270,7 @@ class RegMixup(Method):
         clean, mixed = logits[:count], logits[count:]
         real = loss(clean, targets, features=features[:count], indices=batch.indices)
         value = self.scale * (real + self.weight * soft_cross_entropy(mixed, labels))
-        return Outcome(value, clean, targets)
+        return BatchOutcome(value, clean, targets)
 
 
 ONE_HOT = 1 - 1e-6  # lambda + (1 - lambda) is not quite 1 in float32
@@ -278,7 +278,7 @@ MIXES = {"mrl": 1, "mndcg": 3}
 
 
 class RankMixup(Method):
-    """L(images) + weight R(images, blends), with blends in a pass of their own.
+    """L(images) + weight R(images, blends), with blends in a separate pass.
 
     Args:
         kind: "mrl", a margin between the largest logits, or "mndcg", the order of several
@@ -286,8 +286,8 @@ class RankMixup(Method):
         weight: of R.
         alpha: of Beta(alpha, alpha); 2 for CIFAR, 1 for Tiny-ImageNet.
         margin: of "mrl", in logits; 2 for CIFAR, 1 for Tiny-ImageNet.
-        mixes: blends of each image, each with a lambda and partners of its own; None takes 1 for
-            "mrl" and 3 for "mndcg".
+        mixes: blends per image, each with its own lambda and partners; None is 1 for "mrl" and 3
+            for "mndcg".
         variant: of "mrl", see `margin_ranking`.
     Raises:
         InputError: a parameter is out of range.
@@ -318,16 +318,16 @@ class RankMixup(Method):
         self.num_classes, self.alpha, self.mixes = num_classes, alpha, mixes
         self.kind, self.weight, self.margin, self.variant = kind, weight, margin, variant
 
-    def forward(self, network: Forward, batch: Batch, loss: RealLoss) -> Outcome:
+    def forward(self, network: Forward, batch: TrainingBatch, loss: RealLoss) -> BatchOutcome:
         logits, features = network(batch.images)
         real = loss(logits, batch.targets, features=features, indices=batch.indices)
         blends, labels = self._blends(batch)
         mixed, _ = network(blends)
-        return Outcome(
+        return BatchOutcome(
             real + self.weight * self._rank(logits, mixed, labels), logits, batch.targets
         )
 
-    def _blends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _blends(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Images [mixes B, S, S, 3] and labels [mixes B, K]."""
         images, labels = [], []
         for _ in range(self.mixes):
@@ -346,12 +346,12 @@ class RankMixup(Method):
 def margin_ranking(
     logits: Tensor, mixed: Tensor, labels: Tensor, *, margin: float, variant: str = "code"
 ) -> Tensor:
-    """Mean of ReLU(max z_mix - max z + margin) where the blend is of two classes, else of 0.
+    """Mean of ReLU(max z_mix - max z + margin) over blends of two classes; others count 0.
 
     Args:
         logits, mixed: of images and their blends, [B, K] before softmax.
         labels: of the blends, [B, K].
-        variant: "paper" leaves blends of one class out one by one. The official code multiplies
+        variant: "paper" leaves out each blend of one class. The official code multiplies
             a row of shares [B] with a column of losses [B, 1] before it averages, so "code" is
             the mean over all B blends times the share of blends that are of two classes.
     """
@@ -365,7 +365,7 @@ def margin_ranking(
 def ndcg_shortfall(logits: Tensor, mixed: Tensor, labels: Tensor) -> Tensor:
     """Mean of 1 - NDCG of an image's and its M blends' confidences, ranked by largest label.
 
-    The image is first, with label 1. A gain above the ideal one counts as one below it does.
+    The image is first, with label 1. A gain above the ideal counts like one below it.
 
     Args:
         logits: [B, K], before softmax.

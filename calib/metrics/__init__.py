@@ -1,4 +1,4 @@
-"""How calibrated a classifier is, one measure a file; every figure is a fraction, not percent."""
+"""Measures of calibration and uncertainty; every figure is a fraction, not a percentage."""
 
 from semix.calib.metrics.bootstrap import bootstrap_intervals
 from semix.calib.metrics.measures import (

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: how far the measures move when the test images are drawn again."""
+"""Bootstrap intervals: how far the measures move over resamples of the test images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,95 +7,95 @@ import numpy as np
 import torch
 from semix.calib.metrics.one_pass import (
     Predictions,
-    as_given,
     bin_of,
     check_bins,
     equal_sizes,
     inner_edges,
     read_predictions,
+    validated_inputs,
 )
 from torch import Tensor
 from torch.nn import functional
 
 LEVEL = 0.95
-AT_ONCE = 1 << 18  # draws worked on together: what they need stays in a cache
-# Of these each sample has a share that no other sample changes. Classwise ECE would cost K times
-# as much, MCE and smooth ECE are no sums.
+AT_ONCE = 1 << 18  # indices drawn per block, so that a block stays in the CPU cache
+# Each sample contributes to these measures independently of the others. Classwise ECE would cost K
+# times as much, MCE and smooth ECE are no sums.
 INTERVALS = ("accuracy", "ece", "adaptive_ece", "over_ece", "under_ece", "nll", "brier")
 
 
 def bootstrap_intervals(
     logits: Tensor, targets: Tensor, bins: int = 15, *, resamples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """95 % percentile intervals of the measures in INTERVALS, over test images drawn anew.
+    """95 % percentile intervals of the measures in INTERVALS, over bootstrap resamples.
 
-    Each resample draws N of the N images with replacement; its equal-size bins are those of the
-    resample. They say what another test set of this size would change, not another training.
+    Each resample draws N of the N test images with replacement and has equal-size bins of its own.
+    The intervals show what another test set of this size would change, not another training.
 
     Args:
         logits, targets, bins: as for `calibration_metrics`.
     Returns:
-        Low and high of each measure, in its unit. ECE of a resample is biased upwards like any
-        binned ECE, once more than the figure itself, so an interval can lie above its figure.
+        Low and high of each measure, in its unit. Binned ECE is biased upwards, on a resample more
+        than on the images themselves, so an interval can lie above its figure.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.as_given`; bins or resamples below 1.
+        ValueError: see `semix.calib.metrics.one_pass.validated_inputs`; bins or resamples below 1.
 
     Source: Efron and Tibshirani 1993, section 13.3.
     """
     check_bins(bins)
     if resamples < 1:
         raise ValueError(f"resamples = {resamples}: give a whole number of at least 1")
-    found = read_predictions(*as_given(logits, targets), bins)
-    return intervals_of(resampled(found, bins, resamples=resamples, seed=seed))
+    predictions = read_predictions(*validated_inputs(logits, targets), bins)
+    return intervals_of(resampled(predictions, bins, resamples=resamples, seed=seed))
 
 
-def resampled(found: Predictions, bins: int, *, resamples: int, seed: int) -> Tensor:
-    """The measures in INTERVALS on test images drawn anew, float64 [resamples, M].
+def resampled(predictions: Predictions, bins: int, *, resamples: int, seed: int) -> Tensor:
+    """The measures in INTERVALS on bootstrap resamples, float64 [resamples, M].
 
-    Resample r draws the same of N images whatever was predicted of them, so that classifiers can
-    be compared resample by resample.
+    Resample r of N images draws the same ones for every classifier, so that classifiers can be
+    compared resample by resample.
 
     Args:
-        found: of one pass, with these bins.
+        predictions: from `read_predictions` with the same `bins`.
     """
-    samples = _Sorted.of(found, bins)
-    parts = [samples.measures(counts) for counts in _draws(len(found.nll), resamples, seed)]
+    samples = _Sorted.of(predictions, bins)
+    parts = [samples.measures(counts) for counts in _draws(len(predictions.nll), resamples, seed)]
     return torch.cat(parts)
 
 
-def intervals_of(drawn: Tensor) -> dict[str, tuple[float, float]]:
-    """The intervals of what `resampled` gave."""
+def intervals_of(resamples: Tensor) -> dict[str, tuple[float, float]]:
+    """The percentile intervals of the measures that `resampled` returned."""
     edges = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    low, high = drawn.quantile(edges, dim=0).tolist()
+    low, high = resamples.quantile(edges, dim=0).tolist()
     return dict(zip(INTERVALS, zip(low, high, strict=True), strict=True))
 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """The samples in order of confidence, so that adaptive bins are runs of them."""
+    """The samples in order of confidence, so that each adaptive bin is a run of them."""
 
-    order: Tensor  # [N], the samples' own indices
+    order: Tensor  # [N], indices of the samples
     shares: Tensor  # [N, 3 + M]: correct, nll, brier, and the gap in the column of its bin
     gap: Tensor  # [N], confidence - correct
     last: Tensor  # [G], where each run of equal confidences ends
     cuts: Tensor  # [M + 1], where the bins of equal size begin and end
 
     @classmethod
-    def of(cls, found: Predictions, bins: int) -> "_Sorted":
-        confidence, order = found.confidence.sort(stable=True)
-        correct = found.correct[order]
-        rounded = confidence.to(found.precision)
-        place = bin_of(rounded, inner_edges(bins, found.precision))
+    def of(cls, predictions: Predictions, bins: int) -> "_Sorted":
+        confidence, order = predictions.confidence.sort(stable=True)
+        correct = predictions.correct[order]
+        rounded = confidence.to(predictions.precision)
+        bin_index = bin_of(rounded, inner_edges(bins, predictions.precision))
         gap = confidence - correct
-        by_bin = functional.one_hot(place, bins) * gap[:, None]
-        figures = torch.stack([correct, found.nll[order], found.brier[order]], 1)
+        by_bin = functional.one_hot(bin_index, bins) * gap[:, None]
+        figures = torch.stack([correct, predictions.nll[order], predictions.brier[order]], 1)
         _, ties = confidence.unique_consecutive(return_counts=True)
         sizes = equal_sizes(len(order), bins)
         cuts = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return cls(order, torch.cat([figures, by_bin], 1), gap, ties.cumsum(0) - 1, cuts.double())
 
     def measures(self, counts: Tensor) -> Tensor:
-        """Resamples, as how often each sample was drawn [B, N], to INTERVALS [B, 7]."""
+        """The measures in INTERVALS, [B, 7], of how often each resample draws a sample, [B, N]."""
         counts = counts[:, self.order]
         means = counts @ self.shares / len(self.gap)
         gaps = means[:, 3:]
@@ -106,26 +106,26 @@ class _Sorted:
     def _adaptive(self, counts: Tensor) -> Tensor:
         """Adaptive ECE of each resample, [B].
 
-        Summed gaps up to a cut that falls into a run of equal confidences grow evenly inside it,
-        as its samples share their mean correctness.
+        Samples of equal confidence share their mean correctness, so that summed gaps are
+        interpolated linearly at a cut within such a run.
         """
         nothing = counts.new_zeros(len(counts), 1)
-        drawn = torch.cat([nothing, counts.cumsum(1)[:, self.last]], 1)
+        cumulative = torch.cat([nothing, counts.cumsum(1)[:, self.last]], 1)
         gaps = torch.cat([nothing, (counts * self.gap).cumsum(1)[:, self.last]], 1)
-        run = torch.searchsorted(drawn, self.cuts.repeat(len(counts), 1)).clamp(min=1)
-        before, after = drawn.gather(1, run - 1), drawn.gather(1, run)
+        run = torch.searchsorted(cumulative, self.cuts.repeat(len(counts), 1)).clamp(min=1)
+        before, after = cumulative.gather(1, run - 1), cumulative.gather(1, run)
         part = (self.cuts - before) / (after - before).clamp(min=1)
         upto = torch.lerp(gaps.gather(1, run - 1), gaps.gather(1, run), part)
         return upto.diff(dim=1).abs().sum(1) / len(self.gap)
 
 
 def _draws(samples: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """How often each sample is drawn, [B, N] float64, until there were so many resamples."""
+    """Yield how often each resample draws each sample, [B, N] float64, block by block."""
     rng = np.random.default_rng(seed)
     block = max(1, AT_ONCE // samples)
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)
-        drawn = torch.from_numpy(rng.integers(samples, size=(rows, samples)))
-        drawn += samples * torch.arange(rows)[:, None]
-        counts = torch.bincount(drawn.view(-1), minlength=rows * samples)
+        indices = torch.from_numpy(rng.integers(samples, size=(rows, samples)))
+        indices += samples * torch.arange(rows)[:, None]
+        counts = torch.bincount(indices.view(-1), minlength=rows * samples)
         yield counts.view(rows, samples).double()

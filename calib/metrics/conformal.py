@@ -1,4 +1,4 @@
-"""Conformal sets: classes that hold the true one as often as asked, fitted on validation images."""
+"""Conformal sets: they hold the true class at a chosen rate, calibrated on validation images."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ PENALTY, FREE_RANK = 0.1, 1  # of RAPS, as torch-uncertainty has them
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """What sets of one score did on test images.
+    """Coverage and size of the sets of one score on test images.
 
     Attributes:
-        coverage: the share that holds the true class.
-        size: classes in a set, on average; none is empty.
+        coverage: the share of sets that hold the true class.
+        size: average set size, in classes; no set is empty.
     """
 
     coverage: float
@@ -26,10 +26,10 @@ class ConformalSets:
 
 
 def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
-    """How strange each class would be, [N, K].
+    """The nonconformity score of each class, [N, K].
 
-    thr: 1 - p. aps: the mass of all classes at least as likely. raps: that, and 0.1 for each rank
-    below the first. None is randomised, so aps and raps cover more than they are asked for.
+    thr: 1 - p. aps: the mass of all classes at least as likely. raps: that plus 0.1 per rank below
+    the first. None is randomised, so aps and raps cover more than they are asked for.
 
     Source: Sadinle, Lei and Wasserman 2019; Romano, Sesia and Candes 2020; Angelopoulos et al.
     2021.
@@ -37,44 +37,45 @@ def nonconformity(probabilities: Tensor, score: Score) -> Tensor:
     if score == "thr":
         return 1 - probabilities
     ordered, classes = probabilities.sort(dim=1, descending=True)
-    strange = ordered.cumsum(1)
+    scores = ordered.cumsum(1)
     if score == "raps":
         ranks = torch.arange(1, probabilities.shape[1] + 1)
-        strange = strange + PENALTY * (ranks - FREE_RANK).clamp(min=0)
-    return torch.empty_like(strange).scatter_(1, classes, strange)
+        scores = scores + PENALTY * (ranks - FREE_RANK).clamp(min=0)
+    return torch.empty_like(scores).scatter_(1, classes, scores)
 
 
-def threshold(held_out: Tensor, targets: Tensor, miss: float) -> float:
-    """The least strangeness that covers 1 - miss of new images, infinite if too few were held out.
+def threshold(held_out: Tensor, targets: Tensor, miscoverage: float) -> float:
+    """The least score that covers 1 - miscoverage of new images; inf if too few are held out.
 
-    It is the ceil((N + 1)(1 - miss))-th smallest of the true classes', which makes the promise
-    hold for N images; libraries that take the plain quantile promise a little more than they hold.
+    It is the ceil((N + 1)(1 - miscoverage))-th smallest score of a true class, which guarantees
+    coverage with N images; libraries that take the plain quantile cover slightly less.
 
     Args:
         held_out: [N, K], from `nonconformity`.
     """
     true = held_out.gather(1, targets[:, None])[:, 0]
-    rank = math.ceil((len(true) + 1) * (1 - miss))
+    rank = math.ceil((len(true) + 1) * (1 - miscoverage))
     return math.inf if rank > len(true) else true.kthvalue(rank).values.item()
 
 
-def sets_within(strange: Tensor, limit: float) -> Tensor:
-    """Which classes each set holds, [N, K] bool; the least strange one always."""
-    chosen = strange <= limit
-    return chosen.scatter_(1, strange.argmin(1, keepdim=True), True)
+def sets_within(scores: Tensor, limit: float) -> Tensor:
+    """Which classes each set holds, [N, K] bool; the class of the lowest score always."""
+    sets = scores <= limit
+    return sets.scatter_(1, scores.argmin(1, keepdim=True), True)
 
 
 def conformal_sets(
-    held_out: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, score: Score, miss: float
+    fit: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, score: Score, miscoverage: float
 ) -> ConformalSets:
-    """Sets fitted on held-out images and measured on test images.
+    """Sets calibrated on held-out images and measured on test images.
 
     Args:
-        held_out, test: logits [N, K], best after temperature scaling, and targets [N].
-        miss: share of sets that may lack the true class.
+        fit, test: logits [N, K], best after temperature scaling, and targets [N].
+        miscoverage: share of sets that may lack the true class.
     """
-    (fitted, known), (logits, targets) = held_out, test
-    limit = threshold(nonconformity(fitted.double().softmax(1), score), known, miss)
-    chosen = sets_within(nonconformity(logits.double().softmax(1), score), limit)
-    held = chosen.gather(1, targets[:, None])[:, 0]
-    return ConformalSets(held.double().mean().item(), chosen.sum(1).double().mean().item())
+    (fit_logits, fit_targets), (logits, targets) = fit, test
+    held_out = nonconformity(fit_logits.double().softmax(1), score)
+    limit = threshold(held_out, fit_targets, miscoverage)
+    sets = sets_within(nonconformity(logits.double().softmax(1), score), limit)
+    covered = sets.gather(1, targets[:, None])[:, 0]
+    return ConformalSets(covered.double().mean().item(), sets.sum(1).double().mean().item())

@@ -1,4 +1,4 @@
-"""The measures, and all of them at once."""
+"""Calibration measures one by one, and `calibration_metrics`, which computes them all."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,11 +10,11 @@ from semix.calib.metrics.one_pass import (
     ClassBins,
     Predictions,
     ReliabilityBins,
-    as_given,
     check_bins,
     equal_mass,
     equal_width,
     read_predictions,
+    validated_inputs,
 )
 from semix.calib.metrics.selective import selective
 from semix.calib.metrics.variational import top_label_error
@@ -55,7 +55,7 @@ def maximum_error(bins: ReliabilityBins) -> float:
 def classwise_error(bins: ClassBins) -> float:
     """Mean over all K classes of the ECE of p_k against "the target is k", in [0, 1].
 
-    K is the width of the logits, so a class that is missing among the targets counts as well.
+    K is the width of the logits, so a class that no target has counts as well.
 
     Source: Kull et al. 2019, eq. (2) with bins of equal width.
     """
@@ -63,7 +63,7 @@ def classwise_error(bins: ClassBins) -> float:
     return (gaps.sum() / (len(gaps) * bins.samples)).item()
 
 
-POINTS = 1 << 14  # cells of the grid on [0, 1]; at bandwidths from 0.001 the error is below 1e-6
+POINTS = 1 << 14  # cells of the grid on [0, 1]; for bandwidths of 0.001 and more, error < 1e-6
 
 
 def smooth_error(confidence: Tensor, correct: Tensor) -> float:
@@ -77,30 +77,30 @@ def smooth_error(confidence: Tensor, correct: Tensor) -> float:
 
     Source: Blasiok and Nakkiran 2024, definition 2 and section 4.
     """
-    found = spectrum(confidence, correct)
-    return float(brentq(lambda width: smoothed_error(found, width) - width, 0.0, 1.0, xtol=1e-10))
+    coefficients = spectrum(confidence, correct)
+    return float(brentq(lambda s: smoothed_error(coefficients, s) - s, 0.0, 1.0, xtol=1e-10))
 
 
 def spectrum(confidence: Tensor, correct: Tensor) -> np.ndarray:
     """Cosine coefficients of the residuals, each shared between its two nearest grid points."""
-    place = confidence.numpy() * POINTS
-    left = np.minimum(place.astype(np.int64), POINTS - 1)
-    part, residual = place - left, (confidence - correct).numpy() / len(place)
-    grid: np.ndarray = np.bincount(left, (1 - part) * residual, minlength=POINTS + 1)
-    grid += np.bincount(left + 1, part * residual, minlength=POINTS + 1)
-    grid[1:-1] *= 0.5  # scipy counts the points between the ends twice
+    position = confidence.numpy() * POINTS
+    left = np.minimum(position.astype(np.int64), POINTS - 1)
+    share, residual = position - left, (confidence - correct).numpy() / len(position)
+    grid: np.ndarray = np.bincount(left, (1 - share) * residual, minlength=POINTS + 1)
+    grid += np.bincount(left + 1, share * residual, minlength=POINTS + 1)
+    grid[1:-1] *= 0.5  # scipy counts all points but the two ends twice
     return np.asarray(dct(grid, type=1))
 
 
 def smoothed_error(coefficients: np.ndarray, bandwidth: float) -> float:
     """The smoothed error at one bandwidth.
 
-    Reflecting a Gaussian at 0 and 1 without end is the same as damping cosines, so the kernel is
-    exact; cos(pi k t) becomes exp(-(pi k s)^2 / 2) cos(pi k t).
+    Reflecting a Gaussian at 0 and 1 infinitely often equals damping cosines, so the kernel is
+    exact: cos(pi k t) becomes exp(-(pi k s)^2 / 2) cos(pi k t).
     """
     frequency = np.pi * np.arange(len(coefficients))
     damped = coefficients * np.exp(-((frequency * bandwidth) ** 2) / 2)
-    damped[-1] *= 2  # as the points above
+    damped[-1] *= 2  # scipy counts the ends once, as in `spectrum`
     heights = np.abs(dct(damped, type=1))
     return float(np.trapezoid(heights, dx=1 / POINTS))
 
@@ -109,17 +109,17 @@ def smoothed_error(coefficients: np.ndarray, bandwidth: float) -> float:
 class BrierParts:
     """brier = reliability - resolution + uncertainty + within, to the last digits."""
 
-    reliability: float  # mean squared gap of the bins, from 0: what calibration can repair
-    resolution: float  # how far frequencies differ between bins, from 0: more is better
-    uncertainty: float  # sum_k f_k (1 - f_k) of the class frequencies: of the data alone
-    within: float  # what the spread inside bins adds; 0 if each bin holds one value; any sign
+    reliability: float  # mean squared gap of the bins, >= 0: what calibration can repair
+    resolution: float  # how far frequencies differ between bins, >= 0: more is better
+    uncertainty: float  # sum_k f_k (1 - f_k) of the class frequencies: depends on the data alone
+    within: float  # from the spread inside bins; 0 if each bin holds one value; any sign
 
 
 def brier_parts(brier: float, bins: ClassBins) -> BrierParts:
     """Split the mean Brier score of several classes, class by class over bins of p_k.
 
-    `within` is the variance of p_k inside bins less twice its covariance with "the target is k"
-    there, summed over classes.
+    `within` is the variance of p_k inside bins minus twice its covariance with "the target is k"
+    inside them, summed over classes.
 
     Source: Murphy 1973; the two parts inside bins are Stephenson et al. 2008, eq. (6).
     """
@@ -169,10 +169,10 @@ class CalibrationMetrics:
     brier_uncertainty: float
     brier_within: float
     aurc: float  # area under the risk-coverage curve
-    augrc: float  # the same of the generalised risk
-    coverage_at_5_risk: float  # the largest at which at most 5 % are errors
+    augrc: float  # the same for the generalised risk
+    coverage_at_5_risk: float  # the largest coverage with at most 5 % errors
     risk_at_80_coverage: float
-    variational_ece: float  # a lower bound, top label; by chance below 0
+    variational_ece: float  # a lower bound, top label; can fall below 0 by chance
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -188,32 +188,34 @@ def calibration_metrics(
             float64), sums over samples in float64.
         targets: [N] int, class numbers in 0..K-1.
         bins: for every binned measure; bins of equal width are (l, u].
-        adaptive: which bins of equal size: see `semix.calib.metrics.one_pass.equal_mass`.
+        adaptive: the kind of equal-size bins, see `semix.calib.metrics.one_pass.equal_mass`.
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.as_given`; or bins below 1.
+        ValueError: see `semix.calib.metrics.one_pass.validated_inputs`; or bins below 1.
     """
     check_bins(bins)
-    found = read_predictions(*as_given(logits, targets), bins)
-    return summarise(found, bins, adaptive=adaptive)
+    predictions = read_predictions(*validated_inputs(logits, targets), bins)
+    return summarise(predictions, bins, adaptive=adaptive)
 
 
-def summarise(found: Predictions, bins: int, *, adaptive: Adaptive = "split") -> CalibrationMetrics:
-    """The measures of what one pass found; `bins` as in that pass."""
-    confidence, correct = found.confidence, found.correct
-    width = equal_width(confidence, correct, bins, precision=found.precision)
-    mass = equal_mass(confidence, correct, bins, variant=adaptive, precision=found.precision)
-    brier = found.brier.mean().item()
-    parts = brier_parts(brier, found.classes)
+def summarise(
+    predictions: Predictions, bins: int, *, adaptive: Adaptive = "split"
+) -> CalibrationMetrics:
+    """All measures of the predictions; `bins` as for `read_predictions`."""
+    confidence, correct = predictions.confidence, predictions.correct
+    width = equal_width(confidence, correct, bins, precision=predictions.precision)
+    mass = equal_mass(confidence, correct, bins, variant=adaptive, precision=predictions.precision)
+    brier = predictions.brier.mean().item()
+    parts = brier_parts(brier, predictions.classes)
     return CalibrationMetrics(
         accuracy=correct.mean().item(),
         ece=expected_error(width),
         adaptive_ece=expected_error(mass),
-        classwise_ece=classwise_error(found.classes),
+        classwise_ece=classwise_error(predictions.classes),
         smooth_ece=smooth_error(confidence, correct),
         mce=maximum_error(width),
         over_ece=over_error(width),
         under_ece=under_error(width),
-        nll=found.nll.mean().item(),
+        nll=predictions.nll.mean().item(),
         brier=brier,
         brier_reliability=parts.reliability,
         brier_resolution=parts.resolution,

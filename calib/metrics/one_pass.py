@@ -1,4 +1,4 @@
-"""Inputs of the measures, and what one pass over them gives: predictions, bins, bins of classes."""
+"""Check the inputs of the measures and reduce them in one pass: predictions, bins, class bins."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 
-def checked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`as_given` in float64, for what is fitted to logits. [N, K] and int64 [N]."""
-    logits, targets = as_given(logits, targets)
+def validated_float64(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """As `validated_inputs`, with float64 logits for fitting: [N, K] and int64 [N]."""
+    logits, targets = validated_inputs(logits, targets)
     return logits.double(), targets
 
 
-def as_given(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def validated_inputs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The same values on the CPU without gradient, at least float32 [N, K] and int64 [N].
 
     Raises:
         ValueError: wrong shapes or types, no samples, a logit that is not finite, or a target
-            that is no class; the text names the first such value.
+            outside the classes; the message names the first such value.
     """
     if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
         raise ValueError(
             f"logits are {logits.dtype} {tuple(logits.shape)}: give float [N, K] with K >= 2"
         )
     if targets.shape != logits.shape[:1]:
-        wanted = f"[{logits.shape[0]}], one target a row of logits"
-        raise ValueError(f"targets have shape {tuple(targets.shape)}: give {wanted}")
+        expected = f"[{logits.shape[0]}], one target per row of logits"
+        raise ValueError(f"targets have shape {tuple(targets.shape)}: give {expected}")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ValueError(f"targets are {targets.dtype}: give class numbers")
     if len(logits) == 0:
@@ -47,37 +47,37 @@ def check_bins(bins: int) -> None:
 
 
 def _refuse_bad_values(logits: Tensor, targets: Tensor) -> None:
-    # One value that is not finite makes the sum so; a sum can also overflow, hence the look.
+    # A value that is not finite makes the sum so, but a sum can also overflow: then look at each.
     bad = torch.empty(0) if logits.sum().isfinite() else (~logits.isfinite()).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
-        found = f"logits[{row}, {column}] = {logits[row, column].item()}"
-        raise ValueError(f"{found}: every logit must be finite")
+        value = f"logits[{row}, {column}] = {logits[row, column].item()}"
+        raise ValueError(f"{value}: every logit must be finite")
     classes = logits.shape[1]
     wrong = ((targets < 0) | (targets >= classes)).nonzero()
     if len(wrong):
         row = int(wrong[0])
-        found = f"targets[{row}] = {targets[row].item()}"
-        raise ValueError(f"{found}: must lie in 0..{classes - 1}, as logits have {classes} columns")
+        value = f"targets[{row}] = {targets[row].item()}"
+        raise ValueError(f"{value}: must lie in 0..{classes - 1}, as logits have {classes} columns")
 
 
-PART = 1 << 17  # values: 0.5 MB of float32; half and twice as many took longer
+PART = 1 << 17  # values, 0.5 MB of float32; half and twice as many were slower
 
 
 @dataclass(frozen=True)
 class SoftmaxRows:
-    """Some rows, in the order of the logits."""
+    """Softmax terms of consecutive rows of logits."""
 
     highest: Tensor  # [B], the row's largest logit
     exponentials: Tensor  # [B, K], exp(logits - highest)
-    rest: Tensor  # [B] float64, their sum but the 1 of the largest
+    rest: Tensor  # [B] float64, their sum without the 1 of the largest
 
 
 def softmax_rows(logits: Tensor) -> Iterator[SoftmaxRows]:
-    """Walk over checked logits [N, K].
+    """Iterate over validated logits [N, K] in parts.
 
-    Exponentials keep the precision of the logits, whose own rounding weighs more than theirs.
-    They are summed in float64: 1 / (1 + rest) tells 1 - 1e-9 from 1 - 1e-12.
+    Exponentials keep the precision of the logits, whose rounding error is larger than theirs.
+    They are summed in float64, so that 1 / (1 + rest) distinguishes 1 - 1e-9 from 1 - 1e-12.
     """
     for part in logits.split(max(1, PART // logits.shape[1])):
         highest = part.amax(1, keepdim=True)
@@ -88,8 +88,8 @@ def softmax_rows(logits: Tensor) -> Iterator[SoftmaxRows]:
 def hits(logits: Tensor, targets: Tensor, *, highest: Tensor, rest: Tensor) -> Tensor:
     """Whether the predicted class is the target, bool [N]; of equal logits the first is predicted.
 
-    Looking for where the largest logit is costs more than all the rest, so it is done only for
-    rows in which another may be equal.
+    Searching for the largest logit costs more than everything else, so it is done only for rows
+    in which another logit may be equal.
     """
     right = logits.gather(1, targets[:, None])[:, 0] == highest
     doubtful = (right & (rest >= 1)).nonzero()[:, 0]  # an equal logit adds another 1
@@ -98,9 +98,10 @@ def hits(logits: Tensor, targets: Tensor, *, highest: Tensor, rest: Tensor) -> T
     return right
 
 
+# Adaptive ECE: sorted samples split evenly, or the edges of the official code.
 Adaptive = Literal["split", "code"]
 
-FEW_EDGES = 32  # so few comparisons of everything are several times faster than a search
+FEW_EDGES = 32  # up to here, comparing with every edge is several times faster than a search
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class ReliabilityBins:
     count: Tensor  # [M] int64, samples in the bin
     confidence: Tensor  # [M] float64 in [0, 1]; 0 where the bin is empty
     accuracy: Tensor  # [M] float64 in [0, 1]; 0 where the bin is empty
-    samples: int  # N, also those that no bin holds
+    samples: int  # N, including samples in no bin
 
     @property
     def share(self) -> Tensor:
-        """[M] float64: the part of all samples that is in each bin."""
+        """[M] float64: the fraction of all samples in each bin."""
         return self.count.double() / self.samples
 
     @property
@@ -131,10 +132,10 @@ def reliability_bins(logits: Tensor, targets: Tensor, bins: int = 15) -> Reliabi
         targets: [N] int, class numbers.
         bins: M; bin m holds confidences in (m/M, (m+1)/M].
     Raises:
-        ValueError: see `semix.calib.metrics.one_pass.as_given`; or bins below 1.
+        ValueError: see `semix.calib.metrics.one_pass.validated_inputs`; or bins below 1.
     """
     check_bins(bins)
-    logits, targets = as_given(logits, targets)
+    logits, targets = validated_inputs(logits, targets)
     return equal_width(*top_label(logits, targets), bins, precision=logits.dtype)
 
 
@@ -142,7 +143,7 @@ def top_label(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Confidence of the predicted class, and 1 where it is right: [N] and [N] float64.
 
     Args:
-        logits, targets: [N, K] and [N], checked.
+        logits, targets: [N, K] and [N], validated.
     """
     parts = [(rows.highest, rows.rest) for rows in softmax_rows(logits)]
     highest, rest = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -164,10 +165,10 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
     """
     if len(edges) > FEW_EDGES:
         return torch.bucketize(values, edges)
-    place = torch.zeros(values.shape, dtype=torch.uint8)
+    index = torch.zeros(values.shape, dtype=torch.uint8)
     for edge in edges:
-        place += values > edge
-    return place.long()
+        index += values > edge
+    return index.long()
 
 
 def equal_width(
@@ -180,8 +181,8 @@ def equal_width(
         precision: of the logits. A float32 confidence of 0.6 lies on the edge 9/15 because both
             are rounded to float32 before they are compared, as in the official code.
     """
-    place = bin_of(confidence.to(precision), inner_edges(bins, precision))
-    return _averaged(confidence, correct, place, bins)
+    bin_index = bin_of(confidence.to(precision), inner_edges(bins, precision))
+    return _averaged(confidence, correct, bin_index, bins)
 
 
 def equal_mass(
@@ -192,7 +193,7 @@ def equal_mass(
     variant: Adaptive = "split",
     precision: torch.dtype = torch.float64,
 ) -> ReliabilityBins:
-    """Bins that hold the same number of samples, as nearly as that goes.
+    """Bins that hold the same number of samples, as nearly as possible.
 
     Args:
         confidence, correct: [N] float64.
@@ -210,8 +211,8 @@ def equal_mass(
     order = confidence.argsort()
     _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
     correct = (torch.zeros(len(ties)).double().index_add_(0, tie, correct[order]) / ties)[tie]
-    place = torch.arange(bins).repeat_interleave(equal_sizes(len(order), bins))
-    return _averaged(confidence[order], correct, place, bins)
+    bin_index = torch.arange(bins).repeat_interleave(equal_sizes(len(order), bins))
+    return _averaged(confidence[order], correct, bin_index, bins)
 
 
 def equal_sizes(samples: int, bins: int) -> Tensor:
@@ -223,12 +224,12 @@ def _between_quantiles(
     confidence: Tensor, correct: Tensor, bins: int, precision: torch.dtype
 ) -> ReliabilityBins:
     samples, values = len(confidence), confidence.to(precision)
-    places = np.linspace(0, samples, bins + 1)
-    edges = np.interp(places, np.arange(samples), values.sort().values.numpy())
-    place = torch.bucketize(values, torch.from_numpy(edges).to(precision))
-    # Place 0 is at or below the lowest edge, in no bin.
-    found = _averaged(confidence, correct, place, bins + 1)
-    return ReliabilityBins(found.count[1:], found.confidence[1:], found.accuracy[1:], samples)
+    ranks = np.linspace(0, samples, bins + 1)
+    edges = np.interp(ranks, np.arange(samples), values.sort().values.numpy())
+    bin_index = torch.bucketize(values, torch.from_numpy(edges).to(precision))
+    # Index 0 is at or below the lowest edge, in no bin.
+    every = _averaged(confidence, correct, bin_index, bins + 1)
+    return ReliabilityBins(every.count[1:], every.confidence[1:], every.accuracy[1:], samples)
 
 
 def _averaged(confidence: Tensor, correct: Tensor, bin_of: Tensor, bins: int) -> ReliabilityBins:
@@ -255,8 +256,8 @@ class ClassBins:
 class ClassBinsSum:
     """Sums ClassBins over parts of the samples.
 
-    At most M - 1 of a row's probabilities lie above 1/M, so only those are put into bins; the
-    lowest bin of a class is what is left of its total.
+    At most M - 1 of a row's probabilities lie above 1/M, so only those are binned; the lowest bin
+    of a class is its total minus the other bins.
 
     Args:
         precision: that of the probabilities; edges are rounded to it.
@@ -276,8 +277,8 @@ class ClassBinsSum:
         self.total += probabilities.sum(0, dtype=torch.float64)
         if len(self.edges):
             flat = probabilities.view(-1)
-            place = (flat > self.edges[0]).nonzero()[:, 0]
-            self.high.append((place % self.shape[0], flat[place]))
+            positions = (flat > self.edges[0]).nonzero()[:, 0]
+            self.high.append((positions % self.shape[0], flat[positions]))
         self.of_target.append((targets, probabilities.gather(1, targets[:, None])[:, 0]))
 
     def finish(self) -> ClassBins:
@@ -285,57 +286,54 @@ class ClassBinsSum:
         mass = torch.zeros(self.shape, dtype=torch.float64)
         if self.high:
             classes, values = (torch.cat(part) for part in zip(*self.high, strict=True))
-            place = self._place(classes, values)
+            cells = self._flat_cell(classes, values)
             size = count.numel()
-            count += torch.bincount(place, minlength=size).view(self.shape)
-            mass += torch.bincount(place, values.double(), minlength=size).view(self.shape)
+            count += torch.bincount(cells, minlength=size).view(self.shape)
+            mass += torch.bincount(cells, values.double(), minlength=size).view(self.shape)
         count[:, 0] = self.samples - count.sum(1)
-        # Rounding alone could leave less than nothing.
+        # Rounding errors could make it negative.
         mass[:, 0] = (self.total - mass.sum(1)).clamp(min=0)
         targets, values = (torch.cat(part) for part in zip(*self.of_target, strict=True))
-        place = self._place(targets, values)
-        positives = torch.bincount(place, minlength=count.numel()).view(self.shape)
+        cells = self._flat_cell(targets, values)
+        positives = torch.bincount(cells, minlength=count.numel()).view(self.shape)
         return ClassBins(self.samples, count, mass, positives)
 
-    def _place(self, classes: Tensor, values: Tensor) -> Tensor:
+    def _flat_cell(self, classes: Tensor, values: Tensor) -> Tensor:
         return classes * self.shape[1] + bin_of(values, self.edges)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What each sample contributes; means over samples are the measures."""
+    """The contribution of each sample to the measures, which are means over samples."""
 
     confidence: Tensor  # [N] float64 in (0, 1], probability of the predicted class
     correct: Tensor  # [N] float64, 1 where the predicted class is the target
     nll: Tensor  # [N] float64, -log p_y in nats
     brier: Tensor  # [N] float64 in [0, 2], sum_k (p_k - [y = k])^2
-    precision: torch.dtype  # of the logits; confidences are put into bins in it
+    precision: torch.dtype  # of the logits, in which confidences are binned
     classes: ClassBins
 
 
 def read_predictions(logits: Tensor, targets: Tensor, bins: int) -> Predictions:
-    """One pass over checked logits [N, K] and targets [N]."""
+    """The predictions of validated logits [N, K] and targets [N], in one pass."""
     parts, start = [], 0
     classes = ClassBinsSum(logits.shape[1], bins, precision=logits.dtype)
     for rows in softmax_rows(logits):
-        wanted = targets[start : start + len(rows.rest)]
-        start += len(wanted)
+        row_targets = targets[start : start + len(rows.rest)]
+        start += len(row_targets)
         probabilities = rows.exponentials.div_((1 + rows.rest).to(logits.dtype)[:, None])
-        classes.add(probabilities, wanted)
-        found = probabilities.gather(1, wanted[:, None])[:, 0]
+        classes.add(probabilities, row_targets)
+        p_target = probabilities.gather(1, row_targets[:, None])[:, 0]
         squares = torch.linalg.vecdot(probabilities, probabilities)
-        parts.append((rows.highest, rows.rest, found.double(), squares.double()))
-    highest, rest, found, squares = (torch.cat(part) for part in zip(*parts, strict=True))
+        parts.append((rows.highest, rows.rest, p_target.double(), squares.double()))
+    highest, rest, p_target, squares = (torch.cat(part) for part in zip(*parts, strict=True))
     behind = highest - logits.gather(1, targets[:, None])[:, 0]
-    others = (squares - found.square()).clamp(min=0)  # below 0 by rounding alone
+    others = (squares - p_target.square()).clamp(min=0)  # below 0 by rounding alone
     return Predictions(
         confidence=1 / (1 + rest),
         correct=hits(logits, targets, highest=highest, rest=rest).double(),
         nll=rest.log1p() + behind.double(),
-        brier=(1 - found).square() + others,
+        brier=(1 - p_target).square() + others,
         precision=logits.dtype,
         classes=classes.finish(),
     )
-
-
-# Of adaptive ECE: the sorted samples split evenly, or edges as the official code finds them.

@@ -1,4 +1,4 @@
-"""How well a score tells known images from foreign ones: AUROC and FPR95."""
+"""How well a score separates in-distribution from out-of-distribution images: AUROC, FPR95."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,24 +13,25 @@ from torch.distributions import Categorical
 class OodMetrics:
     """Both are fractions in [0, 1]."""
 
-    auroc: float  # chance that a known image scores above a foreign one; ties count half
-    fpr95: float  # share of foreign images accepted where 95 % of the known ones are
+    auroc: float  # chance that an in-distribution image scores above an OOD one; ties count half
+    fpr95: float  # share of OOD images accepted where 95 % of the in-distribution ones are
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
 
 def ood_metrics(in_scores: Tensor, out_scores: Tensor) -> OodMetrics:
-    """Compare the scores of known (in-distribution) and foreign images.
+    """Compare the scores of in-distribution and out-of-distribution images.
 
     Args:
-        in_scores, out_scores: [N] and [M] float, higher means more like the known images:
+        in_scores, out_scores: [N] and [M] float, higher means more in-distribution:
             `max_probability`, the usual one, or `negative_entropy`.
     Raises:
         ValueError: a set is empty, not one-dimensional or holds a value that is not finite.
     """
-    known, foreign = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
-    return OodMetrics(auroc=_auroc(known, foreign), fpr95=_false_positive_rate(known, foreign))
+    in_scores, out_scores = _scores("in_scores", in_scores), _scores("out_scores", out_scores)
+    fpr95 = _false_positive_rate(in_scores, out_scores)
+    return OodMetrics(auroc=_auroc(in_scores, out_scores), fpr95=fpr95)
 
 
 def max_probability(logits: Tensor) -> Tensor:
@@ -39,27 +40,27 @@ def max_probability(logits: Tensor) -> Tensor:
 
 
 def negative_entropy(logits: Tensor) -> Tensor:
-    """Minus the entropy of softmax, nats, of float [N, K], float64 [N]: highest where surest."""
+    """Minus the entropy of softmax in nats, of float [N, K], float64 [N]: 0 is the surest."""
     return _by_part(logits, lambda part: -Categorical(logits=part).entropy())
 
 
 def _by_part(logits: Tensor, score: Callable[[Tensor], Tensor]) -> Tensor:
-    # In float64: in float32 the surest images would all have the probability 1.
+    # In float32 the surest images would all have the probability 1.
     parts = logits.detach().cpu().split(max(1, PART // logits.shape[1]))
     return torch.cat([score(part.double()) for part in parts])
 
 
-def _auroc(known: Tensor, foreign: Tensor) -> float:
-    ordered = foreign.sort().values
-    below = torch.searchsorted(ordered, known)  # foreign scores < this one
-    upto = torch.searchsorted(ordered, known, right=True)  # <= this one
-    return ((below + upto).double().mean() / (2 * len(foreign))).item()
+def _auroc(in_scores: Tensor, out_scores: Tensor) -> float:
+    ordered = out_scores.sort().values
+    below = torch.searchsorted(ordered, in_scores)  # OOD scores < this one
+    upto = torch.searchsorted(ordered, in_scores, right=True)  # <= this one
+    return ((below + upto).double().mean() / (2 * len(out_scores))).item()
 
 
-def _false_positive_rate(known: Tensor, foreign: Tensor) -> float:
-    # The highest score that still accepts 95 % of the known images, so always one of theirs.
-    threshold = known.sort().values[len(known) * 5 // 100]
-    return (foreign >= threshold).double().mean().item()
+def _false_positive_rate(in_scores: Tensor, out_scores: Tensor) -> float:
+    # The highest score that still accepts 95 % of the in-distribution images: one of theirs.
+    threshold = in_scores.sort().values[len(in_scores) * 5 // 100]
+    return (out_scores >= threshold).double().mean().item()
 
 
 def _scores(name: str, scores: Tensor) -> Tensor:
@@ -68,6 +69,6 @@ def _scores(name: str, scores: Tensor) -> Tensor:
     scores = scores.detach().cpu().double()
     bad = (~scores.isfinite()).nonzero()
     if len(bad):
-        place = int(bad[0])
-        raise ValueError(f"{name}[{place}] = {scores[place].item()}: every score must be finite")
+        index = int(bad[0])
+        raise ValueError(f"{name}[{index}] = {scores[index].item()}: every score must be finite")
     return scores

@@ -1,4 +1,4 @@
-"""Selective prediction: what is gained by answering only where the classifier is surest."""
+"""Selective prediction: risk and coverage when only the most confident predictions are kept."""
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class Selective:
 
 
 def selective(confidence: Tensor, correct: Tensor) -> Selective:
-    """All of them.
+    """The measures of selective prediction.
+
 
     Samples of equal confidence share their mean error, the expectation over their orders.
 
@@ -42,11 +43,11 @@ def selective(confidence: Tensor, correct: Tensor) -> Selective:
     order = confidence.argsort(descending=True)
     _, tie, ties = confidence[order].unique_consecutive(return_inverse=True, return_counts=True)
     errors = torch.zeros(len(ties), dtype=torch.float64).index_add_(0, tie, 1 - correct[order])
-    made = (errors / ties)[tie].cumsum(0)
+    mistakes = (errors / ties)[tie].cumsum(0)
     samples = len(order)
-    risk = made / torch.arange(1, samples + 1, dtype=torch.float64)
+    risk = mistakes / torch.arange(1, samples + 1, dtype=torch.float64)
     admissible = (risk <= RISK).nonzero()
-    joint = made / samples
+    joint = mistakes / samples
     return Selective(
         aurc=risk.mean().item(),
         augrc=torch.trapezoid(joint).item() / (samples - 1) if samples > 1 else joint.item(),

@@ -1,4 +1,4 @@
-"""Calibration errors from below: what a recalibration that never saw an image wins on it."""
+"""Lower bounds of calibration errors, from recalibration that is cross-fitted over folds."""
 
 import warnings
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 FOLDS = 5
-FEWEST = 2 * FOLDS  # samples; of fewer no fold can learn anything
+MIN_SAMPLES = 2 * FOLDS  # with fewer samples no fold can learn anything
 
 
 def variational_error(
@@ -16,12 +16,12 @@ def variational_error(
     """A lower bound of the L_p calibration error E |E[y | f] - f|_p, equal where g = E[y | f].
 
     It is the mean of <sign(d) |d|^(p-1) / |d|_p^(p-1), y - f> with d = g - f: how much better g is
-    than f in the proper loss that belongs to this error. By chance it can be negative.
+    than f in the proper loss that belongs to this error. It can be negative by chance.
 
     Args:
         predicted: f, [N, K] probabilities, or [N, 1] of one event.
-        recalibrated: g, as f, of a recalibration that was fitted without the image it is for.
-        truth: y, as f: one-hot, or whether the event came.
+        recalibrated: g, shaped as f; each image's recalibration is fitted without that image.
+        truth: y, shaped as f: one-hot, or whether the event occurred.
         order: p, at least 1.
 
     Source: Berta, Holzmuller, Jordan and Bach 2026, arXiv 2602.24230.
@@ -34,36 +34,36 @@ def variational_error(
 
 
 def top_label_error(confidence: Tensor, correct: Tensor) -> float:
-    """The same of the top label: E |P(correct | confidence) - confidence|, what ECE estimates.
+    """The bound for the top label: E |P(correct | confidence) - confidence|, what ECE estimates.
 
-    P is isotonic regression in five stratified folds, each fitted on the other four. 0 of fewer
-    than ten samples.
+    P is isotonic regression in five stratified folds, each fitted on the other four. With fewer
+    than ten samples it is 0.
 
     Args:
         confidence, correct: [N] float64.
     """
-    if len(confidence) < FEWEST:
+    if len(confidence) < MIN_SAMPLES:
         return 0.0
-    given, truth = confidence.numpy(), correct.numpy() > 0.5
-    order = np.lexsort((truth, given))  # so that folds do not hang on how the images lie
-    given, truth = given[order], truth[order]
-    columns = (given, cross_fitted(given, truth), truth.astype(float))
+    ordered, truth = confidence.numpy(), correct.numpy() > 0.5
+    order = np.lexsort((truth, ordered))  # folds must not depend on the order of images
+    ordered, truth = ordered[order], truth[order]
+    columns = (ordered, cross_fitted(ordered, truth), truth.astype(float))
     f, g, y = (torch.from_numpy(column)[:, None] for column in columns)
     return variational_error(f, g, y, order=1.0)
 
 
 def cross_fitted(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """P(correct | confidence), [N], each of folds that leave the sample out."""
-    from sklearn.isotonic import IsotonicRegression  # a second, for this measure alone
+    """P(correct | confidence), [N], each sample's from the folds without it."""
+    from sklearn.isotonic import IsotonicRegression  # takes a second to import
     from sklearn.model_selection import StratifiedKFold
 
-    found = np.empty(len(confidence))
+    probability = np.empty(len(confidence))
     splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fewer errors than folds
+        warnings.simplefilter("ignore")  # sklearn warns if there are fewer errors than folds
         splits = list(splitter.split(confidence, correct))
     for rest, fold in splits:
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
         fitted.fit(confidence[rest], correct[rest].astype(float))
-        found[fold] = fitted.predict(confidence[fold])
-    return found
+        probability[fold] = fitted.predict(confidence[fold])
+    return probability

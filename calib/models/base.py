@@ -1,4 +1,4 @@
-"""What a classifier is, and its weights as a file."""
+"""The base class of classifiers, and loading of pretrained weights."""
 
 import logging
 import sys
@@ -31,7 +31,7 @@ class ImageClassifier(nn.Module):
 
     @torch.no_grad()
     def map_side(self, images: Tensor) -> int | None:
-        """Side of the last map of features before it is pooled; None where there is none."""
+        """Side of the last feature map before pooling; None if there is none."""
         pools = [part for part in self.features.modules() if isinstance(part, nn.AdaptiveAvgPool2d)]
         sides: list[int] = []
         hook = pools[-1].register_forward_pre_hook(lambda _, maps: sides.append(maps[0].shape[-1]))
@@ -48,7 +48,7 @@ class ImageClassifier(nn.Module):
 
 
 def parameterised(parts: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those with parameters, in their order."""
+    """The parts that have parameters, in order."""
     return [part for part in parts if any(True for _ in part.parameters())]
 
 
@@ -59,36 +59,36 @@ BATCHES = "num_batches_tracked"  # of a batch norm; left out of many files, and 
 
 
 def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
-    """Fill a network of timm in place; on the meta device only see whether the file fits.
+    """Fill a network of timm in place; on the meta device only check whether the file fits.
 
     Args:
-        last: name of the last layer, which keeps its fresh weights where the file has none or
-            those of another number of classes.
+        last: name of the last layer, which keeps its fresh weights if the file has none or those
+            of another number of classes.
     Raises:
         InputError: no such file, no safetensors, or a tensor that is missing, left over or of
             another shape: the first is named.
     """
-    own = network.state_dict()
-    on_meta = any(tensor.is_meta for tensor in own.values())
-    found = _adapt(_read(path, header_alone=on_meta), network)
+    state = network.state_dict()
+    on_meta = any(tensor.is_meta for tensor in state.values())
+    weights = _adapt(_read(path, header_only=on_meta), network)
     layer = (f"{last}.weight", f"{last}.bias")
-    if fresh := _tells_others_apart(found, own, layer):
-        found = {name: tensor for name, tensor in found.items() if name not in layer}
-    expected = {name for name in own if not (fresh and name in layer)}
-    _refuse_misfit(found, own, expected, path)
+    if fresh := _has_other_classes(weights, state, layer):
+        weights = {name: tensor for name, tensor in weights.items() if name not in layer}
+    expected = {name for name in state if not (fresh and name in layer)}
+    _refuse_misfit(weights, state, expected, path)
     if on_meta:
         return
-    network.load_state_dict({**own, **found})
+    network.load_state_dict({**state, **weights})
     if fresh:
         log.info("%s: its last layer %s is of other classes and begins afresh", path, last)
 
 
-def _read(path: Path, *, header_alone: bool) -> Tensors:
+def _read(path: Path, *, header_only: bool) -> Tensors:
     if not path.is_file():
         raise InputError("model.weights", path, "is not there")
     refuse_larger(path, most=MOST_TENSORS)
     try:
-        if not header_alone:
+        if not header_only:
             return load_file(path)
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -98,25 +98,25 @@ def _read(path: Path, *, header_alone: bool) -> Tensors:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def _adapt(found: Tensors, network: nn.Module) -> Tensors:
-    """As timm does itself for its own files: older names, position embeddings of other sizes."""
+def _adapt(weights: Tensors, network: nn.Module) -> Tensors:
+    """Convert older names and position embeddings of other sizes, as timm does for its files."""
     adapt = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
-    return found if adapt is None else dict(adapt(found, network))
+    return weights if adapt is None else dict(adapt(weights, network))
 
 
-def _tells_others_apart(found: Tensors, own: Tensors, layer: tuple[str, str]) -> bool:
-    weight = found.get(layer[0])
+def _has_other_classes(weights: Tensors, state: Tensors, layer: tuple[str, str]) -> bool:
+    weight = weights.get(layer[0])
     if weight is None:
         return True
-    classes, *width = own[layer[0]].shape
+    classes, *width = state[layer[0]].shape
     return list(weight.shape[1:]) == width and weight.shape[0] != classes
 
 
-def _refuse_misfit(found: Tensors, own: Tensors, expected: set[str], path: Path) -> None:
-    for name in [*(name for name in own if name in expected), *found]:
-        if name not in found and name.endswith(BATCHES):
+def _refuse_misfit(weights: Tensors, state: Tensors, expected: set[str], path: Path) -> None:
+    for name in [*(name for name in state if name in expected), *weights]:
+        if name not in weights and name.endswith(BATCHES):
             continue
-        shapes = [tuple(part[name].shape) if name in part else "none" for part in (found, own)]
+        shapes = [tuple(part[name].shape) if name in part else "none" for part in (weights, state)]
         if shapes[0] != shapes[1]:
             remedy = f"the network has {shapes[1]}; is it of this architecture?"
             raise InputError(f"{path}: {name}", shapes[0], remedy)

@@ -1,4 +1,4 @@
-"""What a network costs per image, and whether its stem fits the images."""
+"""The cost of a network per image, and whether its stem fits the images."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ from semix.calib.config import TrainConfig
 from semix.calib.models import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
-# Sides of the last map of features. Networks are made to end in 4 to 8 places a side; beyond these
-# limits most of the cost buys no accuracy, or all that has a place is lost.
+# Sides of the last feature map. Networks are designed to end in maps of 4 to 8 pixels; larger
+# ones cost much for no gain in accuracy, smaller ones lose where things are in the image.
 SMALLEST_MAP, LARGEST_MAP = 2, 16
 
 
 @dataclass(frozen=True)
 class Complexity:
-    """Of a classifier in use; training takes about three times the multiplications.
+    """Cost of a classifier in inference; training takes about three times the multiplications.
 
     Attributes:
-        name: of the model, with what tells its stem.
+        name: of the model, with its stem.
         side: of its images, pixels.
-        gmac: billions of multiplications and additions for an image, forward.
+        gmac: billions of multiply-accumulate operations per image, forward.
         parameters: weights that are learnt.
-        map_side: of the last map of features; None where there are tokens instead.
+        map_side: of the last feature map; None if the features are tokens.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Complexity:
 
     @property
     def remedy(self) -> str:
-        """What to do about a stem that does not fit; empty where it does."""
+        """The remedy for a stem that does not fit the images; empty if it fits."""
         if self.map_side is None or SMALLEST_MAP <= self.map_side <= LARGEST_MAP:
             return ""
         if self.map_side > LARGEST_MAP:
@@ -55,7 +55,7 @@ class Complexity:
 
 
 def complexity(config: TrainConfig, num_classes: int) -> Complexity:
-    """Count by torch's own counter, on the meta device: nothing is computed.
+    """Count with torch's FLOP counter on the meta device, without computing anything.
 
     Raises:
         InputError: a model that cannot be built.
@@ -67,10 +67,10 @@ def complexity(config: TrainConfig, num_classes: int) -> Complexity:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             network(image)
         map_side = network.map_side(image)
-    about = model.params.get("architecture", model.name)
+    name = model.params.get("architecture", model.name)
     stem = f" ({model.params['stem']} stem)" if "stem" in model.params else ""
     return Complexity(
-        f"{about}{stem}",
+        f"{name}{stem}",
         side,
         counter.get_total_flops() / 2e9,  # a multiplication and an addition are two of them
         sum(parameter.numel() for parameter in network.parameters()),

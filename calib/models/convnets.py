@@ -110,7 +110,7 @@ class Pointwise(nn.Conv2d):
 
 
 def convolution(channels_in: int, channels: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """Without bias, padded to keep the size, with weights after He et al. 2015."""
+    """A convolution without bias, padded to keep the size, initialised as in He et al. 2015."""
     if size == 1:
         conv: nn.Conv2d = Pointwise(channels_in, channels, stride)
     else:
@@ -232,7 +232,7 @@ RESNETS |= {
     name: _of_either_stem(*parts) if name in EITHER_STEM else _four_stages(*parts, grid=1)
     for name, parts in FOUR_STAGES.items()
 }
-# As the official calibration code has them for Tiny-ImageNet, 64 pixels.
+# As in the official calibration code for Tiny-ImageNet, 64 pixels.
 RESNETS |= {f"{name}_tiny": _four_stages(*parts, grid=2) for name, parts in FOUR_STAGES.items()}
 
 
@@ -293,7 +293,7 @@ WIDE_RESNETS: dict[str, Callable[..., ImageClassifier]] = {
 
 
 class DenseLayer(nn.Module):
-    """Adds `growth` channels to what it sees, by a 1x1 and a 3x3 convolution."""
+    """Appends `growth` channels to its input, by a 1x1 and a 3x3 convolution."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -357,8 +357,8 @@ def _transition(channels_in: int, channels: int) -> nn.Sequential:
 class LeNet(ImageClassifier):
     """Two 5x5 convolutions and two hidden layers, with today's ReLU and max pooling.
 
-    Without batch norms it fits a small training set far beyond what it is sure of, which makes
-    it the quickest honest example of overconfidence.
+    Without batch norms it overfits a small training set, which makes it the quickest honest
+    example of overconfidence.
 
     Args:
         num_classes: K.
@@ -381,7 +381,7 @@ class LeNet(ImageClassifier):
             nn.Conv2d(6 * width, 16 * width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.AdaptiveAvgPool2d(5),  # nothing at 32 pixels; other sizes fit as well
+            nn.AdaptiveAvgPool2d(5),  # no change at 32 pixels; other sizes fit as well
             nn.Flatten(),
             nn.Linear(400 * width, 120 * width),
             nn.ReLU(),

@@ -20,15 +20,15 @@ class TimmClassifier(ImageClassifier):
     Args:
         num_classes: K.
         architecture: a name of `timm.list_models()`, such as "resnet50".
-        weights: a safetensors file of that architecture; None begins afresh. Its last layer is
-            left out where it tells another number of classes apart. Where it was made for another
-            image size, timm resamples its position embeddings. On the meta device its header
-            alone is read, and must fit.
-        feature: "post_norm" takes what the last layer sees. "pre_norm" takes what the last layer
-            norm of a vision transformer sees, and puts that norm before the last layer: the
+        weights: a safetensors file of that architecture; None begins with fresh weights. Its last
+            layer is left out if it has another number of classes. If it is for another image size,
+            timm resamples its position embeddings. On the meta device only its header is read,
+            and must fit.
+        feature: "post_norm" is the input of the last layer. "pre_norm" is the input of the last
+            layer norm of a vision transformer, and puts that norm before the last layer: the
             logits are the same, the features keep their length.
-        image_size: pixels, for architectures made for one size, such as vision transformers;
-            None keeps the architecture's own.
+        image_size: pixels, for architectures of a fixed size, such as vision transformers; None
+            keeps the architecture's size.
     Raises:
         InputError: an unknown architecture, one that does not end in one linear layer, weights
             that do not fit, or a value that the architecture does not take.
@@ -75,9 +75,9 @@ class TimmClassifier(ImageClassifier):
         return int(shape[1 if getattr(network, "output_fmt", "NCHW") == "NHWC" else -1])
 
     def freezing_order(self) -> list[nn.Module]:
-        """Classifier, then the network's parts in the order opposite to that of their making."""
-        own = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token
-        parts = [own, *(part for child in self.features.children() for part in _blocks(child))]
+        """Classifier, then the network's parts from the last to the first."""
+        direct = nn.ParameterList(self.features.parameters(recurse=False))  # such as a class token
+        parts = [direct, *(part for child in self.features.children() for part in _blocks(child))]
         return [self.classifier, *reversed(parameterised(parts))]
 
 
@@ -99,7 +99,7 @@ def _create(architecture: str, num_classes: int, image_size: int | None) -> Any:
 
 
 def _name_of_last_layer(network: Any, architecture: str, image_size: int | None) -> str:
-    """Raises InputError unless a linear layer makes the logits [N, K] of features [N, D]."""
+    """Raises InputError unless the last layer is linear, features [N, D] to logits [N, K]."""
     last = network.get_classifier()
     names = [name for name, module in network.named_modules() if module is last]
     if isinstance(last, nn.Linear) and len(names) == 1:
@@ -111,23 +111,23 @@ def _name_of_last_layer(network: Any, architecture: str, image_size: int | None)
 
 
 def _features(network: Any, architecture: str, image_size: int | None) -> Tensor:
-    """Of two images. Raises InputError if the network does not take the size asked for."""
+    """Features of two images. Raises InputError if the network does not take `image_size`."""
     size = image_size or network.pretrained_cfg["input_size"][-1]
     try:
-        found: Tensor = network.eval()(torch.empty(2, 3, size, size))
+        features: Tensor = network.eval()(torch.empty(2, 3, size, size))
     except (AssertionError, RuntimeError) as error:
         if image_size is None:
             raise
         remedy = f"{architecture} does not take it: {error}"
         raise InputError("model.image_size", image_size, remedy) from None
-    return found
+    return features
 
 
 def _take_norm(network: Any, architecture: str) -> nn.Module:
-    """The norm right before the last layer, which leaves the network."""
+    """Remove the norm right before the last layer from the network, and return it."""
     name = "fc_norm" if isinstance(getattr(network, "fc_norm", None), nn.LayerNorm) else "norm"
     norm = getattr(network, name, None)
-    # A norm of each token alone is that of the class token; of an average it would be another.
+    # A norm per token can move behind the choice of the class token, but not behind an average.
     if isinstance(norm, nn.LayerNorm) and (name == "fc_norm" or network.global_pool == "token"):
         network.set_submodule(name, nn.Identity())
         return norm
@@ -136,6 +136,6 @@ def _take_norm(network: Any, architecture: str) -> nn.Module:
 
 
 def _blocks(part: nn.Module) -> list[nn.Module]:
-    """A part, or where it is a mere row of parts, those."""
-    row = isinstance(part, nn.Sequential | nn.ModuleList)
-    return [leaf for child in part.children() for leaf in _blocks(child)] if row else [part]
+    """A part in a list, or the parts of a sequence, recursively."""
+    is_list = isinstance(part, nn.Sequential | nn.ModuleList)
+    return [leaf for child in part.children() for leaf in _blocks(child)] if is_list else [part]

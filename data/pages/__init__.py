@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: their frame, and the colours that all pages and pictures share."""
+"""Self-contained HTML pages: base template, and the colours of all pages and pictures."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ from PIL import Image
 from semix.data.formats import SeriesRecord
 
 THUMB = 128  # pixels; larger images are shrunk for the page
-PIXEL_ART = 64  # pixels; up to here enlarging shows the pixels themselves
+PIXEL_ART = 64  # pixels; images up to this size are enlarged without smoothing
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,8 @@ class Theme:
     """Colours on a light or a dark page.
 
     Attributes:
-        first: the first class of a series (alpha = 1), and whatever is measured of it, such as
-            its CLIP weight.
-        second: the other classes. Blue and orange differ for colour-blind eyes too.
+        first: the first class of a series (alpha = 1), and measures of it, such as its CLIP weight.
+        second: the other classes. Colour-blind readers can distinguish blue and orange.
     """
 
     page: str
@@ -58,10 +57,10 @@ DARK = Theme(
 
 
 def page_environment(folder: Path) -> Environment:
-    """Templates in `folder`, which extend base.html.j2 and bring a page.css."""
+    """The templates in `folder`, which extend base.html.j2, and need a page.css there."""
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=True,  # class names, paths and settings are other people's text
+        autoescape=True,  # class names, paths and settings are users' text
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -73,7 +72,7 @@ def page_environment(folder: Path) -> Environment:
 
 def fixed(value: float, decimals: int = 2) -> str:
     """0.756 -> "0.76", -0.001 -> "0.00", -0.5 -> "\N{MINUS SIGN}0.50"."""
-    # Adding 0.0 turns the negative zero that rounding may leave into zero.
+    # Adding 0.0 turns a negative zero after rounding into zero.
     return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -89,19 +88,19 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Series:
+class SeriesFigure:
     """One group, from its other classes (alpha 0) to its first (alpha 1)."""
 
     group: int
     first: str
     second: str
-    note: str  # stands behind its number
+    note: str  # shown after its number
     pixelated: bool
     frames: tuple[Frame, ...]
 
 
-def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> Series:
-    """What series.html.j2 draws.
+def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: str) -> SeriesFigure:
+    """The data of one series for series.html.j2.
 
     Args:
         images: uint8 [H, W, 3] each, in the order of the record's alphas.
@@ -120,11 +119,11 @@ def series_figure(record: SeriesRecord, images: Sequence[np.ndarray], *, note: s
     )
     name, *others = record.names
     pixelated = max(images[0].shape[:2]) <= PIXEL_ART
-    return Series(record.group, name, " + ".join(others), note, pixelated, frames)
+    return SeriesFigure(record.group, name, " + ".join(others), note, pixelated, frames)
 
 
 def _data_uri(image: np.ndarray) -> str:
-    """As WebP: lossless at its own size, lossy where it is shrunk."""
+    """The image as WebP: lossless at its own size, lossy if it is shrunk."""
     picture = Image.fromarray(image)
     shrunk = max(picture.size) > THUMB
     if shrunk:

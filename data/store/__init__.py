@@ -1,4 +1,4 @@
-"""One root at one URL: atomic put, create-only put, list. The only code that publishes bytes."""
+"""A root at a URL: atomic put, create-only put, list. The only code that publishes to a root."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,29 +14,29 @@ from semix.data.store.local import PARTIAL, LocalFiles, process_alive
 from semix.data.store.places import (
     PROTOCOLS,
     Backend,
-    Fact,
-    Place,
+    FileInfo,
+    StoreLocation,
     check_folder,
     check_name,
     parse_url,
 )
 
-__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "Fact", "Store", "process_alive"]
+__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "FileInfo", "Store", "process_alive"]
 
 T = TypeVar("T")
 
 GIB = 2**30
 MOST = GIB  # bytes that are read at once; prototypes of 20,000 classes have half of it
-BATCH = 64  # names a thread takes at a time, where there are many
+BATCH = 64  # names that a thread takes at a time, where there are many
 DAY_S = 24 * 3600.0
-PROBE = "probe-"  # begins the names that `check_writable` uses for a moment
+PROBE = "probe-"  # prefix of the temporary names of `check_writable`
 
 
 class Store:
     """Named files below one URL. A name appears with its complete content or not at all.
 
-    A store can be pickled, and used in forked and spawned processes and in threads. Faults that
-    heal (a busy or silent server, cut connections) are waited out, for about two minutes.
+    A store can be pickled, and used in forked and spawned processes and in threads. Transient
+    faults (a busy or silent server, cut connections) are retried for about two minutes.
 
     Args:
         url: a local path, `file:///...`, `s3://BUCKET/...`, `gs://BUCKET/...`, or `memory://...`
@@ -49,16 +49,15 @@ class Store:
         parallel: how many requests it answers at a time.
     Raises:
         InputError: another protocol, a chained URL, credentials or a query in it, a package that
-            is not installed; later, with the first request, credentials or a bucket that do not
-            exist.
+            is not installed; with the first request, missing credentials or a missing bucket.
         ValueError: from the methods, a name that leads out of the store; from `get`, as TooLarge,
-            a file of more bytes than it is given as `most`.
-        OSError: from the methods, what did not heal.
+            a file of more than `most` bytes.
+        OSError: from the methods, a fault that persists.
     """
 
     def __init__(self, url: str) -> None:
         self._place = parse_url(url)
-        self._backend = _backend(self._place, patient=True)
+        self._backend = _backend(self._place, persistent=True)
         self.url = self._backend.url
         self.local = self._backend.local
         self.shared = self._backend.shared
@@ -74,81 +73,81 @@ class Store:
         return self._backend.get(check_name(name), most)
 
     def get_many(self, names: Iterable[str], *, most: int = MOST) -> dict[str, bytes]:
-        """Contents by name, read in parallel; what is not there, or too large, is left out."""
+        """Contents by name, read in parallel; missing and too large files are left out."""
         checked = [check_name(name) for name in dict.fromkeys(names)]
         get = partial(self._backend.get, most=most)
         return read_many(get, checked, parallel=self._backend.parallel)
 
     def open(self, name: str) -> BinaryIO:
-        """Read-only and seekable; a read that is cut goes on, or raises, never ends short."""
+        """Open a file, read-only and seekable; an interrupted read resumes or raises."""
         return self._backend.open(check_name(name))
 
     def exists(self, name: str) -> bool:
         return self._backend.exists(check_name(name))
 
     def size(self, name: str) -> int:
-        return self._backend.fact(check_name(name)).bytes
+        return self._backend.info(check_name(name)).bytes
 
-    def scan(self, folder: str, *, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
-        """Facts of the files directly in `folder` that end so, and its sub-folders, by name."""
+    def scan(self, folder: str, *, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
+        """Files directly in `folder` whose names end in `suffix`, and its sub-folders, by name."""
         files, folders = self._backend.scan(check_folder(folder), suffix)
         return dict(sorted(files.items())), sorted(folders)
 
     def list(self, folder: str) -> list[str]:
-        """Names of all published files below `folder`, sorted; none if it is not there."""
+        """Names of all published files below `folder`, sorted; none if there is no such folder."""
         folder, backend = check_folder(folder), self._backend
         return list(walk(backend.names, folder, parallel=backend.parallel))
 
-    def facts(self, folder: str) -> dict[str, Fact]:
-        """Size and time of all published files below `folder`, by name in order."""
+    def infos(self, folder: str) -> dict[str, FileInfo]:
+        """Size and time of all published files below `folder`, sorted by name."""
         folder, backend = check_folder(folder), self._backend
         return walk(backend.scan, folder, parallel=backend.parallel)
 
     def delete(self, name: str) -> None:
-        """Afterwards the name is free; nothing happens if it was."""
+        """Delete a file, if there is one."""
         self._backend.delete(check_name(name))
 
     def put(self, name: str, content: bytes) -> None:
         self._backend.put(check_name(name), content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put only if the name is free; False if it was taken, by anyone, at any moment."""
+        """Put only if the name is free, atomically among all writers; False if it was taken."""
         return self._backend.create(check_name(name), content)
 
     def staging(self, name: str) -> AbstractContextManager[Path]:
-        """A local file to fill for `name`: beside its target if that is local, else temporary."""
+        """A local file to fill for `name`: beside its target in a local store, else temporary."""
         return self._backend.staging(check_name(name))
 
     def publish(self, partial: Path, name: str) -> None:
-        """Give a complete staged file its final name, replacing other content that was there."""
+        """Give a complete staged file its final name, replacing any other content there."""
         self._backend.publish(partial, check_name(name))
 
     def now(self) -> float:
-        """The store's clock, UNIX seconds: whatever this machine's clock says, ages are right."""
+        """The store's clock, UNIX seconds, so that ages do not depend on this machine's clock."""
         return self._backend.now()
 
-    def partials(self) -> dict[str, Fact]:
-        """What unfinished writes left: partial files that no living process of this machine
-        writes, or uploads in parts that were not completed (by anyone, perhaps going on)."""
+    def partials(self) -> dict[str, FileInfo]:
+        """Leftovers of unfinished writes: partial files that no living process of this machine
+        writes, or multipart uploads that were not completed (some may still be going on)."""
         return self._backend.partials()
 
     def sweep(self, *, older_than_s: float = DAY_S) -> int:
-        """Remove what killed processes of this machine left, and older partials; how many.
+        """Remove leftovers of killed local processes, and older partials; returns how many.
 
         Args:
-            older_than_s: seconds since the last change, where nobody can tell whether it is
-                still being written: another machine's files, uploads in parts.
+            older_than_s: seconds since the last change, for files that may still be written:
+                those of another machine, and multipart uploads.
         """
         return self._backend.sweep(before=self._backend.now() - older_than_s)
 
-    def refuse_strangers(self, kind: str, *, own: str = "") -> None:
-        """Let only an empty place be begun, or one that was begun before.
+    def require_empty_or_own(self, kind: str, *, own: str = "") -> None:
+        """Require that the location is empty, or holds what was begun here before.
 
         Args:
-            kind: of what is to be begun here, for the message.
-            own: a name that is here wherever it was begun; empty if it is known not to be.
+            kind: what is to be begun here, for the message.
+            own: the name of a file that shows that it was begun before; empty if there is none.
         Raises:
-            InputError: other files or folders are here; hidden ones do not count.
+            InputError: foreign files or folders are here; hidden ones do not count.
         """
         try:
             files, folders = self._backend.names("")
@@ -164,33 +163,33 @@ class Store:
             raise InputError("out", self.url, remedy)
 
     def check_writable(self, *, tidy: bool = False) -> None:
-        """Write, read, try to overwrite, and delete a small file; decided within seconds.
+        """Write, read, try to overwrite, and delete a small file, within seconds.
 
         Args:
-            tidy: remove the folders again that had to be made.
+            tidy: remove the folders again that this created.
         Raises:
-            InputError: it cannot, why, and what to do about it.
+            InputError: one of these fails; says why, and what to do about it.
         """
-        place = Path(self.url)
-        made = [p for p in (place, *place.parents) if not p.exists()] if self.local else []
-        backend = _backend(self._place, patient=False)
+        base = Path(self.url)
+        new_folders = [p for p in (base, *base.parents) if not p.exists()] if self.local else []
+        backend = _backend(self._place, persistent=False)
         try:
             _probe(backend)
         except OSError as error:
             raise InputError("out", self.url, backend.refusal(error)) from None
-        for folder in made if tidy else ():
+        for folder in new_folders if tidy else ():
             with suppress(OSError):  # another process has begun to write here
                 folder.rmdir()
 
 
-def _backend(place: Place, *, patient: bool) -> Backend:
-    if place.protocol == "file":
-        return LocalFiles(place)
-    # fsspec and the services' packages are imported by those who need them.
+def _backend(location: StoreLocation, *, persistent: bool) -> Backend:
+    if location.protocol == "file":
+        return LocalFiles(location)
+    # fsspec and the services' packages are imported only where they are needed.
     from semix.data.store.objects import Objects
-    from semix.data.store.services import PATIENT, QUICK
+    from semix.data.store.services import DEFAULT_RETRIES, QUICK_RETRIES
 
-    return Objects(place, patience=PATIENT if patient else QUICK)
+    return Objects(location, policy=DEFAULT_RETRIES if persistent else QUICK_RETRIES)
 
 
 def _probe(backend: Backend) -> None:
@@ -208,23 +207,23 @@ def _probe(backend: Backend) -> None:
 def walk(
     scan: Callable[[str], tuple[dict[str, T], Sequence[str]]], folder: str, *, parallel: int
 ) -> dict[str, T]:
-    """All files below a folder in the order of their names, one level of folders at a time."""
-    found: dict[str, T] = {}
+    """All files below a folder, sorted by name; lists one level of folders at a time."""
+    all_files: dict[str, T] = {}
     folders: list[str] = [folder]
     with _threads(parallel) as pool:
         while folders:
             below: list[str] = []
             for files, inner in pool.map(scan, folders):
-                found.update(files)
+                all_files.update(files)
                 below.extend(inner)
             folders = below
-    return dict(sorted(found.items()))
+    return dict(sorted(all_files.items()))
 
 
 def read_many(
     get: Callable[[str], bytes], names: Sequence[str], *, parallel: int
 ) -> dict[str, bytes]:
-    """Contents by name, in the order asked for; what is not there, or too large, is left out."""
+    """Contents by name, in the given order; missing and too large files are left out."""
 
     def read(batch: Sequence[str]) -> list[tuple[str, bytes]]:
         contents = []
@@ -238,7 +237,7 @@ def read_many(
     size = min(BATCH, -(-len(names) // parallel)) or 1
     batches = [names[start : start + size] for start in range(0, len(names), size)]
     with _threads(parallel) as pool:
-        return dict(found for batch in pool.map(read, batches) for found in batch)
+        return dict(item for batch in pool.map(read, batches) for item in batch)
 
 
 @contextmanager
@@ -247,4 +246,4 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error nobody wants the rest
+        pool.shutdown(cancel_futures=True)  # after an error the rest is not needed

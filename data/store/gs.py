@@ -12,40 +12,40 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, is_retriable
 from semix.data.errors import InputError
 from semix.data.store.places import shown
-from semix.data.store.services import Info, Patience, Upload
+from semix.data.store.services import Info, RetryPolicy, Upload
 
 SHARED = True
 EMULATOR = "STORAGE_EMULATOR_HOST"
 FAULTS = (aiohttp.ClientError, requests.RequestException, ChecksumError)
 
 
-def connect(patience: Patience) -> AbstractFileSystem:
+def connect(policy: RetryPolicy) -> AbstractFileSystem:
     """A file system with the application default credentials of the environment.
 
-    gcsfs repeats single requests itself, six times with growing and drawn pauses.
+    gcsfs retries single requests itself, six times, with growing random pauses.
     """
     return GCSFileSystem(
-        # Never its "cache" of tokens, which is a pickle in the home folder.
+        # Never gcsfs's "cache" of tokens, which is a pickle in the home folder.
         token="anon" if os.environ.get(EMULATOR) else "google_default",
         skip_instance_cache=True,
         use_listings_cache=False,
         requests_timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=patience.connect_s, sock_read=patience.answer_s
+            total=None, sock_connect=policy.connect_s, sock_read=policy.answer_s
         ),
     )
 
 
-def heals(error: Exception) -> str | None:
+def is_transient(error: Exception) -> str | None:
     if isinstance(error, HttpError):
         return f"HTTP {error.code}" if error.code != 401 and is_retriable(error) else None
     if isinstance(error, google_auth.GoogleAuthError):
         return type(error).__name__ if isinstance(error, google_auth.TransportError) else None
-    healing = is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
-    return type(error).__name__ if healing else None
+    transient = is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
+    return type(error).__name__ if transient else None
 
 
-def told(error: Exception, url: str, where: str) -> Exception:
-    # Texts of servers and of libraries are left out: they may hold tokens.
+def translate_error(error: Exception, url: str, where: str) -> Exception:
+    # Messages of servers and libraries are left out: they may hold tokens.
     if isinstance(error, google_auth.GoogleAuthError) or _status(error) == 401:
         remedy = "no valid credentials; set GOOGLE_APPLICATION_CREDENTIALS in the environment"
         return InputError("url", url, f"{remedy} ({type(error).__name__})")
@@ -80,7 +80,7 @@ def now(fs: AbstractFileSystem, base: str) -> float:
 
 
 def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
-    return []  # the service does not list them, and drops them after a week
+    return []  # the service does not list them, and deletes them after a week
 
 
 def abort(fs: AbstractFileSystem, base: str, upload: Upload) -> None:

@@ -12,14 +12,14 @@ from typing import BinaryIO, TypeVar
 
 from semix.data.files import open_regular, read_bytes, require_regular, sync_folder
 from semix.data.machine import DIGITS, machine
-from semix.data.store.places import Fact, Place
+from semix.data.store.places import FileInfo, StoreLocation
 
 PARTIAL = ".partial"
-# A living process that has not touched its file for so long is another one with the same number.
+# A living process that has not written its file for so long is another one with the same number.
 WRITTEN_WITHIN_S = 24 * 3600.0
 # .NAME.HOST-DIGEST.PROCESS.RANDOM.partial; names and hosts may have dots and dashes.
 STAGED = re.compile(rf"(\..+\..+-[0-9a-f]{{{DIGITS}}})\.(\d{{1,9}})\.\w+\{PARTIAL}")
-# The same whoever wrote it, earlier versions included, whose hosts had no digest.
+# The same for every writer, and for earlier versions, whose host names had no digest.
 OURS = re.compile(rf"\..+\..+\.\d{{1,9}}\.\w+\{PARTIAL}")
 
 READABLE_BY_ALL = 0o644  # temporary files are private, published ones are not
@@ -31,20 +31,20 @@ class LocalFiles:
     """Files below one folder; see `semix.data.store.places.Backend`.
 
     The folder itself may be a link. Links to folders below it are not followed: they are not
-    listed, and what lies behind one is neither read, written nor deleted. Links to files are.
+    listed, and nothing behind one is read, written or deleted. Links to files are followed.
     Pipes and devices are no files: they are not listed, and nothing waits for them.
 
     Raises:
-        NotADirectoryError: from the methods, a name whose folder here is such a link.
+        NotADirectoryError: from the methods, for a name in a folder that is such a link.
     """
 
     local = True
     shared = True
     parallel = 8  # network file systems answer several at a time
 
-    def __init__(self, place: Place) -> None:
-        self.url = place.url
-        self._base = Path(place.base)
+    def __init__(self, location: StoreLocation) -> None:
+        self.url = location.url
+        self._base = Path(location.base)
 
     def get(self, name: str, most: int) -> bytes:
         return read_bytes(self._path(name), most=most)
@@ -55,11 +55,11 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return self._path(name).exists()
 
-    def fact(self, name: str) -> Fact:
-        return _fact(self._path(name).stat())
+    def info(self, name: str) -> FileInfo:
+        return _file_info(self._path(name).stat())
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
-        return self._scan(folder, suffix, lambda entry: _fact(entry.stat()))
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
+        return self._scan(folder, suffix, lambda entry: _file_info(entry.stat()))
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
         return self._scan(folder, "", lambda entry: None)
@@ -95,17 +95,17 @@ class LocalFiles:
         sync_folder(partial.parent)
 
     def now(self) -> float:
-        # On a network file system that is the server's clock, as it is for what is published.
+        # On a network file system this is the server's clock, as for published files.
         with self.staging("clock") as partial:
             return partial.stat().st_mtime
 
-    def partials(self) -> dict[str, Fact]:
-        return {str(path.relative_to(self._base)): fact for path, fact in self._left()}
+    def partials(self) -> dict[str, FileInfo]:
+        return {str(path.relative_to(self._base)): info for path, info in self._left()}
 
     def sweep(self, *, before: float) -> int:
         count = 0
-        for path, fact in self._left():
-            if written_here(path) or fact.modified < before:
+        for path, info in self._left():
+            if written_here(path) or info.modified < before:
                 path.unlink(missing_ok=True)
                 count += 1
         return count
@@ -114,20 +114,20 @@ class LocalFiles:
         reason = error.strerror or str(error)
         return f"cannot be written ({reason}); choose another place"
 
-    def _left(self) -> Iterator[tuple[Path, Fact]]:
+    def _left(self) -> Iterator[tuple[Path, FileInfo]]:
         """Partial files that no living process of this machine writes."""
-        found = [
+        partials = [
             Path(folder, file)
             for folder, _, files in os.walk(self._base)
             for file in files
             if is_ours(file)
         ]
-        now = self.now() if found else 0.0
-        for path in sorted(found):
+        now = self.now() if partials else 0.0
+        for path in sorted(partials):
             with suppress(FileNotFoundError):  # published or swept a moment ago
-                fact = _fact(path.lstat())
-                if not in_use(path, age_s=now - fact.modified):
-                    yield path, fact
+                info = _file_info(path.lstat())
+                if not in_use(path, age_s=now - info.modified):
+                    yield path, info
 
     def _scan(
         self, folder: str, suffix: str, value: Callable[[os.DirEntry[str]], T]
@@ -150,7 +150,7 @@ class LocalFiles:
         return self._base / name
 
     def _refuse_links(self, folder: str) -> None:
-        path = str(self._base)  # text, for this is done for every file
+        path = str(self._base)  # text, because this runs for every file
         for part in folder.split("/") if folder else ():
             path = f"{path}/{part}"
             if _is_link(path):
@@ -159,18 +159,18 @@ class LocalFiles:
 
 
 def link(partial: Path, target: Path) -> bool:
-    """Give a complete file its final name too, unless that is taken.
+    """Link a complete file to its final name; False if that is taken.
 
-    A link is the one local operation that is both complete and create-only.
+    A link is the one local operation that is both atomic and create-only.
 
     Raises:
-        NoRegularFile: a pipe or a device has the name, which nobody could read.
+        NoRegularFile: a pipe or a device has the name, which could not be read.
     """
     try:
         os.link(partial, target)
     except FileExistsError:
         require_regular(target)
-        # A network file system may have linked, lost its answer, and asked again.
+        # A network file system may have linked, lost the answer, and tried again.
         return partial.stat().st_nlink == 2
     return True
 
@@ -178,12 +178,12 @@ def link(partial: Path, target: Path) -> bool:
 def _is_link(path: str) -> bool:
     try:
         return S_ISLNK(os.lstat(path).st_mode)
-    except OSError:  # there is nothing
+    except OSError:  # no such file
         return False
 
 
 def _is_published(entry: os.DirEntry[str], suffix: str) -> bool:
-    """Whether it is a file, or a link to one, that ends so; asks the disk about links alone."""
+    """Whether it is a file, or a link to one, of that suffix; only a link costs a disk access."""
     if not entry.name.endswith(suffix) or entry.name.endswith(PARTIAL):
         return False
     try:
@@ -198,13 +198,13 @@ def _complete(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _fact(stat: os.stat_result) -> Fact:
-    return Fact(stat.st_size, stat.st_mtime)
+def _file_info(stat: os.stat_result) -> FileInfo:
+    return FileInfo(stat.st_size, stat.st_mtime)
 
 
 @contextmanager
 def staged(folder: Path, name: str) -> Iterator[Path]:
-    """A new file in `folder` whose name tells who writes it; gone at the end, whatever happens."""
+    """A new file in `folder` whose name says which process writes it; removed at the end."""
     stem = f".{name}.{machine()}.{os.getpid()}."
     handle, partial = tempfile.mkstemp(prefix=stem, suffix=PARTIAL, dir=folder)
     os.close(handle)
@@ -215,26 +215,25 @@ def staged(folder: Path, name: str) -> Iterator[Path]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file's name is one that `staged` gives; others are not ours to remove."""
+    """Whether a file's name is one that `staged` gives; other files are never removed."""
     return OURS.fullmatch(name) is not None
 
 
 def written_here(partial: Path) -> bool:
-    """Whether the process that staged it was one of this machine's, as `machine()` has it."""
+    """Whether a process of this machine, by `machine()`, staged the file."""
     return _writer(partial) is not None
 
 
 def in_use(partial: Path, *, age_s: float) -> bool:
-    """Whether a living process of this machine writes it."""
+    """Whether a living process of this machine writes the file."""
     pid = _writer(partial)
     return pid is not None and process_alive(pid) and age_s < WRITTEN_WITHIN_S
 
 
 def abandoned(partial: Path, *, age_s: float) -> bool:
-    """Whether a process that is gone staged it.
+    """Whether the process that staged the file has ended.
 
-    Of others than this machine's only age tells: of containers that share a folder, or of this
-    machine before it started anew.
+    Only the age decides this for other machines, containers, and this machine before a reboot.
     """
     if written_here(partial):
         return not in_use(partial, age_s=0.0)
@@ -242,7 +241,7 @@ def abandoned(partial: Path, *, age_s: float) -> bool:
 
 
 def _writer(partial: Path) -> int | None:
-    """The process that staged it, if it was one of this machine's."""
+    """The process that staged the file, if it was one of this machine."""
     match = STAGED.fullmatch(partial.name)
     return int(match[2]) if match and match[1].endswith(f".{machine()}") else None
 

@@ -1,4 +1,4 @@
-"""A store of objects: s3, gs or memory, through fsspec; every request again if that heals."""
+"""A store of objects: s3, gs or memory, through fsspec; transient faults are retried."""
 
 import hashlib
 import io
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
 from semix.data.errors import InputError, TooLarge
+from semix.data.installation import install_command
 from semix.data.store.local import PARTIAL, abandoned, staged
-from semix.data.store.places import Fact, Place
-from semix.data.store.services import Info, Memory, Patience, Service, Upload, retrying
+from semix.data.store.places import FileInfo, StoreLocation
+from semix.data.store.services import Info, InMemoryService, RetryPolicy, Service, Upload, retrying
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 
-PART = 16 << 20  # bytes; twice that or more goes up in parts, a few at a time
+PART = 16 << 20  # bytes; files of twice that or more are uploaded in parts, a few at a time
 PARTS_AT_A_TIME = 4
 MOST_PARTS = 10_000
 FIRST_RANGE = 1 << 18  # bytes; a single image is read without its whole shard
@@ -43,16 +44,16 @@ class Objects:
     local = False
     parallel = 16
 
-    def __init__(self, place: Place, *, patience: Patience) -> None:
-        self.url = place.url
-        self._base = place.base
-        self._connection = Connection(place, patience)
+    def __init__(self, location: StoreLocation, *, policy: RetryPolicy) -> None:
+        self.url = location.url
+        self._base = location.base
+        self._connection = Connection(location, policy)
         self._service = self._connection.service
         self._ask, self._path = self._connection.ask, self._connection.path
         self.shared = self._service.SHARED
 
     def get(self, name: str, most: int) -> bytes:
-        # One request: a range of one byte more than may be there.
+        # A single request, for a range of one byte more than is allowed.
         try:
             content = self._ask(
                 name, lambda fs: fs.cat_file(self._path(name), start=0, end=most + 1)
@@ -60,33 +61,33 @@ class Objects:
         except FileNotFoundError:
             raise
         except OSError:
-            if self.fact(name).bytes:
+            if self.info(name).bytes:
                 raise
-            return b""  # of nothing there is no range
+            return b""  # an empty object has no range
         if len(content) > most:
-            raise TooLarge.refused(f"{self.url}/{name}", self.fact(name).bytes, most)
+            raise TooLarge.refused(f"{self.url}/{name}", self.info(name).bytes, most)
         return content
 
     def open(self, name: str) -> BinaryIO:
         def read(start: int, end: int) -> bytes:
             return self._ask(name, lambda fs: _whole(fs, self._path(name), start, end))
 
-        return io.BufferedReader(RangeFile(read, self.fact(name).bytes))
+        return io.BufferedReader(RangeFile(read, self.info(name).bytes))
 
     def exists(self, name: str) -> bool:
         try:
-            self._info(name)
+            self._raw_info(name)
         except FileNotFoundError:
             return False
         return True
 
-    def fact(self, name: str) -> Fact:
-        info = self._info(name)
+    def info(self, name: str) -> FileInfo:
+        info = self._raw_info(name)
         if info["type"] != "file":
             raise IsADirectoryError(name)
-        return self._fact(info)
+        return self._file_info(info)
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], list[str]]:
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], list[str]]:
         try:
             infos = self._ask(folder, lambda fs: fs.ls(self._path(folder), detail=True))
         except FileNotFoundError:
@@ -100,7 +101,7 @@ class Objects:
             elif not name.endswith(suffix) or name.endswith(PARTIAL):
                 continue
             elif name != folder:  # some tools put folder markers
-                files[name] = self._fact(info)
+                files[name] = self._file_info(info)
         return files, folders
 
     def names(self, folder: str) -> tuple[dict[str, None], list[str]]:
@@ -135,26 +136,26 @@ class Objects:
         try:
             self._put_file(partial, name, mode="create", **self._service.mark(token))
         except FileExistsError:
-            # Names carry the hash of the content, so it is this content, unless it is damaged.
+            # The name carries the hash of the content, so this is the content, unless damaged.
             if not self._is_written_by(token, name) and not self._is_copy(partial, name):
                 self._put_file(partial, name, mode="overwrite")
 
     def now(self) -> float:
         return self._ask("", lambda fs: self._service.now(fs, self._base))
 
-    def partials(self) -> dict[str, Fact]:
-        found: dict[str, list[Fact]] = defaultdict(list)
+    def partials(self) -> dict[str, FileInfo]:
+        by_name: dict[str, list[FileInfo]] = defaultdict(list)
         for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
-            found[upload.name].append(upload.fact)
+            by_name[upload.name].append(upload.info)
         return {
-            name: Fact(sum(f.bytes for f in facts), max(f.modified for f in facts))
-            for name, facts in sorted(found.items())
+            name: FileInfo(sum(info.bytes for info in infos), max(info.modified for info in infos))
+            for name, infos in sorted(by_name.items())
         }
 
     def sweep(self, *, before: float) -> int:
         count = _sweep_staged()
         for upload in self._ask("", lambda fs: self._service.unfinished(fs, self._base)):
-            if upload.fact.modified < before:
+            if upload.info.modified < before:
                 self._abort(upload)
                 count += 1
         return count
@@ -168,12 +169,12 @@ class Objects:
         at = self._service.address()
         return f"cannot be used at {at} ({reason}); correct the address or choose another place"
 
-    def _info(self, name: str) -> Info:
+    def _raw_info(self, name: str) -> Info:
         path = self._path(name)
         try:
             return self._ask(name, lambda fs: fs.info(path))
         except PermissionError:
-            # An answer without a body does not say why; one with a body does.
+            # Unlike this answer, one with a body says why access was refused.
             self._ask(name, lambda fs: fs.cat_file(path, start=0, end=1))
             raise
 
@@ -186,7 +187,7 @@ class Objects:
         self._ask(upload.name, lambda fs: self._service.abort(fs, self._base, upload))
 
     def _is_written_by(self, token: str, name: str) -> bool:
-        """Whether it is ours after all: the answer was lost, and a later attempt found it."""
+        """Whether an earlier attempt of ours wrote it, and its answer was lost."""
         try:
             return (
                 self._ask(name, lambda fs: self._service.written_by(fs, self._path(name))) == token
@@ -195,7 +196,7 @@ class Objects:
             return False
 
     def _is_copy(self, partial: Path, name: str) -> bool:
-        if self.fact(name).bytes != partial.stat().st_size:
+        if self.info(name).bytes != partial.stat().st_size:
             return False
         with partial.open("rb") as ours, self.open(name) as theirs:
             return (
@@ -203,12 +204,12 @@ class Objects:
                 == hashlib.file_digest(theirs, "sha256").digest()  # type: ignore[arg-type]
             )
 
-    def _fact(self, info: Info) -> Fact:
-        return Fact(info["size"], self._service.modified(info))
+    def _file_info(self, info: Info) -> FileInfo:
+        return FileInfo(info["size"], self._service.modified(info))
 
 
 class Connection:
-    """Below bucket/prefix of one service, from any process and thread.
+    """Access to bucket/prefix of one service, from any process and thread.
 
     Attributes:
         service: what differs between services.
@@ -216,26 +217,26 @@ class Connection:
         InputError: the package for this service is not installed.
     """
 
-    def __init__(self, place: Place, patience: Patience) -> None:
-        self.url, self.base = place.url, place.base
-        self.service = service_of(place.protocol, place.url)
-        self._patience = patience
-        # By process: connections and fsspec's loop do not survive a fork. A parent's entry stays
-        # referred to in its children, which must not close the connections they share.
+    def __init__(self, location: StoreLocation, policy: RetryPolicy) -> None:
+        self.url, self.base = location.url, location.base
+        self.service = service_of(location.protocol, location.url)
+        self._policy = policy
+        # By process: connections and fsspec's loop do not survive a fork. A child keeps a
+        # reference to its parent's entry, because it must not close the shared connections.
         self._connected: dict[int, AbstractFileSystem] = {}
 
     def ask(self, name: str, operation: Callable[[AbstractFileSystem], T]) -> T:
-        """What the operation returns; its errors are those of `Store`, free of secrets."""
+        """Run the operation and return its result; its errors are translated."""
         where = f"{self.url}/{name}" if name else self.url
         try:
             return retrying(
                 lambda: operation(self._file_system()),
                 what=where,
-                heals=self.service.heals,
-                patience=self._patience,
+                is_transient=self.service.is_transient,
+                policy=self._policy,
             )
         except Exception as error:
-            raise self.service.told(error, self.url, where) from None
+            raise self.service.translate_error(error, self.url, where) from None
 
     def path(self, name: str) -> str:
         return f"{self.base}/{name}" if name else self.base
@@ -243,7 +244,7 @@ class Connection:
     def _file_system(self) -> AbstractFileSystem:
         pid = os.getpid()
         if pid not in self._connected:
-            self._connected.setdefault(pid, self.service.connect(self._patience))
+            self._connected.setdefault(pid, self.service.connect(self._policy))
         return self._connected[pid]
 
 
@@ -282,13 +283,13 @@ class RangeFile(io.RawIOBase):
             return 0
         end = self._start + len(self._bytes)
         if not self._start <= self._position < end:
-            # Longer and longer ranges for who reads on, short ones for who jumps.
-            on = self._position == end and end > 0
-            self._length = min(2 * self._length, LONGEST_RANGE) if on else FIRST_RANGE
+            # Sequential reads get longer and longer ranges, random ones short ranges.
+            reads_on = self._position == end and end > 0
+            self._length = min(2 * self._length, LONGEST_RANGE) if reads_on else FIRST_RANGE
             self._start = self._position
             self._bytes = self._read(self._start, min(self._start + self._length, self._size))
-        at, view = self._position - self._start, memoryview(buffer).cast("B")
-        part = self._bytes[at : at + len(view)]
+        start_in_range, view = self._position - self._start, memoryview(buffer).cast("B")
+        part = self._bytes[start_in_range : start_in_range + len(view)]
         view[: len(part)] = part
         self._position += len(part)
         return len(part)
@@ -302,10 +303,10 @@ def _whole(fs: AbstractFileSystem, path: str, start: int, end: int) -> bytes:
 
 
 def _sweep_staged() -> int:
-    """Remove what dead processes of this machine staged in its temporary folder."""
+    """Remove files that dead processes of this machine staged in its temporary folder."""
     folder, count = Path(tempfile.gettempdir()), 0
     for path in folder.glob(f".*{PARTIAL}"):
-        with suppress(OSError):  # another user's, or gone a moment ago
+        with suppress(OSError):  # another user's, or just removed
             if abandoned(path, age_s=time.time() - path.stat().st_mtime):
                 path.unlink()
                 count += 1
@@ -329,6 +330,6 @@ def service_of(protocol: str, url: str) -> Service:
             return gs
     except ModuleNotFoundError:
         package = {"s3": "s3fs", "gs": "gcsfs"}[protocol]
-        remedy = f"needs {package}: pip install 'semix[{protocol}]'"
+        remedy = f"needs {package}: {install_command(protocol)}"
         raise InputError("url", url, remedy) from None
-    return Memory()
+    return InMemoryService()

@@ -1,4 +1,4 @@
-"""Where a store lives, which URLs and names it takes, and what its two kinds must be able to do."""
+"""Locations of stores, the URLs and names they accept, and the interface of a backend."""
 
 import re
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from semix.data.errors import InputError
 PROTOCOLS = ("file", "s3", "gs", "memory")
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-# fsspec and its file systems read meaning into these: versions, queries, fragments, globs.
+# fsspec and its file systems give these a meaning: versions, queries, fragments, globs.
 SPECIAL = re.compile(r"[?#*\\]")
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """Where a store lives.
 
     Attributes:
@@ -31,12 +31,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """What a store says about one file.
+class FileInfo:
+    """Size and time of one file, as a store reports them.
 
     Attributes:
         bytes: its size.
-        modified: when it got its content, UNIX seconds by the store's own clock.
+        modified: time of the last write, UNIX seconds by the store's own clock.
     """
 
     bytes: int
@@ -52,22 +52,21 @@ class Backend(Protocol):
     parallel: int  # how many requests it answers at a time
 
     def get(self, name: str, most: int) -> bytes:
-        """Raises TooLarge, of more than `most` bytes."""
+        """Raises TooLarge for more than `most` bytes."""
         ...
 
     def open(self, name: str) -> BinaryIO: ...
 
     def exists(self, name: str) -> bool: ...
 
-    def fact(self, name: str) -> Fact: ...
+    def info(self, name: str) -> FileInfo: ...
 
-    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, Fact], Sequence[str]]:
-        """Files directly in a folder that end so, and its sub-folders; nothing if it is not
-        there."""
+    def scan(self, folder: str, suffix: str = "") -> tuple[dict[str, FileInfo], Sequence[str]]:
+        """Files directly in a folder whose names end in `suffix`, and its sub-folders."""
         ...
 
     def names(self, folder: str) -> tuple[dict[str, None], Sequence[str]]:
-        """As `scan`, where that is cheaper without facts."""
+        """Like `scan`, but names alone, where that is cheaper."""
         ...
 
     def delete(self, name: str) -> None: ...
@@ -82,21 +81,21 @@ class Backend(Protocol):
 
     def now(self) -> float: ...
 
-    def partials(self) -> dict[str, Fact]:
-        """What unfinished writes left, except those of living processes of this machine."""
+    def partials(self) -> dict[str, FileInfo]:
+        """Leftovers of unfinished writes, except those of living processes of this machine."""
         ...
 
     def sweep(self, *, before: float) -> int:
-        """Remove partials last changed before then, and all of this machine's dead processes."""
+        """Remove partials last changed before then, and all those of dead local processes."""
         ...
 
     def refusal(self, error: OSError) -> str:
-        """Why this place cannot be used, and what to do about it."""
+        """Why this location cannot be used, and what to do about it."""
         ...
 
 
-def parse_url(url: str) -> Place:
-    """The place of a URL or local path.
+def parse_url(url: str) -> StoreLocation:
+    """The location that a URL or a local path names.
 
     Raises:
         InputError: another protocol, a chained URL, credentials or a query in it, `..`.
@@ -148,12 +147,12 @@ def _refuse_odd_characters(url: str) -> None:
         raise _error(url, f"chained URLs are not used; use one of {', '.join(PROTOCOLS)}")
 
 
-def _local(path: str) -> Place:
+def _local(path: str) -> StoreLocation:
     absolute = str(Path(path).absolute())
-    return Place("file", absolute, absolute)
+    return StoreLocation("file", absolute, absolute)
 
 
-def _remote(protocol: str, path: str, url: str) -> Place:
+def _remote(protocol: str, path: str, url: str) -> StoreLocation:
     if "@" in path:
         raise _error(url, "no user or password in a URL; credentials come from the environment")
     if SPECIAL.search(path):
@@ -163,7 +162,7 @@ def _remote(protocol: str, path: str, url: str) -> Place:
         raise _error(url, f"write {protocol}://BUCKET/FOLDER")
     if {"", ".", ".."} & set(prefix):
         raise _error(url, "no empty parts, . or .. in a URL")
-    return Place(protocol, path, f"{protocol}://{path}")
+    return StoreLocation(protocol, path, f"{protocol}://{path}")
 
 
 def _error(url: str, remedy: str) -> InputError:

@@ -1,4 +1,4 @@
-"""S3 through s3fs: connection, faults, uploads in parts that were left."""
+"""S3 through s3fs: connection, faults, unfinished multipart uploads."""
 
 import errno
 import os
@@ -10,18 +10,18 @@ import botocore.exceptions as boto
 from fsspec import AbstractFileSystem
 from s3fs import S3FileSystem
 from semix.data.errors import InputError
-from semix.data.store.places import Fact, shown
-from semix.data.store.services import Info, Patience, Upload
+from semix.data.store.places import FileInfo, shown
+from semix.data.store.services import Info, RetryPolicy, Upload
 
 SHARED = True
 PARALLEL = 32  # connections; more threads than that would wait for each other
 
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; all 5xx but 501 heal too.
-HEALING_CODES = {
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; and all 5xx but 501.
+RETRY_CODES = {
     "BadDigest",  # the body was damaged on its way
-    "ConditionalRequestConflict",  # two create-only writes at once: ask again who won
+    "ConditionalRequestConflict",  # two create-only writes at once: another attempt says who won
     "IncompleteBody",
-    "NoSuchUpload",  # completed, but the answer was lost; or somebody swept it
+    "NoSuchUpload",  # completed, but the answer was lost; or a sweep removed it
     "OperationAborted",
     "RequestTimeout",
     "SlowDown",
@@ -29,9 +29,9 @@ HEALING_CODES = {
     "ThrottlingException",
     "XAmzContentSHA256Mismatch",
 }
-HEALING_STATUS = {408, 425, 429, 500, 502, 503, 504}
-HEALING_FAULTS = (
-    aiohttp.ClientError,  # a body that was cut
+RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
+RETRY_FAULTS = (
+    aiohttp.ClientError,  # a truncated body
     boto.ConnectionError,
     boto.HTTPClientError,
     boto.IncompleteReadError,
@@ -57,39 +57,39 @@ REFUSED_CREDENTIALS = {
 }
 
 
-def connect(patience: Patience) -> AbstractFileSystem:
-    """A file system of its own: fsspec's shared ones remember listings that others change.
+def connect(policy: RetryPolicy) -> AbstractFileSystem:
+    """A new file system, because fsspec's shared ones cache listings, which other writers change.
 
-    Endpoint, region and credentials are what botocore finds in the environment.
+    botocore takes endpoint, region and credentials from the environment.
     """
     fs = S3FileSystem(
         skip_instance_cache=True,
         use_listings_cache=False,
         max_concurrency=1,  # more makes every read ask for the size first
         config_kwargs={
-            # botocore repeats single requests (pages of a listing, parts of an upload) with
-            # pauses that grow and are drawn; whole operations are repeated by ours.
-            "retries": {"mode": "standard", "total_max_attempts": patience.attempts},
-            "connect_timeout": patience.connect_s,
-            "read_timeout": patience.answer_s,
+            # botocore retries single requests (pages of a listing, parts of an upload) with
+            # growing random pauses; `retrying` retries whole operations.
+            "retries": {"mode": "standard", "total_max_attempts": policy.attempts},
+            "connect_timeout": policy.connect_s,
+            "read_timeout": policy.answer_s,
             "max_pool_connections": PARALLEL,
         },
     )
-    fs.retries = 1  # s3fs would repeat botocore's repetitions, without end on a stalled server
+    fs.retries = 1  # s3fs would repeat botocore's retries, without end on a stalled server
     return fs
 
 
-def heals(error: Exception) -> str | None:
+def is_transient(error: Exception) -> str | None:
     code, status = _answer(error)
     if code:
-        return f"{code} ({status})" if status in HEALING_STATUS or code in HEALING_CODES else None
+        return f"{code} ({status})" if status in RETRY_STATUS or code in RETRY_CODES else None
     if isinstance(error, boto.SSLError | boto.ProxyConnectionError):
         return None
-    return type(error).__name__ if isinstance(error, HEALING_FAULTS) else None
+    return type(error).__name__ if isinstance(error, RETRY_FAULTS) else None
 
 
-def told(error: Exception, url: str, where: str) -> Exception:
-    # Texts of servers and of libraries are left out: they may hold keys and signatures.
+def translate_error(error: Exception, url: str, where: str) -> Exception:
+    # Messages of servers and libraries are left out: they may hold keys and signatures.
     code, status = _answer(error)
     if isinstance(error, NO_CREDENTIALS):
         remedy = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -109,7 +109,7 @@ def told(error: Exception, url: str, where: str) -> Exception:
         return PermissionError(errno.EACCES, f"refused: {code} ({status})", where)
     if code:
         return OSError(errno.EIO, f"{code} ({status})", where)
-    if isinstance(error, (*HEALING_FAULTS, boto.BotoCoreError)):
+    if isinstance(error, (*RETRY_FAULTS, boto.BotoCoreError)):
         return ConnectionError(errno.EIO, f"no answer: {type(error).__name__}", where)
     return error
 
@@ -136,16 +136,16 @@ def now(fs: AbstractFileSystem, base: str) -> float:
 def unfinished(fs: AbstractFileSystem, base: str) -> list[Upload]:
     bucket, _, prefix = base.partition("/")
     start = f"{prefix}/" if prefix else ""
-    found: list[Upload] = []
+    uploads: list[Upload] = []
     marker: dict[str, str] = {}
     while True:
         page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start, **marker)
         for upload in page.get("Uploads", []):
             size = _uploaded(fs, bucket, upload)
-            fact = Fact(size, upload["Initiated"].timestamp())
-            found.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], fact))
+            info = FileInfo(size, upload["Initiated"].timestamp())
+            uploads.append(Upload(upload["Key"].removeprefix(start), upload["UploadId"], info))
         if not page.get("IsTruncated"):
-            return found
+            return uploads
         names = ("KeyMarker", "UploadIdMarker")
         marker = {name: page[f"Next{name}"] for name in names if page.get(f"Next{name}")}
 
@@ -165,16 +165,16 @@ def address() -> str:
 
 def _answer(error: Exception) -> tuple[str | None, int | None]:
     """Code and status of a server's answer; s3fs keeps it as the cause of its own errors."""
-    for found in (error, error.__cause__):
-        if isinstance(found, boto.ClientError):
-            answer = found.response
+    for candidate in (error, error.__cause__):
+        if isinstance(candidate, boto.ClientError):
+            answer = candidate.response
             code = str(answer.get("Error", {}).get("Code", "error"))
             return code[:64], answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return None, None
 
 
 def _uploaded(fs: AbstractFileSystem, bucket: str, upload: Info) -> int:
-    """Bytes of the first thousand parts, which is what one request tells."""
+    """Bytes of the first thousand parts, which is as many as one request lists."""
     try:
         answer = fs.call_s3(
             "list_parts", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]

@@ -1,4 +1,4 @@
-"""What differs between object services, and how long they are asked again: for s3.py and gs.py."""
+"""The interface that s3.py and gs.py implement, and the retry policy of their requests."""
 
 import logging
 import random
@@ -9,25 +9,25 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from semix.data.store.places import Fact
+from semix.data.store.places import FileInfo
 
 T = TypeVar("T")
-Info = Mapping[str, Any]  # what a service says of an object, or of an upload, as it spells that
+Info = Mapping[str, Any]  # a service's own description of an object or of an upload
 logger = logging.getLogger("semix.store")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 16.0
-_random = random.Random()  # its own: nobody's seeds are touched
+_random = random.Random()  # a generator of its own, so that no seed elsewhere is affected
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long one operation goes on.
+class RetryPolicy:
+    """How long one operation is retried.
 
     Attributes:
-        seconds: no new attempt later than this after the first.
-        attempts: of each request inside one of ours, by the cloud's own library.
-        connect_s, answer_s: how long a connection, and a silent server, is waited for.
+        seconds: no new attempt starts later than this after the first.
+        attempts: attempts per request by the service's own library, within one of ours.
+        connect_s, answer_s: timeouts of a connection, and of a silent server.
     """
 
     seconds: float
@@ -36,43 +36,43 @@ class Patience:
     answer_s: float
 
 
-PATIENT = Patience(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
-# For the first look at a place, where a wrong address is likelier than an outage.
-QUICK = Patience(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
+DEFAULT_RETRIES = RetryPolicy(seconds=120.0, attempts=4, connect_s=10.0, answer_s=30.0)
+# For the first access to a location, where a wrong address is likelier than an outage.
+QUICK_RETRIES = RetryPolicy(seconds=4.0, attempts=1, connect_s=3.0, answer_s=6.0)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload in parts that was begun and not completed; its key is base/name."""
+    """A multipart upload that was begun and not completed; its key is base/name."""
 
     name: str
     id: str
-    fact: Fact
+    info: FileInfo
 
 
 class Service(Protocol):
-    """A module; `fs` is what its `connect` gave, `base` is bucket/prefix."""
+    """A module for one service; `fs` is the result of `connect`, `base` is bucket/prefix."""
 
     SHARED: bool
 
-    def connect(self, patience: Patience) -> AbstractFileSystem: ...
+    def connect(self, policy: RetryPolicy) -> AbstractFileSystem: ...
 
-    def heals(self, error: Exception) -> str | None:
-        """The fault's name if another attempt may succeed."""
+    def is_transient(self, error: Exception) -> str | None:
+        """The fault's name if another attempt may succeed, else None."""
         ...
 
-    def told(self, error: Exception, url: str, where: str) -> Exception:
-        """The error as our callers know it, its text free of secrets."""
+    def translate_error(self, error: Exception, url: str, where: str) -> Exception:
+        """The error to raise instead, of a built-in type, its text free of secrets."""
         ...
 
     def modified(self, info: Info) -> float: ...
 
     def mark(self, token: str) -> dict[str, object]:
-        """Arguments of a write that leave a token with the object."""
+        """Arguments of a write that store a token with the object."""
         ...
 
     def written_by(self, fs: AbstractFileSystem, path: str) -> str | None:
-        """The token that was left with the object."""
+        """The token that was stored with the object."""
         ...
 
     def now(self, fs: AbstractFileSystem, base: str) -> float: ...
@@ -82,22 +82,22 @@ class Service(Protocol):
     def abort(self, fs: AbstractFileSystem, base: str, upload: Upload) -> None: ...
 
     def address(self) -> str:
-        """Where requests go, for messages."""
+        """The server's address, for messages."""
         ...
 
 
-class Memory:
+class InMemoryService:
     """Objects in this process's memory: for tests."""
 
     SHARED = False
 
-    def connect(self, patience: Patience) -> AbstractFileSystem:
+    def connect(self, policy: RetryPolicy) -> AbstractFileSystem:
         return MemoryFileSystem()
 
-    def heals(self, error: Exception) -> str | None:
+    def is_transient(self, error: Exception) -> str | None:
         return None
 
-    def told(self, error: Exception, url: str, where: str) -> Exception:
+    def translate_error(self, error: Exception, url: str, where: str) -> Exception:
         return error
 
     def modified(self, info: Info) -> float:
@@ -127,24 +127,24 @@ def retrying(
     operation: Callable[[], T],
     *,
     what: str,
-    heals: Callable[[Exception], str | None],
-    patience: Patience,
+    is_transient: Callable[[Exception], str | None],
+    policy: RetryPolicy,
 ) -> T:
-    """The operation's result, at the latest attempt that the patience allows.
+    """The result of the operation, which is retried while the policy allows.
 
     Args:
-        what: for the log.
-        heals: names the fault if another attempt may succeed; never a secret.
+        what: name of the operation in the log.
+        is_transient: names the fault if another attempt may succeed; never a secret.
     """
     started, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         try:
             return operation()
         except Exception as error:
-            fault = heals(error)
-            # Half of the pause is drawn, so that many workers do not come back as one.
+            fault = is_transient(error)
+            # The pause is partly random, so that many workers do not return at the same time.
             wait = pause * _random.uniform(0.5, 1.5)
-            if fault is None or time.monotonic() + wait > started + patience.seconds:
+            if fault is None or time.monotonic() + wait > started + policy.seconds:
                 raise
         logger.warning("%s: %s; again in %.1f s", what, fault, wait)
         time.sleep(wait)

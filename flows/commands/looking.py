@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from semix.data.contact_sheet import contact_sheet, read_series, shard_of, some_of_all_pairs
 from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.data.printable import printable_line
 from semix.data.root import Root
-from semix.data.series import contact_sheet, read_series, shard_of, some_of_all_pairs
 from semix.data.tar import GroupSample
 from semix.data.verify import verify as verified
 from semix.flows import parameters as p

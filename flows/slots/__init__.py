@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from socket import SOCK_STREAM, create_connection, getaddrinfo, socket
 
 from semix.data.errors import InputError
+from semix.data.installation import install_command
 from semix.data.machine import usable_cores
-from semix.data.ranges import parse_part
+from semix.data.ranges import parse_partition
 from semix.flows.child import started_ahead
 from semix.flows.gpus import CHOSEN, settled_device, visible_gpus
 from semix.flows.server_probe import settings_here
@@ -83,7 +84,7 @@ def check_slots(settings: SlotSettings) -> None:
         raise InputError("slots", settings.count, remedy)
     _one_of("runner", settings.runner, RUNNERS)
     _one_of("device", settings.device, DEVICES)
-    parse_part(settings.range)
+    parse_partition(settings.range)
     _check_runner(settings)
     check_gpu(settings)
     if settings.cluster:  # its other machines are looked at once it is reached
@@ -114,7 +115,7 @@ def _check_runner(settings: SlotSettings) -> None:
             remedy = "needs --runner dask or ray; local slots are on this machine"
             raise InputError("cluster", settings.cluster, remedy)
     elif find_spec(PACKAGES[settings.runner]) is None:
-        remedy = f"is not installed; pip install 'semix[{settings.runner}]'"
+        remedy = f"is not installed; run {install_command(settings.runner)}"
         raise InputError("runner", settings.runner, remedy)
 
 

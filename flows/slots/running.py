@@ -11,7 +11,7 @@ from typing import Any
 from prefect.task_runners import ThreadPoolTaskRunner
 from semix.data.errors import InputError
 from semix.data.label_sets import LabelSet
-from semix.data.root import Progress, Root
+from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings, environments_here
 from semix.flows.slots.slot import Ended, Place, SlotFuture, generate, worker_arguments
 
@@ -92,7 +92,7 @@ def follow(
     futures: Sequence[SlotFuture],
     root: Root | LabelSet,
     *,
-    listeners: Sequence[Callable[[Progress], None]],
+    listeners: Sequence[Callable[[RootProgress], None]],
 ) -> list[str]:
     """Count commit records until every slot has ended, and tell the listeners.
 

@@ -51,7 +51,7 @@ TELL_EVERY_S = 10.0
 OF_A_SHARD = re.compile(r"shard \d+( failed)?: ")
 CLAIMED = re.compile(
     r"(?:labels-[0-9a-f]{12}-)?(\d{7})"
-)  # as `semix.pipeline.work` names its shards
+)  # as `semix.pipeline.shard_job` names its shards
 RENEW_EVERY_S = 15.0
 LOOK_EVERY_S = 5.0
 # Some network file systems show a file's new time after a minute only.
@@ -370,7 +370,7 @@ class FlowEnded:
 
     def _look(self) -> bool:
         try:
-            fact = self.store.facts(leases.FOLDER).get(self.name)
+            fact = self.store.infos(leases.FOLDER).get(self.name)
         except (OSError, InputError):  # credentials, too, may be refused for a moment
             self._since = time.monotonic()
             return False

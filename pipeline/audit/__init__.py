@@ -1,4 +1,4 @@
-"""The audit of one index: figures, checks and flags, from one pass over its shards."""
+"""Audit one index: figures, checks and flags, from one pass over its shards."""
 
 import json
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from semix.pipeline.audit.findings import (
     pair_figures,
 )
 from semix.pipeline.audit.limits import Check, checks
-from semix.pipeline.audit.read import Facts, Judge, read_facts
+from semix.pipeline.audit.read import AuditFacts, Judge, read_facts
 
 SCHEMA = 1
 
 
 class AuditFile(TypedDict):
-    """What audit.json holds; `schema` says which version of it.
+    """The content of audit.json; `schema` is its version.
 
     Attributes:
-        unreadable: by shard what is wrong with it; left_out: series that a build could not store.
-        duplicates: each series flagged so, and the earlier one that it is like.
+        unreadable: fault of each shard that cannot be read; left_out: series that a build left out.
+        duplicates: each series flagged so, and the earlier one that it resembles.
         flags: group numbers, by flag.
     """
 
@@ -54,14 +54,14 @@ class AuditFile(TypedDict):
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found, and in what.
+    """The results of an audit, with its source.
 
     Attributes:
-        judge: a sentence on who judged the end points; None if nobody did.
+        judge: a sentence on the judge of the end points; None without a judge.
     """
 
     source: Pinned
-    facts: Facts
+    facts: AuditFacts
     findings: Findings
     checks: list[Check]
     flags: SeriesFlags
@@ -74,19 +74,19 @@ def audit(
     *,
     judge: Judge | None = None,
     judge_name: str | None = None,
-    beat: Callable[[int], None] = lambda groups: None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
 ) -> Audit:
-    """Read an index once and measure it.
+    """Read an index once and audit it.
 
     Shards that cannot be read are named in `facts.unreadable`; the figures are of the others.
 
     Args:
-        judge: tells the class of unmixed images; `judge_name` says who that is.
-        beat: called after each shard with its number of groups.
+        judge: classifies unmixed images; `judge_name` describes it.
+        heartbeat: called after each shard with its number of groups.
     Raises:
         Unreadable: no shard can be read.
     """
-    facts = read_facts(source, judge=judge, beat=beat)
+    facts = read_facts(source, judge=judge, heartbeat=heartbeat)
     findings = find(facts.series)
     overall = figures(facts, findings)
     classes = class_figures(facts, findings, source.class_names)
@@ -122,7 +122,7 @@ def audit(
 
 
 def as_json(values: AuditFile) -> bytes:
-    """One line a section: a thousand classes have half a million pairs."""
+    """Write JSON, one line per section, because 1,000 classes have half a million pairs."""
     lines = (
         f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
         for key, value in values.items()
@@ -130,7 +130,7 @@ def as_json(values: AuditFile) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _pairs_alike(facts: Facts, findings: Findings) -> list[dict[str, int | bool]]:
+def _pairs_alike(facts: AuditFacts, findings: Findings) -> list[dict[str, int | bool]]:
     groups, alike = facts.series.group, findings.duplicates
     return [
         {"group": int(groups[row]), "like": int(groups[of]), "same_pixels": bool(same)}

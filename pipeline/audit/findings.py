@@ -1,4 +1,4 @@
-"""What follows from the facts: flags of series, figures of the whole, of classes and of pairs."""
+"""Derive flags of series, and figures of the whole, of classes and of pairs, from audited facts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from semix.data.formats import FLAGS, Flag
 from semix.data.quality import (
-    Agreement,
+    EndPointAgreement,
     endpoint_agreement,
     falls,
     series_quality,
@@ -16,19 +16,19 @@ from semix.data.quality import (
     weight_curve,
 )
 from semix.pipeline.audit.pictures import FAULTS, UNCHANGED, Duplicates, find_duplicates
-from semix.pipeline.audit.read import Facts, Series
+from semix.pipeline.audit.read import AuditFacts, SeriesFacts
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What follows for each of G series.
+    """Results for each of G series.
 
     Attributes:
-        correlation: float64 [G, k], Spearman, of each class's weight in the conditioning and in
-            CLIP's projection; in a pair both are the same.
+        correlation: float64 [G, k], Spearman, of each class's conditioning weight and CLIP weight;
+            equal for both classes of a pair.
         flags: bool [G] for each flag.
-        duplicates: which series is like which.
+        duplicates: which series resembles which.
     """
 
     correlation: Tensor
@@ -37,16 +37,16 @@ class Findings:
 
     @property
     def rho(self) -> Tensor:
-        """One number a series, float64 [G]: the mean over its classes."""
+        """One number per series, float64 [G]: the mean over its classes."""
         return self.correlation.mean(1)
 
-    def groups(self, series: Series) -> dict[Flag, list[int]]:
+    def groups(self, series: SeriesFacts) -> dict[Flag, list[int]]:
         """Group numbers by flag, ascending."""
         return {flag: sorted(series.group[self.flags[flag]].tolist()) for flag in FLAGS}
 
 
-def find(series: Series) -> Findings:
-    """Look for everything that a flag stands for."""
+def find(series: SeriesFacts) -> Findings:
+    """Compute all flags."""
     pictures = series.pictures
     usable = pictures.faults == 0
     duplicates = find_duplicates(pictures.hashes, pictures.coarse, pictures.exact, usable=usable)
@@ -58,34 +58,34 @@ def find(series: Series) -> Findings:
         "not_monotone": _falling(series),
         "end_points": (series.intended != series.nearest).any(1),
         "duplicate": doubled,
-        # Flat neighbours are alike because they show nothing, which is another flag.
+        # Flat neighbours are equal because they are degenerate, which is another flag.
         "still": ((pictures.steps < UNCHANGED) & usable[:, 1:] & usable[:, :-1]).any(1),
         "degenerate": (~usable).any(1),
     }
     return Findings(correlation, flags, duplicates)
 
 
-def class_correlations(series: Series) -> Tensor:
+def class_correlations(series: SeriesFacts) -> Tensor:
     """Spearman correlation for each class of a series, float64 [G, k].
 
-    In a pair the second class mirrors the first; so do its ranks.
+    In a pair the weight of the second class is the complement of the first; so are its ranks.
     """
     classes = series.classes.shape[1]
     if classes == 2:
         rho = spearman(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
         return rho[:, None].expand(-1, 2)
-    mixture, seen = torch.from_numpy(series.mixture), torch.from_numpy(series.coordinates)
-    return torch.stack([spearman(mixture[..., j], seen[..., j]) for j in range(classes)], 1)
+    mixture, weights = torch.from_numpy(series.mixture), torch.from_numpy(series.coordinates)
+    return torch.stack([spearman(mixture[..., j], weights[..., j]) for j in range(classes)], 1)
 
 
-def _falling(series: Series) -> np.ndarray:
-    """Pairs whose weight falls somewhere; points of a simplex have no order to fall along."""
+def _falling(series: SeriesFacts) -> np.ndarray:
+    """Series of pairs whose weight falls somewhere; points of a simplex have no order."""
     if series.classes.shape[1] > 2:
         return np.zeros(len(series.group), dtype=bool)
-    found: np.ndarray = falls(
+    falling: np.ndarray = falls(
         torch.from_numpy(series.alphas), torch.from_numpy(series.weights)
     ).numpy()
-    return found
+    return falling
 
 
 BINS = 20
@@ -99,7 +99,7 @@ class Histogram(TypedDict):
 
 
 class Correlation(TypedDict):
-    """Of alpha and weight, over all series; `not_monotone` is of pairs."""
+    """Correlation of alpha and weight, over all series; `not_monotone` is for pairs."""
 
     median: float
     mean: float
@@ -109,7 +109,7 @@ class Correlation(TypedDict):
 
 
 class CurveFigures(TypedDict):
-    """As of `semix.data.quality.WeightCurve`."""
+    """The fields of `semix.data.quality.WeightCurve`."""
 
     alphas: list[float]
     mean: list[float]
@@ -118,11 +118,11 @@ class CurveFigures(TypedDict):
 
 
 class EndPointFigures(TypedDict):
-    """How often unmixed images are of the class they were made for, by whom it was asked."""
+    """How often unmixed images are assigned to their class, by three classifiers."""
 
-    nearest_prototype: Agreement | None
-    nearest_of_series: Agreement | None
-    judge: Agreement | None
+    nearest_prototype: EndPointAgreement | None
+    nearest_of_series: EndPointAgreement | None
+    judge: EndPointAgreement | None
 
 
 class LabelFigures(TypedDict):
@@ -137,8 +137,8 @@ class DuplicateFigures(TypedDict):
     share: float
 
 
-class Spread(TypedDict):
-    """Of what was recorded."""
+class ScoreSummary(TypedDict):
+    """Statistics of a score over the series that record it."""
 
     recorded: int
     mean: float
@@ -148,7 +148,7 @@ class Spread(TypedDict):
 
 
 class Overall(TypedDict):
-    """Figures of all series; one that does not apply is None."""
+    """Figures of all series; None where one does not apply."""
 
     correlation: Correlation
     weight_curve: CurveFigures | None
@@ -157,12 +157,12 @@ class Overall(TypedDict):
     duplicates: DuplicateFigures
     still: dict[str, float]  # `share`
     degenerate: dict[str, int]  # `images`, and of each kind
-    disagreement: Spread | None
-    stability: Spread | None
+    disagreement: ScoreSummary | None
+    stability: ScoreSummary | None
 
 
 class ClassFigures(TypedDict):
-    """One class: `share` is of all label mass, `correlation` the mean over its series."""
+    """One class: `share` of all label mass, and mean `correlation` over its series."""
 
     name: str
     series: int
@@ -175,7 +175,7 @@ class ClassFigures(TypedDict):
 
 
 class PairFigures(TypedDict):
-    """One list a column, one entry for each set of classes that has series.
+    """One list per column, one entry per set of classes that has series.
 
     `labels` is the histogram of the first class's probability in LABEL_BINS equal bins.
     """
@@ -192,8 +192,8 @@ class PairFigures(TypedDict):
     entropy: list[float]
 
 
-def figures(facts: Facts, findings: Findings) -> Overall:
-    """Everything over all series, as plain values."""
+def figures(facts: AuditFacts, findings: Findings) -> Overall:
+    """Figures over all series, as plain values."""
     series = facts.series
     return {
         "correlation": _correlation(series, findings),
@@ -222,7 +222,7 @@ def figures(facts: Facts, findings: Findings) -> Overall:
     }
 
 
-def end_point_figures(series: Series) -> EndPointFigures:
+def end_point_figures(series: SeriesFacts) -> EndPointFigures:
     ends = series.intended >= 0
     return {
         "nearest_prototype": _agreement(series.intended, series.nearest, ends),
@@ -232,15 +232,15 @@ def end_point_figures(series: Series) -> EndPointFigures:
 
 
 def histogram(values: np.ndarray, low: float, high: float, bins: int = BINS) -> Histogram:
-    """Counts in equal bins; what lies outside is in the outermost ones."""
-    kept = values.astype(np.float64).clip(low, high)
-    counts, edges = np.histogram(kept, bins=bins, range=(low, high))
+    """Counts in equal bins; values out of range count in the outermost bins."""
+    clipped = values.astype(np.float64).clip(low, high)
+    counts, edges = np.histogram(clipped, bins=bins, range=(low, high))
     return {"edges": edges.round(6).tolist(), "counts": counts.tolist()}
 
 
-def _correlation(series: Series, findings: Findings) -> Correlation:
+def _correlation(series: SeriesFacts, findings: Findings) -> Correlation:
     rho = findings.rho
-    found: Correlation = {
+    result: Correlation = {
         "median": float(rho.quantile(0.5)),
         "mean": float(rho.mean()),
         "not_monotone": None,
@@ -249,12 +249,12 @@ def _correlation(series: Series, findings: Findings) -> Correlation:
     }
     if series.classes.shape[1] == 2:
         quality = series_quality(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
-        found["median"], found["mean"] = quality.median, quality.mean
-        found["not_monotone"], found["negative"] = quality.not_monotone, quality.negative
-    return found
+        result["median"], result["mean"] = quality.median, quality.mean
+        result["not_monotone"], result["negative"] = (quality.not_monotone, quality.negative)
+    return result
 
 
-def _curve(series: Series) -> CurveFigures | None:
+def _curve(series: SeriesFacts) -> CurveFigures | None:
     if series.classes.shape[1] > 2:
         return None
     curve = weight_curve(torch.from_numpy(series.alphas), torch.from_numpy(series.weights))
@@ -266,37 +266,41 @@ def _curve(series: Series) -> CurveFigures | None:
     }
 
 
-def _agreement(intended: np.ndarray, seen: np.ndarray, where: np.ndarray) -> Agreement | None:
+def _agreement(
+    intended: np.ndarray, assigned: np.ndarray, where: np.ndarray
+) -> EndPointAgreement | None:
     if not where.any():
         return None
-    return endpoint_agreement(torch.from_numpy(seen[where]), torch.from_numpy(intended[where]))
+    return endpoint_agreement(torch.from_numpy(assigned[where]), torch.from_numpy(intended[where]))
 
 
-def _spread(values: np.ndarray) -> Spread | None:
-    """Mean, median and extremes of what was recorded; None if nothing was."""
-    known = values[np.isfinite(values)].astype(np.float64)
-    if not known.size:
+def _spread(values: np.ndarray) -> ScoreSummary | None:
+    """Mean, median and extremes of the finite values; None if there are none."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
         return None
     return {
-        "recorded": len(known),
-        "mean": float(known.mean()),
-        "median": float(np.median(known)),
-        "least": float(known.min()),
-        "most": float(known.max()),
+        "recorded": len(finite),
+        "mean": float(finite.mean()),
+        "median": float(np.median(finite)),
+        "least": float(finite.min()),
+        "most": float(finite.max()),
     }
 
 
 LABEL_BINS = 10
 
 
-def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> list[ClassFigures]:
-    """Of each class its images, label mass, correlation and end points."""
+def class_figures(
+    facts: AuditFacts, findings: Findings, names: Sequence[str]
+) -> list[ClassFigures]:
+    """Images, label mass, correlation and end points of each class."""
     series, count = facts.series, len(names)
     of_series = np.bincount(series.classes.ravel(), minlength=count)
     rho = findings.correlation.numpy()
     sums = np.bincount(series.classes.ravel(), weights=rho.ravel(), minlength=count)
     ends = series.intended >= 0
-    made = np.bincount(series.intended[ends], minlength=count)
+    intended = np.bincount(series.intended[ends], minlength=count)
     right = ends & (series.intended == series.nearest)
     agreed = np.bincount(series.intended[right], minlength=count)
     return [
@@ -307,14 +311,14 @@ def class_figures(facts: Facts, findings: Findings, names: Sequence[str]) -> lis
             "mass": float(facts.mass[k]),
             "share": float(facts.mass[k] / facts.mass.sum()),
             "correlation": float(sums[k] / of_series[k]) if of_series[k] else None,
-            "end_points": int(made[k]),
+            "end_points": int(intended[k]),
             "end_points_agreed": int(agreed[k]),
         }
         for k, name in enumerate(names)
     ]
 
 
-def pair_figures(series: Series, findings: Findings) -> PairFigures:
+def pair_figures(series: SeriesFacts, findings: Findings) -> PairFigures:
     classes, inverse = np.unique(series.classes, axis=0, return_inverse=True)
     count, inverse = len(classes), inverse.reshape(-1)
     number = np.bincount(inverse, minlength=count)
@@ -327,7 +331,7 @@ def pair_figures(series: Series, findings: Findings) -> PairFigures:
     agreed = (ends & (series.intended == series.nearest)).sum(1)
     judged = ends & (series.judged >= 0)
     right = (judged & (series.intended == series.judged)).sum(1)
-    found: PairFigures = {
+    pairs: PairFigures = {
         "classes": classes.tolist(),
         "series": number.tolist(),
         "correlation_median": _medians(rho, inverse, number).tolist(),
@@ -340,8 +344,8 @@ def pair_figures(series: Series, findings: Findings) -> PairFigures:
         "entropy": mean(series.entropy.mean(1)),
     }
     if not judged.any():
-        del found["end_points_judge"]
-    return found
+        del pairs["end_points_judge"]
+    return pairs
 
 
 def _medians(values: np.ndarray, inverse: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -353,7 +357,7 @@ def _medians(values: np.ndarray, inverse: np.ndarray, number: np.ndarray) -> np.
 
 
 def _shares(hits: np.ndarray, of: np.ndarray, inverse: np.ndarray) -> list[float | None]:
-    """Share of hits in each set; None where there is nothing to hit."""
+    """Share of hits in each set; None for an empty set."""
     summed = (np.bincount(inverse, weights=part).tolist() for part in (hits, of))
     return [hit / total if total else None for hit, total in zip(*summed, strict=True)]
 

@@ -1,11 +1,11 @@
-"""Each check: its figure, whether to look, and what to do; the limits are rules of thumb."""
+"""Check the figures of an audit against limits, which are rules of thumb, with advice."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from semix.data.contact_sheet import HARD
 from semix.data.formats import LeftOut
-from semix.data.series import HARD
 from semix.pipeline.audit.findings import (
     ClassFigures,
     Correlation,
@@ -18,12 +18,12 @@ CORRELATION = 0.9  # median; eight weights with one neighbouring swap have 0.98,
 NEGATIVE = 0.01  # share of series
 NOT_MONOTONE = 0.5
 END_POINTS = 0.9
-END_POINTS_OF_SERIES = 0.95  # between two classes only, so it should be rarer to miss
+END_POINTS_OF_SERIES = 0.95  # between two classes only, so errors should be rarer
 STILL = 0.01
 IMBALANCE = 1.5  # largest label mass of a class over the smallest
 UNDECIDED = 0.95  # mean label entropy, as a share of that of equal labels; HARD is the least
 DISAGREEMENT = 0.2  # mean difference of the weights of two encoders
-STABILITY = 0.0  # median cosine; a noise that inversion does not find again has about 0
+STABILITY = 0.0  # median cosine; about 0 for a noise that inversion does not recover
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def checks(
     unreadable: Mapping[int, str],
     left_out: Sequence[LeftOut],
 ) -> list[Check]:
-    """All checks that apply, the most telling first.
+    """All checks that apply, the most informative first.
 
     Args:
-        unreadable: by shard what is wrong with it.
+        unreadable: fault of each shard that cannot be read.
         left_out: series that a build could not store.
     """
-    found = [
+    rows = [
         *_readable(unreadable),
         *_stored(left_out),
         *_correlation(overall["correlation"]),
@@ -62,12 +62,12 @@ def checks(
         mean = overall["disagreement"]["mean"]
         advice = "set mixed.exclude.max_disagreement, or relabel with the encoder that you trust"
         text = f"mean {mean:.3f} of a weight"
-        found.append(Check("second encoder differs", text, mean <= DISAGREEMENT, advice))
+        rows.append(Check("second encoder differs", text, mean <= DISAGREEMENT, advice))
     if overall["stability"]:
         median = overall["stability"]["median"]
         advice = "raise noise.candidates, or set mixed.exclude.min_stability"
-        found.append(Check("noise stability", f"median {median:.3f}", median > STABILITY, advice))
-    return found
+        rows.append(Check("noise stability", f"median {median:.3f}", median > STABILITY, advice))
+    return rows
 
 
 def percent(share: float) -> str:
@@ -91,8 +91,8 @@ def _stored(left_out: Sequence[LeftOut]) -> list[Check]:
     return [Check("series left out", text, False, advice)]
 
 
-def _correlation(found: Correlation) -> list[Check]:
-    median, mean = found["median"], found["mean"]
+def _correlation(correlation: Correlation) -> list[Check]:
+    median, mean = correlation["median"], correlation["mean"]
     rows = [
         Check(
             "weight follows alpha",
@@ -102,23 +102,23 @@ def _correlation(found: Correlation) -> list[Check]:
         ),
         Check(
             "series that run backwards",
-            percent(found["negative"]),
-            found["negative"] <= NEGATIVE,
+            percent(correlation["negative"]),
+            correlation["negative"] <= NEGATIVE,
             "leave them out with mixed.exclude.min_correlation=0",
         ),
     ]
-    share = found["not_monotone"]
+    share = correlation["not_monotone"]
     if share is None:
         return rows
-    advice = "choose noises (noise.strategy), or set mixed.exclude.monotone=true"
+    advice = "select noise (noise.strategy), or set mixed.exclude.monotone=true"
     return [*rows, Check("weight falls somewhere", percent(share), share <= NOT_MONOTONE, advice)]
 
 
-def _end_points(found: EndPointFigures) -> list[Check]:
-    asked = [
-        ("end points nearest to their class", found["nearest_prototype"], END_POINTS),
-        ("end points within their series", found["nearest_of_series"], END_POINTS_OF_SERIES),
-        ("end points by the judge", found["judge"], END_POINTS),
+def _end_points(figures: EndPointFigures) -> list[Check]:
+    rows = [
+        ("end points nearest to their class", figures["nearest_prototype"], END_POINTS),
+        ("end points within their series", figures["nearest_of_series"], END_POINTS_OF_SERIES),
+        ("end points by the judge", figures["judge"], END_POINTS),
     ]
     advice = "try another prompt or guidance, or set mixed.exclude.end_points=true"
     return [
@@ -128,7 +128,7 @@ def _end_points(found: EndPointFigures) -> list[Check]:
             agreement["share"] >= least,
             advice,
         )
-        for name, agreement, least in asked
+        for name, agreement, least in rows
         if agreement
     ]
 

@@ -1,4 +1,4 @@
-"""Puts an audit into one HTML page that needs nothing else."""
+"""Write an audit as one self-contained HTML page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from semix.data.files import write_atomically
 from semix.data.formats import Flag
 from semix.data.images import decode_image
-from semix.data.pages import Series, fixed, page_environment, series_figure
+from semix.data.pages import SeriesFigure, fixed, page_environment, series_figure
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit
 from semix.pipeline.audit.findings import (
@@ -21,11 +21,11 @@ from semix.pipeline.audit.findings import (
 )
 from semix.pipeline.audit.limits import percent
 
-ROWS = 20  # pairs, or classes, at either end
+ROWS = 20  # best and worst pairs or classes shown, each
 
 
 def write_page(path: Path, audit: Audit, *, title: str) -> None:
-    """Write one self-contained page: no script, nothing loaded from elsewhere."""
+    """Write one page without scripts, which loads nothing from elsewhere."""
     environment = page_environment(Path(__file__).parent)
     environment.filters["percent"] = percent
     values, overall = audit.values, audit.values["overall"]
@@ -52,7 +52,7 @@ def write_page(path: Path, audit: Audit, *, title: str) -> None:
 
 
 def pair_rows(pairs: PairFigures, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a pair, the worst first: by mean correlation, then by end points."""
+    """One row per pair, the worst first: by mean correlation, then by end points."""
     judge = pairs.get("end_points_judge") or [None] * len(pairs["series"])
     columns: dict[str, Any] = {**pairs, "end_points_judge": judge}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -85,7 +85,7 @@ def class_rows(classes: Sequence[ClassFigures]) -> list[ClassRow]:
     return sorted(rows, key=lambda row: -1.0 if row["agreed"] is None else row["agreed"])[:ROWS]
 
 
-SERIES = 6  # series a section
+SERIES = 6  # series per section
 TITLES: dict[Flag, tuple[str, str]] = {
     "degenerate": ("Degenerate", "Flat, black, white, or with features that are no numbers."),
     "duplicate": ("Like an earlier series", "A picture of each looks like one of another series."),
@@ -98,28 +98,28 @@ TITLES: dict[Flag, tuple[str, str]] = {
 class Section:
     title: str
     note: str
-    series: list[Series]
+    series: list[SeriesFigure]
 
 
 def gallery(audit: Audit) -> list[Section]:
-    """Sections with pictures, without those that would be empty. Reads their shards again."""
-    chosen = _chosen(audit)
-    wanted = sorted({row for _, _, rows in chosen for row in rows})
-    samples = _read(audit, wanted)
+    """The non-empty sections, with pictures; reads their shards again."""
+    sections = _section_rows(audit)
+    shown = sorted({row for _, _, rows in sections for row in rows})
+    samples = _read(audit, shown)
     return [
         Section(title, note, [_figure(audit, row, samples[row]) for row in rows])
-        for title, note, rows in chosen
+        for title, note, rows in sections
         if rows
     ]
 
 
-def _chosen(audit: Audit) -> list[tuple[str, str, list[int]]]:
+def _section_rows(audit: Audit) -> list[tuple[str, str, list[int]]]:
     """Title, note and rows of each section."""
     series, findings = audit.facts.series, audit.findings
     rho = findings.rho.numpy()
     gap = np.abs(series.coordinates - series.mixture).mean((1, 2))  # breaks ties of rho
     order = np.lexsort((gap, -rho)).tolist()
-    found = [
+    sections = [
         ("Worst series", "The weight follows alpha least.", order[: -SERIES - 1 : -1]),
         (
             "Best series",
@@ -130,15 +130,15 @@ def _chosen(audit: Audit) -> list[tuple[str, str, list[int]]]:
     differing = np.nan_to_num(series.disagreement, nan=-1).max(1)
     if (differing >= 0).any():
         most = np.argsort(-differing, kind="stable")[:SERIES].tolist()
-        found.append(("Encoders disagree", "The two CLIP models differ most.", most))
+        sections.append(("Encoders disagree", "The two CLIP models differ most.", most))
     for flag, (title, note) in TITLES.items():
         rows = np.flatnonzero(findings.flags[flag])[:SERIES].tolist()
-        found.append((title, note, _with_partners(audit, rows) if flag == "duplicate" else rows))
-    return found
+        sections.append((title, note, _with_partners(audit, rows) if flag == "duplicate" else rows))
+    return sections
 
 
 def _with_partners(audit: Audit, rows: Iterable[int]) -> list[int]:
-    """Each duplicate behind the series that it is like."""
+    """Each duplicate behind the series that it resembles."""
     alike = audit.findings.duplicates
     partner = dict(zip(alike.rows.tolist(), alike.of.tolist(), strict=True))
     both = [row for pair in ((partner[row], row) for row in rows) for row in pair]
@@ -147,18 +147,18 @@ def _with_partners(audit: Audit, rows: Iterable[int]) -> list[int]:
 
 def _read(audit: Audit, rows: Iterable[int]) -> dict[int, GroupSample]:
     series, source = audit.facts.series, audit.source
-    found: dict[int, GroupSample] = {}
+    samples: dict[int, GroupSample] = {}
     by_shard = {shard.shard: shard for shard in source.shards}
-    wanted = {int(series.group[row]): row for row in rows}
-    for number in {int(series.shard[row]) for row in wanted.values()}:
+    by_group = {int(series.group[row]): row for row in rows}
+    for number in {int(series.shard[row]) for row in by_group.values()}:
         for sample in source.samples(by_shard[number]):
-            row = wanted.get(sample.record.group)
+            row = by_group.get(sample.record.group)
             if row is not None:
-                found[row] = sample
-    return found
+                samples[row] = sample
+    return samples
 
 
-def _figure(audit: Audit, row: int, sample: GroupSample) -> Series:
+def _figure(audit: Audit, row: int, sample: GroupSample) -> SeriesFigure:
     notes = [f"\N{GREEK SMALL LETTER RHO} {fixed(float(audit.findings.rho[row]))}"]
     differing = float(np.nan_to_num(audit.facts.series.disagreement[row], nan=-1).max())
     if differing >= 0:
@@ -174,7 +174,7 @@ TICKS = 4
 
 @dataclass(frozen=True)
 class Bar:
-    """One bin, and how high it stands against the highest, in percent."""
+    """One bin, and its height in percent of the highest bin."""
 
     low: float
     high: float
@@ -184,7 +184,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of an SVG polygon or polyline each, and where the axis numbers stand."""
+    """Points of SVG polygons and polylines, and positions of the axis numbers."""
 
     width: int
     height: int
@@ -197,9 +197,9 @@ class Curve:
     y_ticks: list[tuple[float, str]]
 
 
-def bars(found: Histogram) -> list[Bar]:
-    """Its bars, by the highest."""
-    edges, counts = found["edges"], found["counts"]
+def bars(figure: Histogram) -> list[Bar]:
+    """The bars of a histogram, scaled by the highest."""
+    edges, counts = figure["edges"], figure["counts"]
     most = max(max(counts), 1)
     return [
         Bar(low, high, count, 100 * count / most)
@@ -207,9 +207,9 @@ def bars(found: Histogram) -> list[Bar]:
     ]
 
 
-def curve(found: CurveFigures) -> Curve:
+def curve(figures: CurveFigures) -> Curve:
     """The weight along alpha: mean, median, and the bands between outer quantiles."""
-    alphas, quantiles = found["alphas"], found["quantiles"]
+    alphas, quantiles = figures["alphas"], figures["quantiles"]
     values = [value for row in quantiles for value in row] + [0.0, 1.0]
     low, high = min(values), max(values)
 
@@ -230,8 +230,8 @@ def curve(found: CurveFigures) -> Curve:
         height=HEIGHT,
         bands=[_points([*line(under), *reversed(line(over))]) for under, over in outer],
         median=_points(line(quantiles[middle])),
-        mean=_points(line(found["mean"])),
-        marks=line(found["mean"]),
+        mean=_points(line(figures["mean"])),
+        marks=line(figures["mean"]),
         identity=_points([(x(0), y(0)), (x(1), y(1))]),
         x_ticks=[(x(tick / TICKS), f"{tick / TICKS:.2f}") for tick in range(TICKS + 1)],
         y_ticks=[(y(step), f"{step:.2f}") for step in steps],

@@ -1,4 +1,4 @@
-"""What pixels alone say: degenerate and unchanging images, hashes, and series that look alike."""
+"""Checks on pixels alone: degenerate and unchanging images, hashes, and similar series."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-CELLS = 8  # cells a side whose brightness the perceptual hash compares
-MARGIN = 2.0  # levels of 255; without it the noise of a flat background would decide bits
-COARSE = 4  # cells a side of the thumbnail that is kept
+CELLS = 8  # cells per side whose brightness the perceptual hash compares
+MARGIN = 2.0  # levels of 255, so that noise in a flat background does not decide bits
+COARSE = 4  # cells per side of the thumbnail
 FLAT = 1.0  # standard deviation of brightness, in levels of 255
 DARK, BRIGHT = 8, 247  # levels; all pixels below or above are a black or a white image
 UNCHANGED = 1.0  # mean absolute difference of neighbours in levels of 255; rounding alone gives 0.5
@@ -17,10 +17,10 @@ FAULTS = ("flat", "black", "white", "not finite")  # bits of `faults`, in this o
 
 
 class Pictures(NamedTuple):
-    """Facts of A images, in the order they are stored; of G series, with G in front.
+    """Facts on A images, in stored order; for G series, G is the first dimension.
 
     Attributes:
-        faults: uint8 [A], a bit for each of the first three FAULTS.
+        faults: uint8 [A], one bit for each of the first three FAULTS.
         steps: float32 [A-1], mean absolute difference of neighbours along alpha, in levels.
         hashes: uint64 [A, 2], whether cells grow brighter to the right, and downwards.
         coarse: uint8 [A, 19], brightness of a grid of COARSE x COARSE cells, then mean red,
@@ -35,7 +35,7 @@ class Pictures(NamedTuple):
     exact: np.ndarray
 
 
-def look_at(images: np.ndarray, alphas: np.ndarray) -> Pictures:
+def measure_pictures(images: np.ndarray, alphas: np.ndarray) -> Pictures:
     """Measure uint8 [A, H, W, 3]; `alphas` [A] give the order of neighbours."""
     brightness = images.mean(-1, dtype=np.float32)  # [A, H, W]
     return Pictures(
@@ -48,7 +48,7 @@ def look_at(images: np.ndarray, alphas: np.ndarray) -> Pictures:
 
 
 def difference_hash(brightness: np.ndarray) -> np.ndarray:
-    """Where brightness [A, H, W] grows between neighbouring cells of a grid, uint64 [A, 2].
+    """Bits that say where brightness [A, H, W] grows between cells of a grid, uint64 [A, 2].
 
     64 bits to the right and 64 downwards, as the difference hash of image search, by area means.
     """
@@ -80,8 +80,8 @@ def _area_means(pixels: int, cells: int) -> np.ndarray:
 
 def _faults(brightness: np.ndarray) -> np.ndarray:
     low, high = brightness.min((1, 2)), brightness.max((1, 2))
-    found = np.stack([brightness.std((1, 2)) < FLAT, high < DARK, low > BRIGHT])
-    return np.packbits(found, axis=0, bitorder="little")[0]
+    faults = np.stack([brightness.std((1, 2)) < FLAT, high < DARK, low > BRIGHT])
+    return np.packbits(faults, axis=0, bitorder="little")[0]
 
 
 def _steps(images: np.ndarray) -> np.ndarray:
@@ -93,22 +93,22 @@ def _digest(image: np.ndarray) -> int:
     return int.from_bytes(hashlib.blake2b(image.tobytes(), digest_size=8).digest(), "little")
 
 
-# Noise of 2 levels in every pixel changes 6 of 128 bits or fewer in 997 of 1,000 pictures.
+# Noise of 2 levels in every pixel changes at most 6 of 128 bits in 997 of 1,000 pictures.
 NEAR = 6
 # Levels of 255 in any part of a coarse thumbnail. Of 580,000 pairs of 1,080 handwritten digits,
-# whose pictures are as alike as any, none is within 12.
+# which are very similar pictures, none is within 12.
 ALIKE = 6
 BANDS = 8  # of 16 bits; pictures that differ in at most 6 bits share 2 of them or more
-NEIGHBOURS = 16  # compared in each order; a series fills some with its own images
+NEIGHBOURS = 16  # compared in each order; some are images of the same series
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Series with a picture like one of an earlier series.
+    """Series with a picture that resembles one of an earlier series.
 
     Attributes:
         rows: int64 [N], ascending, the later series of each pair.
-        of: int64 [N], the earliest series found like it.
+        of: int64 [N], the earliest similar series.
         same: bool [N], whether a picture has the same pixels.
     """
 
@@ -122,15 +122,14 @@ def find_duplicates(
 ) -> Duplicates:
     """Compare each picture with those next to it in several orders of their hashes.
 
-    Equal pixels are always found. Hashes that differ in at most NEAR bits are found unless, in
-    each of the orders, more than NEIGHBOURS others stand between them: the cost grows with
-    N log N, and the answer may miss some of many.
+    Equal pixels are always found. Hashes that differ in at most NEAR bits are missed only if, in
+    each of the orders, more than NEIGHBOURS others lie between them. The cost grows with N log N.
 
     Args:
         hashes: uint64 [G, A, 2]; coarse: uint8 [G, A, 19]; exact: uint64 [G, A].
-        usable: bool [G, A], images to compare; flat ones are alike and say nothing.
+        usable: bool [G, A], images to compare; flat ones are all alike.
     """
-    series = np.nonzero(usable)[0]  # [N], of each image compared
+    series = np.nonzero(usable)[0]  # [N], the series of each compared image
     hashes, coarse, exact = hashes[usable], coarse[usable], exact[usable]
     both = np.concatenate([_equal(exact), *(_near(hashes, coarse, band) for band in range(BANDS))])
     same = exact[both[:, 0]] == exact[both[:, 1]]
@@ -147,24 +146,24 @@ def _equal(exact: np.ndarray) -> np.ndarray:
 
 
 def _near(hashes: np.ndarray, coarse: np.ndarray, band: int) -> np.ndarray:
-    """Image pairs alike among neighbours once sorted by the hash from one band on: [P, 2]."""
+    """Similar image pairs among neighbours, sorted by the hash from one band on: [P, 2]."""
     octets = np.roll(hashes.view(np.uint8), -2 * band, axis=1)
     high, low = np.ascontiguousarray(octets).view(">u8").T
     order = np.lexsort((low, high))
-    found = []
+    pairs = []
     for shift in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
         one, two = order[:-shift], order[shift:]
         bits = np.bitwise_count(hashes[one] ^ hashes[two]).sum(1)
         close = np.flatnonzero(bits <= NEAR)
         one, two = one[close], two[close]
         gap = np.abs(coarse[one].astype(np.int16) - coarse[two]).max(1)
-        found.append(np.stack([one, two], axis=1)[gap <= ALIKE])
-    return np.concatenate(found) if found else np.empty((0, 2), dtype=np.int64)
+        pairs.append(np.stack([one, two], axis=1)[gap <= ALIKE])
+    return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int64)
 
 
 def _first_of_each(pairs: np.ndarray, same: np.ndarray) -> Duplicates:
-    """For each later series of [P, 2] the earliest one like it."""
-    order = np.lexsort((pairs[:, 0], ~same, pairs[:, 1]))  # equal pixels say more than likeness
+    """The earliest similar series of each later series in pairs [P, 2]."""
+    order = np.lexsort((pairs[:, 0], ~same, pairs[:, 1]))  # equal pixels come first
     pairs, same = pairs[order], same[order]
     rows, start = np.unique(pairs[:, 1], return_index=True)
     return Duplicates(rows, pairs[start, 0], same[start])

@@ -1,4 +1,4 @@
-"""One pass over the shards of an index, decoding on threads; keeps facts of series, no images."""
+"""Read the shards of an index once, decoding on threads; keep facts on series, but no images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,14 +15,14 @@ from semix.data.pinned import Pinned
 from semix.data.quality import read_end_points
 from semix.data.tar import GroupSample
 from semix.data.threads import mapped
-from semix.pipeline.audit.pictures import FAULTS, Pictures, look_at
+from semix.pipeline.audit.pictures import FAULTS, Pictures, measure_pictures
 from torch import Tensor
 
 NOT_FINITE = 1 << FAULTS.index("not finite")
 
 
-class Series(NamedTuple):
-    """One series of A images between k classes; of G series, with G in front of each shape.
+class SeriesFacts(NamedTuple):
+    """One series of A images between k classes; for G series, G is the first dimension.
 
     Attributes:
         group, shard: int64 [].
@@ -32,10 +32,10 @@ class Series(NamedTuple):
         label: float32 [A], probability of the first class.
         entropy: float32 [A], of the label, nats.
         intended, nearest, of_series: int64 [A], see `semix.data.quality.EndPoints`.
-        judged: int64 [A], what the judge sees in an unmixed image; -1 elsewhere.
-        pictures: what pixels say; its `faults` also has features that are no numbers.
+        judged: int64 [A], the class that the judge gives to an unmixed image; -1 elsewhere.
+        pictures: checks on pixels; its `faults` also mark features that are not finite.
         disagreement: float32 [A], of the second encoder's weights; NaN without one.
-        stability: float32 [], of the noise; NaN where it was not scored.
+        stability: float32 [], of the noise; NaN if it was not scored.
     """
 
     group: np.ndarray
@@ -57,23 +57,23 @@ class Series(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """One series with what is not kept.
+    """The facts on one series, with values that are not kept.
 
     Attributes:
-        mass: float64 [K], its labels, summed over images.
+        mass: float64 [K], the sum of labels over its images.
         ends: uint8 [M, H, W, 3], its unmixed images, for a judge.
     """
 
-    series: Series
+    series: SeriesFacts
     mass: np.ndarray
     ends: np.ndarray
 
 
 def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: int) -> Examined:
-    """Everything the audit keeps of one series.
+    """Compute the facts on one series.
 
     Args:
-        features: [A, D], stored ones; vectors: [K, D], class prototypes.
+        features: [A, D], as stored; vectors: [K, D], class prototypes.
     Raises:
         ValueError: an image cannot be decoded, or the images differ in size.
     """
@@ -81,9 +81,9 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
     images = _decoded(sample)
     alphas = np.array(record.alphas, dtype=np.float32)
     ends = read_end_points(record.mixtures, record.classes, features, vectors)
-    pictures = look_at(images, alphas)
+    pictures = measure_pictures(images, alphas)
     labels = _dense(record.labels, len(vectors))
-    series = Series(
+    series = SeriesFacts(
         group=np.array(record.group),
         shard=np.array(shard),
         classes=np.array(record.classes),
@@ -102,8 +102,8 @@ def examine(sample: GroupSample, features: Tensor, vectors: Tensor, *, shard: in
     return Examined(series, labels.sum(0), images[series.intended >= 0])
 
 
-def stacked(rows: Sequence[Series]) -> Series:
-    """Series one above the other.
+def stacked(rows: Sequence[SeriesFacts]) -> SeriesFacts:
+    """Stack the facts on single series.
 
     Raises:
         ValueError: they differ in their number of images or classes.
@@ -111,8 +111,8 @@ def stacked(rows: Sequence[Series]) -> Series:
     return _by_field(np.stack, rows)
 
 
-def joined(parts: Sequence[Series]) -> Series:
-    """Stacks of series one behind the other."""
+def joined(parts: Sequence[SeriesFacts]) -> SeriesFacts:
+    """Concatenate stacks of series."""
     return _by_field(np.concatenate, parts)
 
 
@@ -168,42 +168,45 @@ ENDS_AT_ONCE = 128  # unmixed images that wait for the judge
 
 
 class Unreadable(ValueError):
-    """Nothing of an index can be read."""
+    """No shard of an index can be read."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What one pass found.
+class AuditFacts:
+    """The facts on all series of an index.
 
     Attributes:
         series: of all shards that could be read, in the order of the index.
-        mass: float64 [K], all labels, summed.
-        unreadable: by shard what is wrong with it.
+        mass: float64 [K], the sum of all labels.
+        unreadable: fault of each shard that cannot be read.
         size: height and width of the images.
     """
 
-    series: Series
+    series: SeriesFacts
     mass: np.ndarray
     unreadable: dict[int, str]
     size: tuple[int, int]
 
 
 def read_facts(
-    source: Pinned, *, judge: Judge | None = None, beat: Callable[[int], None] = lambda groups: None
-) -> Facts:
+    source: Pinned,
+    *,
+    judge: Judge | None = None,
+    heartbeat: Callable[[int], None] = lambda groups: None,
+) -> AuditFacts:
     """Examine every series of a pinned index.
 
     Args:
-        beat: called after each shard with its number of groups.
+        heartbeat: called after each shard with its number of groups.
     Raises:
-        Unreadable: no shard can be read; the first one's problem is named.
+        Unreadable: no shard can be read; the message names the first fault.
     """
-    parts: list[Series] = []
+    parts: list[SeriesFacts] = []
     mass, unreadable, size = np.zeros(len(source.prototypes)), {}, (0, 0)
     for shard in source.shards:
         try:
-            part, its_mass, size = _read_shard(source, shard, judge)
-        except InputError:  # of the judge or the label set; no shard is at fault
+            part, part_mass, size = _read_shard(source, shard, judge)
+        except InputError:  # from the judge or the label set; no shard is at fault
             raise
         except FileNotFoundError:
             unreadable[shard.shard] = f"{shard.tar}: is not there"
@@ -212,17 +215,17 @@ def read_facts(
             unreadable[shard.shard] = _named(shard, error)
             continue
         parts.append(part)
-        mass += its_mass
-        beat(shard.groups)
+        mass += part_mass
+        heartbeat(shard.groups)
     if not parts:
         first = next(iter(unreadable.values()), "the index lists no shard")
         raise Unreadable(f"no shard of {source.index} can be read: {first}")
-    return Facts(joined(parts), mass, unreadable, size)
+    return AuditFacts(joined(parts), mass, unreadable, size)
 
 
 def _read_shard(
     source: Pinned, shard: ShardEntry, judge: Judge | None
-) -> tuple[Series, np.ndarray, tuple[int, int]]:
+) -> tuple[SeriesFacts, np.ndarray, tuple[int, int]]:
     """Facts of a shard's series, their label mass, and the images' height and width."""
     rows, mass = [], np.zeros(len(source.prototypes))
     judged = _Judged(judge)
@@ -233,44 +236,44 @@ def _read_shard(
     threads = cores()
     samples = _with_features(source, shard)
     with closing(mapped(work, samples, threads=threads, ahead=4 * threads)) as examined:
-        for found in examined:
-            rows.append(found.series)
-            mass += found.mass
-            judged.add(found)
+        for one in examined:
+            rows.append(one.series)
+            mass += one.mass
+            judged.add(one)
     judged.flush()
-    return stacked(rows), mass, found.ends.shape[1:3]
+    return stacked(rows), mass, one.ends.shape[1:3]
 
 
 def _with_features(source: Pinned, shard: ShardEntry) -> Iterator[tuple[GroupSample, Tensor]]:
     features = source.features(shard)
     for row, sample in enumerate(source.samples(shard)):
-        if row < len(features):  # one too many is named once all are read
+        if row < len(features):  # a surplus one raises an error once all are read
             yield sample, features[row]
 
 
 def _named(shard: ShardEntry, error: ValueError) -> str:
-    """A problem that names its file; one inside an image does not know in which tar it is."""
+    """The message of an error with the name of its file, which errors in images lack."""
     named = str(error).startswith(("shards/", "labels/"))
     return str(error) if named else f"{shard.tar}: {error}"
 
 
 class _Judged:
-    """Shows a judge the unmixed images, some series at a time; writes what it sees in them."""
+    """Classifies unmixed images with a judge, some series at a time, and stores the classes."""
 
     def __init__(self, judge: Judge | None) -> None:
         self.judge = judge
         self.waiting: list[Examined] = []
 
-    def add(self, found: Examined) -> None:
-        self.waiting.append(found)
+    def add(self, one: Examined) -> None:
+        self.waiting.append(one)
         if sum(len(waiting.ends) for waiting in self.waiting) >= ENDS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         waiting, self.waiting = self.waiting, []
-        if self.judge is None or not any(len(found.ends) for found in waiting):
+        if self.judge is None or not any(len(one.ends) for one in waiting):
             return
-        seen = iter(self.judge(np.concatenate([found.ends for found in waiting])).tolist())
-        for found in waiting:
-            ends = np.flatnonzero(found.series.intended >= 0)
-            found.series.judged[ends] = [next(seen) for _ in ends]
+        classes = iter(self.judge(np.concatenate([one.ends for one in waiting])).tolist())
+        for one in waiting:
+            ends = np.flatnonzero(one.series.intended >= 0)
+            one.series.judged[ends] = [next(classes) for _ in ends]

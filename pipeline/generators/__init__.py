@@ -1,4 +1,4 @@
-"""Model families behind one small protocol, chosen by `generator.family`."""
+"""Load the generator of a model family, selected by `generator.family`."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 def load_generator(
     config: GeneratorConfig, *, device: str, names: Sequence[str] = ()
 ) -> "LatentDiffusion":
-    """Load the configured model; on the device "meta" without its weights, to be counted.
+    """Load the configured model; on the device "meta" without weights, for counting.
 
     Args:
-        names: of classes that will be encoded. Flow models do it first, so that their text encoders
-            are gone when the transformer comes.
+        names: of classes to encode. Flow models encode them first, so that their text encoders are
+            removed before the transformer is loaded.
     Raises:
         InputError: no such model, a directory of another kind, an unsuitable scheduler.
-        NotHere: on the meta device, of the hub and not fetched before.
+        NotHere: on the meta device, a hub model that is not on this machine.
     """
-    # Whoever only asks for the rules of a scheduler waits for no diffusers.
+    # Imported late: the rules of schedulers are needed without diffusers, too.
     from semix.data.device import float32_precision
     from semix.pipeline.generators.dit import DiT
     from semix.pipeline.generators.flow_models import Flux, StableDiffusion3
@@ -39,6 +39,6 @@ def load_generator(
         "z_image": ZImage,
     }
     with float32_precision("ieee"):  # the empty prompt is encoded once and for all
-        told = {"names": names} if config.family in FLOW_FAMILIES else {}
-        denoiser = denoisers[config.family](config, device=device, **told)
+        options = {"names": names} if config.family in FLOW_FAMILIES else {}
+        denoiser = denoisers[config.family](config, device=device, **options)
         return LatentDiffusion(denoiser, config, device=device)

@@ -1,4 +1,4 @@
-"""DiT: a transformer that knows classes by the numbers of its labels, without text."""
+"""DiT: a class-conditional transformer without text."""
 
 import difflib
 import unicodedata
@@ -21,9 +21,9 @@ NAMES = "generator.names"
 class DiT(TwoRows):
     """The denoiser of a DiTPipeline; see `Denoiser`.
 
-    A class is a row of weights over the model's labels, so that mixing two classes mixes their
-    embeddings in every block. Prompt templates have no meaning here. Source of mixing one-hot
-    vectors: the generator of CSM (Luo et al. 2025, arXiv 2504.13548).
+    A condition is a row of weights over the model's labels, so that mixing two classes mixes their
+    embeddings in every block. Prompt templates are not used. Source of mixing one-hot vectors: the
+    generator of CSM (Luo et al. 2025, arXiv 2504.13548).
 
     Raises:
         InputError: the model cannot be loaded.
@@ -38,10 +38,10 @@ class DiT(TwoRows):
         for block in self.network.transformer_blocks:
             embedder = block.norm1.emb
             embedder.class_embedder = WeightedLabels(embedder.class_embedder.embedding_table)
-        # What compile_repeated_blocks looks for; diffusers has not declared it for this class.
+        # Needed by compile_repeated_blocks; diffusers does not declare it for this class.
         self.network._repeated_blocks = ["BasicTransformerBlock"]
         self.labels = self.network.config.num_embeds_ada_norm
-        # The row behind the labels is the one that training put in place of a dropped label.
+        # The row behind the labels is the one that training used for dropped labels.
         self.unconditional = self._rows([self.labels])
 
     def encode(self, names: Sequence[str]) -> Conditioning:
@@ -63,22 +63,22 @@ class DiT(TwoRows):
             class_labels=condition.tokens,
             return_dict=False,
         )[0]
-        return output[:, : latents.shape[1]]  # behind it a learned variance, which DDIM needs not
+        return output[:, : latents.shape[1]]  # without the learned variance
 
     def _rows(self, numbers: Sequence[int]) -> Conditioning:
-        chosen = torch.tensor(numbers, device=self.device)
-        return Conditioning(F.one_hot(chosen, self.labels + 1).float())
+        labels = torch.tensor(numbers, device=self.device)
+        return Conditioning(F.one_hot(labels, self.labels + 1).float())
 
 
 class WeightedLabels(nn.Module):
-    """Weights over labels to the weighted sum of their embeddings."""
+    """Maps weights over labels to the weighted sum of their embeddings."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
         self.table = table
 
     def forward(self, weights: Tensor) -> Tensor:
-        """[B, labels + 1] to [B, D]; exactly a label's embedding where its weight alone is 1."""
+        """[B, labels + 1] to [B, D]; exactly the embedding of a label of weight 1."""
         table = self.table.weight
         # In float32: half precision would round the weights of a mixture.
         return (weights.float() @ table.float()).to(table.dtype)
@@ -87,12 +87,12 @@ class WeightedLabels(nn.Module):
 def label_numbers(
     names: Sequence[str], known: Mapping[int, str], count: int, *, numbers: Collection[str] = ()
 ) -> list[int]:
-    """The label that each name means, case and underscores aside.
+    """The label of each name, ignoring case and underscores.
 
     Args:
-        known: names of the labels; several names of one are separated by commas.
+        known: names of the labels; several names of one label are separated by commas.
         count: labels of the model.
-        numbers: names that may be a label's number instead.
+        numbers: names that may be the number of a label.
     Raises:
         InputError: a name that is no label, or that several labels share.
     """
@@ -104,11 +104,11 @@ def label_numbers(
 
 
 def _number(name: str, by_name: Mapping[str, set[int]], count: int, by_number: bool) -> int:
-    found = sorted(by_name.get(_plain(name), ()))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shared = ", ".join(map(str, found))
+    matches = sorted(by_name.get(_plain(name), ()))
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shared = ", ".join(map(str, matches))
         raise InputError(NAMES, repr(name), f"is what labels {shared} are called; give the number")
     if by_number and name.isdecimal():
         if int(name) < count:

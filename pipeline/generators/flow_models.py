@@ -13,47 +13,51 @@ from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.guidance import TwoRows
 from semix.pipeline.generators.loading import load_pipeline, native_shape
+from semix.pipeline.generators.prompt_encoder import ENCODERS, PromptEncoder
 from semix.pipeline.generators.schedulers import FlowEuler
-from semix.pipeline.generators.texts import ENCODERS, Texts
 from semix.pipeline.model_paths import local_path
 from torch import Tensor
 
-PATCH = 2  # latents a side that FLUX packs into one token
-NATIVE = 128  # latents a side of images of 1024 pixels
+PATCH = 2  # side, in latents, of the square that FLUX packs into one token
+NATIVE = 128  # side of the latents of images of 1024 pixels
 
 
 class FlowModel:
-    """What the denoisers of flow transformers share; see `Denoiser`.
+    """The common part of the denoisers of flow transformers; see `Denoiser`.
 
     Args:
-        names: of classes that will be asked for; their prompts are encoded before the transformer
-            is loaded, while there is room.
+        names: of classes to encode; their prompts are encoded before the transformer is loaded,
+            while there is memory.
     Raises:
-        InputError: the model cannot be loaded; an image size that it cannot make; a prompt that is
-            longer than a text encoder reads.
+        InputError: the model cannot be loaded; an unsupported image size; a prompt that is longer
+            than a text encoder reads.
     """
 
     latent_shape: tuple[int, ...]
 
     def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
         self.config = config
-        self.texts = Texts(config, device=device, ask=self._ask)
-        self.unconditional = self.texts.first(names)
-        self.pipeline = load_pipeline(config, device=device, **self.texts.without(*ENCODERS))
+        self.prompt_encoder = PromptEncoder(
+            config, device=device, encode_prompt=self._encode_prompt
+        )
+        self.unconditional = self.prompt_encoder.prefetch(names)
+        self.pipeline = load_pipeline(
+            config, device=device, **self.prompt_encoder.without(*ENCODERS)
+        )
         self.network = self.pipeline.transformer
         self.latent_shape = self._shape()
         self.scheduler = FlowEuler(self.pipeline.scheduler, self._schedule)
 
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """Embeddings, averaged over the templates, one row a name; see `_ask`.
+        """Embeddings, averaged over the templates, one row per name; see `_encode_prompt`.
 
         Raises:
             InputError: a prompt is longer than a text encoder reads.
         """
-        return self.texts.encode(names)
+        return self.prompt_encoder.encode(names)
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
-        """The row of a prompt."""
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
+        """Encode one prompt to one row."""
         raise NotImplementedError
 
     def _shape(self) -> tuple[int, ...]:
@@ -61,16 +65,16 @@ class FlowModel:
         raise NotImplementedError
 
     def _schedule(self, steps: int) -> Mapping[str, Any]:
-        """What the scheduler is told beside the steps."""
+        """Arguments of the scheduler beside the steps."""
         raise NotImplementedError
 
     def _square(self, channels: int, native: int, *, pixels: int, patch: int) -> tuple[int, ...]:
-        """Latents of the size that is asked for.
+        """Shape of the latents at the configured image size.
 
         Args:
-            native: side of latents as the model was trained.
-            pixels: that a latent is wide.
-            patch: latents a side of a token.
+            native: side of the latents in training.
+            pixels: width of a latent in pixels.
+            patch: side of a token in latents.
         """
         size = self.config.image_size
         if size is None:
@@ -84,12 +88,12 @@ class FlowModel:
 class StableDiffusion3(TwoRows, FlowModel):
     """Stable Diffusion 3 and 3.5: the denoiser of a StableDiffusion3Pipeline; see `FlowModel`.
 
-    A model that was saved without T5 is told zeros in its place, as diffusers does.
+    A model that was saved without T5 gets zeros in its place, as in diffusers.
     """
 
     def __init__(self, config: GeneratorConfig, *, device: str, names: Sequence[str] = ()) -> None:
         super().__init__(config, device=device, names=names)
-        # What compile_repeated_blocks looks for; diffusers has not declared it for this class.
+        # Needed by compile_repeated_blocks; diffusers does not declare it for this class.
         self.network._repeated_blocks = ["JointTransformerBlock"]
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
@@ -113,23 +117,23 @@ class StableDiffusion3(TwoRows, FlowModel):
         patch = self.network.config.patch_size
         return {"mu": shift(config, self.latent_shape, patch)} if shifted else {}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of both CLIP encoders, then of T5; pooled of both CLIP encoders."""
         if pipeline.text_encoder_3 is None:
-            # diffusers asks the transformer how wide the zeros in T5's place are.
-            told = SD3Transformer2DModel.load_config(
+            # diffusers takes the width of the zeros in T5's place from the transformer.
+            network = SD3Transformer2DModel.load_config(
                 local_path(self.config.model) or self.config.model,
                 subfolder="transformer",
                 revision=self.config.revision,
             )
             object.__setattr__(
-                pipeline, "transformer", SimpleNamespace(config=SimpleNamespace(**told))
+                pipeline, "transformer", SimpleNamespace(config=SimpleNamespace(**network))
             )
         tokens, _, pooled, _ = pipeline.encode_prompt(
             text,
             None,
             None,
-            device=self.texts.device,
+            device=self.prompt_encoder.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.prompt_length,
         )
@@ -139,27 +143,27 @@ class StableDiffusion3(TwoRows, FlowModel):
 class Flux(FlowModel):
     """FLUX.1 dev and schnell: the denoiser of a FluxPipeline; see `FlowModel`.
 
-    Guidance is a number that dev is told, in one row an image; schnell takes none.
+    Guidance is an input of dev, with one row per image; schnell takes none.
     """
 
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """The velocity [B, C, h, w], float32, at the guidance that the network is told."""
+        """The velocity [B, C, h, w], float32, with the guidance as an input of the network."""
         assert condition.pooled is not None, "this family's conditioning has a pooled part"
         rows, _, height, width = latents.shape
-        told = None
+        guidance = None
         if self.network.config.guidance_embeds:
-            told = torch.full([rows], max(1.0, guidance_scale), device=latents.device)
-        places = _places(height // PATCH, width // PATCH, latents)
+            guidance = torch.full([rows], max(1.0, guidance_scale), device=latents.device)
+        positions = _positions(height // PATCH, width // PATCH, latents)
         output = self.network(
             hidden_states=packed(latents),
             timestep=timestep.expand(rows).to(latents.dtype) / 1000,
-            guidance=told,
+            guidance=guidance,
             pooled_projections=condition.pooled.to(latents.dtype),
             encoder_hidden_states=condition.tokens.to(latents.dtype),
-            txt_ids=places.new_zeros(condition.tokens.shape[1], 3),
-            img_ids=places,
+            txt_ids=positions.new_zeros(condition.tokens.shape[1], 3),
+            img_ids=positions,
             return_dict=False,
         )[0]
         return unpacked(output, height, width).float()
@@ -171,32 +175,32 @@ class Flux(FlowModel):
     def _schedule(self, steps: int) -> Mapping[str, Any]:
         config = self.pipeline.scheduler.config
         mu = shift(config, self.latent_shape, PATCH)
-        own = config.get("use_flow_sigmas")
-        return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
+        flow_sigmas = config.get("use_flow_sigmas")
+        return {"mu": mu, "sigmas": None if flow_sigmas else np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of T5, pooled of CLIP."""
         tokens, pooled, _ = pipeline.encode_prompt(
             text,
             None,
-            device=self.texts.device,
+            device=self.prompt_encoder.device,
             max_sequence_length=self.config.prompt_length,
         )
         return Conditioning(tokens.float(), pooled.float())
 
 
 def packed(latents: Tensor) -> Tensor:
-    """[B, C, h, w] to tokens [B, h/2 w/2, 4 C], each a square of latents."""
+    """[B, C, h, w] to tokens [B, h/2 w/2, 4 C], one per square of latents."""
     return torch.nn.functional.pixel_unshuffle(latents, PATCH).flatten(2).transpose(1, 2)
 
 
 def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
-    """The reverse of `packed`."""
+    """The inverse of `packed`."""
     squares = tokens.transpose(1, 2).unflatten(2, (height // PATCH, width // PATCH))
     return torch.nn.functional.pixel_shuffle(squares, PATCH)
 
 
-def _places(height: int, width: int, like: Tensor) -> Tensor:
+def _positions(height: int, width: int, like: Tensor) -> Tensor:
     """Row and column of each token, [height width, 3]; the first number is 0."""
     rows, columns = (torch.arange(n, device=like.device).to(like) for n in (height, width))
     grid = torch.cartesian_prod(rows, columns)
@@ -204,8 +208,8 @@ def _places(height: int, width: int, like: Tensor) -> Tensor:
 
 
 def shift(config: Mapping[str, Any], shape: Sequence[int], patch: int) -> float:
-    """mu of the time shift, from how many tokens an image has."""
+    """mu of the time shift, from the number of tokens of an image."""
     names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
-    given = {"base_image_seq_len": "base_seq_len", "max_image_seq_len": "max_seq_len"}
-    known = {given.get(name, name): config[name] for name in names if name in config}
-    return calculate_shift(shape[1] // patch * (shape[2] // patch), **known)
+    renamed = {"base_image_seq_len": "base_seq_len", "max_image_seq_len": "max_seq_len"}
+    settings = {renamed.get(name, name): config[name] for name in names if name in config}
+    return calculate_shift(shape[1] // patch * (shape[2] // patch), **settings)

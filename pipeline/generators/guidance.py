@@ -1,11 +1,11 @@
-"""Classifier-free guidance as most families have it: two rows an image."""
+"""Classifier-free guidance as in most families, with two rows per image."""
 
 from semix.pipeline.conditioning import Conditioning, concatenate
 from torch import Tensor
 
 
 class TwoRows:
-    """A denoiser that is asked with and without the condition.
+    """A denoiser that runs with and without the condition.
 
     Attributes:
         unconditional: one row, the same for every class.
@@ -20,7 +20,7 @@ class TwoRows:
     def guided(
         self, latents: Tensor, timestep: Tensor, condition: Conditioning, guidance_scale: float
     ) -> Tensor:
-        """`guided_sum`; w at most 1 is cond alone, float32.
+        """`guided_sum`, float32; for w at most 1 the conditional prediction alone.
 
         Source: Ho and Salimans 2022, arXiv 2207.12598.
         """
@@ -32,5 +32,5 @@ class TwoRows:
 
 def guided_sum(both: Tensor, guidance_scale: float) -> Tensor:
     """uncond + w (cond - uncond), [B, C, h, w] float32, of predictions [2 B, C, h, w]."""
-    without, given = both.float().chunk(2)
-    return without + guidance_scale * (given - without)
+    unconditional, conditional = both.float().chunk(2)
+    return unconditional + guidance_scale * (conditional - unconditional)

@@ -1,4 +1,4 @@
-"""Sampling and decoding that all families share, around the family's own denoiser."""
+"""Sample and decode images with the denoiser of any family."""
 
 import math
 import os
@@ -19,22 +19,22 @@ from semix.pipeline.generators.loading import load_tiny_decoder
 from semix.pipeline.generators.schedulers import sampler
 from torch import Tensor, nn
 
-COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # as torch has it; CXX is another
-# Of one function. A U-Net's blocks have up to four shapes, each in every layout of a batch: images
-# with and without guidance, and noises that are scored twice, or with gradients.
+COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # torch's default; CXX overrides it
+# Compiled programs per function. A U-Net's blocks have up to four shapes, each in every layout of
+# a batch: images with and without guidance, and noises that are scored twice, or with gradients.
 PROGRAMS = 64
 BYTES_PER_PIXEL = (30 << 30) // (16 * 1024 * 1024)
 DECODING_BYTES = 8 << 30
-MOST_DECODED = 16  # more are hardly faster
+MOST_DECODED = 16  # more images are hardly faster
 
 
 class Denoiser(Protocol):
-    """What a family brings.
+    """The part of a generator that differs by family.
 
     Attributes:
-        pipeline: the diffusers pipeline it was loaded with; has `vae` and `scheduler`.
+        pipeline: the diffusers pipeline, with `vae` and `scheduler`.
         network: the U-Net or transformer.
-        scheduler: the model's, as `sampler` takes it.
+        scheduler: of the model, the input of `sampler`.
         latent_shape: (channels, height, width) of one image's latents.
         unconditional: the row of the empty prompt or label.
     """
@@ -55,32 +55,32 @@ class Denoiser(Protocol):
 
 
 class LatentDiffusion:
-    """A model that turns noise and conditioning into images, always the same ones.
+    """A model that maps noise and conditioning to images deterministically.
 
-    Latents stay float32 whatever the network's precision; a float32 network is not run in TF32,
-    but for a decoder that was float16 and would overflow.
+    Latents stay float32 at any precision of the network; a float32 network does not run in TF32,
+    except for a decoder that was float16 and would overflow.
 
     Raises:
         InputError: the model's scheduler cannot sample deterministically; a tiny decoder that
-            does not suit the model; no compiler for what shall be compiled.
+            does not suit the model; no compiler for `generator.compile`.
     """
 
     def __init__(self, denoiser: Denoiser, config: GeneratorConfig, *, device: str) -> None:
         self.denoiser = denoiser
         self.config = config
         self.latent_shape = denoiser.latent_shape
-        own = denoiser.pipeline.vae
+        vae = denoiser.pipeline.vae
         tiny = config.tiny_decoder is not None
-        decoder = load_tiny_decoder(config, own, device=device) if tiny else own
-        # Weights of float16 have 10 bits of mantissa, as TF32's products; upcasting adds range.
+        decoder = load_tiny_decoder(config, vae, device=device) if tiny else vae
+        # float16 weights have 10 bits of mantissa, like TF32's products; upcasting adds range.
         self.decode_precision = "tf32" if decoder.dtype == torch.float16 else "ieee"
         self.vae = upcast(decoder)
-        levels = len(own.config.block_out_channels)
-        # Of an image; FLUX.2 has four of the VAE's latents in one of its own.
-        pixels = math.prod(denoiser.latent_shape) // own.config.latent_channels * 4 ** (levels - 1)
+        levels = len(vae.config.block_out_channels)
+        # Pixels of an image; a latent of FLUX.2 holds four of the VAE's latents.
+        pixels = math.prod(denoiser.latent_shape) // vae.config.latent_channels * 4 ** (levels - 1)
         self.decode_batch = config.decode_batch or decoded_at_once(pixels)
-        self.device = torch.device(device)  # where networks work, if not where they wait
-        weights = denoiser.network.parameters()  # of a quantised network some are whole numbers
+        self.device = torch.device(device)  # on which networks compute, also if they are offloaded
+        weights = denoiser.network.parameters()  # some are integers in a quantised network
         self.dtype = next(weight.dtype for weight in weights if weight.is_floating_point())
         self.scheduler = sampler(
             denoiser.scheduler, name=config.scheduler, spacing=config.timestep_spacing
@@ -89,13 +89,13 @@ class LatentDiffusion:
         if config.compile == "full":
             compile_network(self.vae.decoder, config.compile)
 
-    @torch.no_grad()  # not inference mode: gradients of the noise may pass the conditioning
+    @torch.no_grad()  # not inference mode: noise gradients may pass through the conditioning
     @float32_precision("ieee")
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """What the model is told for each class name, one row each."""
+        """The conditioning of each class name, one row per name."""
         return self.denoiser.encode(names)
 
-    @torch.no_grad()  # not inference mode: weights that are fetched meanwhile pass gradients later
+    @torch.no_grad()  # not inference mode: offloaded weights that are loaded here need gradients
     def sample(self, noise: Tensor, condition: Conditioning) -> Tensor:
         """Noise of variance 1, float32 [B, C, h, w], to clean latents of the same shape.
 
@@ -106,13 +106,13 @@ class LatentDiffusion:
         scheduler.set_timesteps(config.steps)
         calls = len(scheduler.timesteps)
         latents = noise.to(self.device) * scheduler.init_noise_sigma
-        # The network's come to the device at once, for a copy makes the CPU wait for it; the
-        # scheduler reckons with its own, on the CPU.
-        told = scheduler.timesteps.to(self.device)
+        # The network's time steps are copied at once, since each copy makes the CPU wait; the
+        # scheduler uses its own, on the CPU.
+        timesteps = scheduler.timesteps.to(self.device)
         for call, timestep in enumerate(scheduler.timesteps):
             scaled = scheduler.scale_model_input(latents, timestep)
             guidance_scale = config.guidance_scale if config.guided(call, calls) else 1.0
-            output = self.predict(scaled, told[call], condition, guidance_scale)
+            output = self.predict(scaled, timesteps[call], condition, guidance_scale)
             latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
         return latents
 
@@ -123,7 +123,7 @@ class LatentDiffusion:
         """The guided prediction, float32; a scale of at most 1 is no guidance.
 
         Args:
-            latents: [B, C, h, w], scaled as the scheduler wants them.
+            latents: [B, C, h, w], scaled by the scheduler.
         """
         inputs, timestep = latents.to(self.dtype), timestep.to(self.device)
         with room_for_programs(self.config.compile):
@@ -144,11 +144,11 @@ class LatentDiffusion:
 
 
 def unscaled(latents: Tensor, vae: Any) -> Tensor:
-    """Latents [B, C, h, w] as the VAE reads them.
+    """Scale latents [B, C, h, w] to the input of the VAE.
 
     Args:
-        vae: with a batch norm, FLUX.2's; or by its config: `scaling_factor`, and where it has them
-            `latents_mean` and `latents_std` (of each channel) or `shift_factor`.
+        vae: its batch norm, if it is FLUX.2's, or else its config decides: `scaling_factor`, and
+            optionally `latents_mean` and `latents_std` (per channel) or `shift_factor`.
     """
     config, norm = vae.config, getattr(vae, "bn", None)
     if norm is not None:
@@ -163,10 +163,10 @@ def unscaled(latents: Tensor, vae: Any) -> Tensor:
 
 
 def decoded_at_once(pixels: int) -> int:
-    """How many images a VAE decodes at a time, by the pixels of one.
+    """Number of images in one VAE decode, by the pixels of one image.
 
-    Of the images alone, whatever memory the device has free: the batch moves their last bits, and
-    a shard is the same wherever it is made.
+    It does not depend on the free memory of the device, because the batch size changes the last
+    bits, and a shard must be the same wherever it is made.
 
     16 images of 1024 x 1024 took Stable Diffusion's VAE 30 GiB in float32, so a pixel takes 1920
     bytes (half in bfloat16). 8 GiB hold 4 of these, and 17 of 512 x 512.
@@ -175,7 +175,7 @@ def decoded_at_once(pixels: int) -> int:
 
 
 def upcast(vae: Any) -> Any:
-    """The VAE, in float32 where its float16 would overflow into black images."""
+    """The VAE, in float32 if float16 would overflow into black images."""
     forced = vae.config.get("force_upcast", False)
     return vae.float() if forced and vae.dtype == torch.float16 else vae
 
@@ -185,15 +185,15 @@ def _channels(values: Any, like: Tensor) -> Tensor:
 
 
 def compile_network(network: Any, mode: str) -> None:
-    """Compile in place; the work is done at the first call, once for each batch size.
+    """Compile in place; compilation runs at the first call, once for each batch size.
 
     Args:
-        mode: none; regional: its transformer blocks, quick to compile because alike, which do all
-            of a DiT's work, 75 % of SDXL's, 54 % of Stable Diffusion 2.1's and 45 % of 1.5's (by
-            FLOP): convolutions are outside; full: all of the network, which takes longer, and of
-            the decoder.
+        mode: none; regional: the transformer blocks, which compile quickly because they are equal,
+            and do all of a DiT's work, 75 % of SDXL's, 54 % of Stable Diffusion 2.1's and 45 % of
+            1.5's (by FLOP), since convolutions are not included; full: the whole network and
+            decoder, which compile more slowly.
     Raises:
-        InputError: this machine has no compiler for what torch generates, or no folder for it.
+        InputError: this machine has no compiler for torch's code, or no folder for it.
     """
     check_compiler(mode)
     if mode == "none":
@@ -206,15 +206,15 @@ def compile_network(network: Any, mode: str) -> None:
 
 
 def room_for_programs(mode: str) -> AbstractContextManager[object]:
-    """Around each call of a network that was compiled so.
+    """Raise Dynamo's limit of programs around each call of a compiled network.
 
-    Dynamo keeps eight programs of a function by default: with one more it fails, or for `full`
-    silently runs the network as it was written. Its settings are each thread's own, and autograd
-    calls checkpointed networks from threads of its own.
+    By default Dynamo keeps eight programs per function: with one more it fails, or for `full`
+    silently runs the network uncompiled. Its settings are per thread, and autograd calls
+    checkpointed networks from its own threads.
     """
     if mode == "none":
         return nullcontext()
-    from torch._dynamo import config  # seconds, for those who compile
+    from torch._dynamo import config  # takes seconds, needed only for compiled networks
 
     return config.patch(recompile_limit=PROGRAMS)
 

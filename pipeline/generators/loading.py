@@ -1,7 +1,7 @@
-"""from_pretrained, the only way models come in: safetensors, a pinned revision, never code.
+"""Load models with from_pretrained only: safetensors, a pinned revision, never code.
 
-On the device "meta" the same networks come without their weights, from config files of this
-machine alone: they compute shapes, and what they would cost.
+On the device "meta" the same networks are built without weights, from local config files only: they
+compute shapes and costs.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -38,35 +38,35 @@ from torch import nn
 META = "meta"
 MODEL, TINY = "generator.model", "generator.tiny_decoder"
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
-# Looked up when this is imported: it takes seconds, which workers spend ahead.
+# Resolved at import, which takes seconds that workers spend ahead.
 KINDS = {family: getattr(diffusers, name) for family, name in PIPELINES.items()}
 WEIGHTS = "diffusion_pytorch_model"
-PART_FILES = [  # of a hub repository that is one network
+PART_FILES = [  # files of a hub repository that holds one network
     *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
     f"{WEIGHTS}-*.safetensors",
 ]
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NAMED = 3  # missing weights that a message lists
-# What diffusers, transformers and the hub's client raise for models they cannot find or read.
+NAMED = 3  # missing weights listed in a message
+# Errors of diffusers, transformers and the hub's client for missing or unreadable models.
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
-# And peft, for files that are no LoRA weights, or those of another model.
+# Errors of peft, too, for files that are no LoRA weights, or weights of another model.
 UNFIT = (*UNREADABLE, AttributeError, KeyError, IndexError)
-DOWN = (".lora_A.weight", ".down.weight")  # one such tensor a layer, by format
+DOWN = (".lora_A.weight", ".down.weight")  # one such tensor per layer, by format
 
 
 def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
-    """The family's diffusers pipeline on the device, fine-tuned parts put in.
+    """Load the family's diffusers pipeline on the device, with fine-tuned parts.
 
-    Its networks only evaluate, and want no gradients of their weights.
+    Its networks are in evaluation mode, without gradients of their weights.
 
     Args:
-        parts: what `from_pretrained` shall take instead of the model's own.
+        parts: passed to `from_pretrained` instead of the model's own parts.
     Raises:
-        InputError: it cannot be loaded, or the device lacks its precision or room; it, or what is
-            added to it, is of another format than safetensors or of the hub without a commit.
-        NotHere: on the meta device, of the hub and not fetched before.
+        InputError: it cannot be loaded, or the device lacks its precision or memory; it, or an
+            added part, is not in safetensors, or of the hub without a commit.
+        NotHere: on the meta device, a hub model that is not on this machine.
     """
-    check_generator(config)  # once more: a root from elsewhere never passed a build's checks
+    check_generator(config)  # settings of a root have not passed a build's checks
     if device == META:
         pipeline = _without_weights(config, parts)
     else:
@@ -85,14 +85,14 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
 
 
 def check_networks(config: GeneratorConfig, *, device: str | None = None) -> None:
-    """Whether the networks of a model that is on this machine have all their weights.
+    """Check that the networks of a model on this machine have all their weights.
 
-    Their files' headers say so: no weight is read. Quantised weights are compared when they load.
+    Only headers of files are read, no weights. Quantised weights are checked when they are loaded.
 
     Args:
-        device: where they shall be loaded; None asks nothing of it.
+        device: on which they will be loaded; None skips checks of the device.
     Raises:
-        InputError: a network that lacks weights, or that cannot be loaded, or not there.
+        InputError: a network that lacks weights, or cannot be loaded, or not on this device.
     """
     folder = copy_here(config.model, config.revision)
     if folder is not None:
@@ -115,7 +115,7 @@ def _read_headers(kind: Any, folder: Path, device: str | None, **settings: Any) 
             raise InputError(settings["field"], folder, remedy + "GPUs alone; run it on one")
         return
     with _named(settings["field"], str(folder)), _silent():
-        # In the precision of the file, or its values would be converted.
+        # In the precision of the file, so that values are not converted.
         dtype = _stored_dtype(folder, settings["variant"])
         _read_network(kind, folder, device_map=META, dtype=dtype, **settings)
 
@@ -123,10 +123,10 @@ def _read_headers(kind: Any, folder: Path, device: str | None, **settings: Any) 
 def _read_network(
     kind: Any, folder: Path, *, variant: str | None, field: str, **settings: Any
 ) -> Any:
-    """One network, in its variant where it has that.
+    """Load one network, in its variant if it has that.
 
     Raises:
-        InputError: it lacks weights, for which the libraries would put in random ones.
+        InputError: it lacks weights, which the libraries would initialise at random.
     """
     variant = variant if variant in weight_files(folder) else None
     settings |= {"variant": variant, "output_loading_info": True}
@@ -139,7 +139,7 @@ def _read_network(
 
 
 def _stored_dtype(folder: Path, variant: str | None) -> torch.dtype | None:
-    """Of the weights of a network, by the first one."""
+    """The precision of the stored weights of a network, read from the first one."""
     files = weight_files(folder)
     for path in files.get(variant) or files.get(None) or ():
         with safe_open(path, framework="pt") as file:
@@ -150,7 +150,7 @@ def _stored_dtype(folder: Path, variant: str | None) -> torch.dtype | None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what diffusers and transformers log of loading."""
+    """Silence the log of diffusers and transformers during the block."""
     logs = [diffusers.utils.logging, transformers.utils.logging]
     before = [log.get_verbosity() for log in logs]
     shown = transformers.utils.logging.is_progress_bar_enabled()
@@ -191,7 +191,7 @@ def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: t
 
 
 def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> Any:
-    """Low-rank weights add nothing once they are in, so they stay away."""
+    """The pipeline on the meta device, without low-rank weights, which add no cost once fused."""
     folder = fetched(config.model, config.revision, "generator.model")
     try:
         check_generator(config.model_copy(update={"model": str(folder)}))
@@ -202,7 +202,7 @@ def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> An
             nn.Module.to(network, DTYPES[config.dtype])  # as is: nothing has a value to keep
         return _from_pretrained(config, folder, **parts, **networks)
     except InputError as error:
-        if error.field == MODEL and local_path(config.model) is None:  # perhaps fetched in part
+        if error.field == MODEL and local_path(config.model) is None:  # perhaps partly downloaded
             raise NotHere(MODEL, config.model, error.remedy) from error
         raise
 
@@ -217,33 +217,33 @@ def load_part(
     variant: str | None = None,
     **settings: Any,
 ) -> Any:
-    """One network of class `kind`, from a directory or from the pinned commit of a hub id.
+    """Load one network of class `kind`, from a directory or from the pinned commit of a hub id.
 
     Args:
-        device: only whether it is "meta" counts, which wants no weights; others load on the CPU.
+        device: "meta" loads no weights; any other device loads on the CPU.
     Raises:
-        InputError: it cannot be loaded, lacks weights, is no safetensors, or of the hub without a
-            commit.
-        NotHere: on the meta device, of the hub and not fetched before.
+        InputError: it cannot be loaded, lacks weights, is not in safetensors, or of the hub without
+            a commit.
+        NotHere: on the meta device, a hub model that is not on this machine.
     """
-    place = pinned(model, revision, f"{field}_revision")
+    folder = pinned(model, revision, f"{field}_revision")
     if device == META:
-        place = fetched(model, revision, field)
+        folder = fetched(model, revision, field)
     with _named(field, model):
-        if not isinstance(place, Path):
-            place = Path(snapshot_download(model, revision=revision, allow_patterns=PART_FILES))
-        if place.is_dir():  # else loading names it
-            check_weights(place, field)
+        if not isinstance(folder, Path):
+            folder = Path(snapshot_download(model, revision=revision, allow_patterns=PART_FILES))
+        if folder.is_dir():  # otherwise loading raises the error
+            check_weights(folder, field)
         if device == META:
-            return _empty(kind, place)
-        return _read_network(kind, place, variant=variant, field=field, **settings)
+            return _empty(kind, folder)
+        return _read_network(kind, folder, variant=variant, field=field, **settings)
 
 
 def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
-    """An AutoencoderTiny (TAESD) that decodes what `vae` does; its own config scales the latents.
+    """Load an AutoencoderTiny (TAESD) in place of `vae`; its own config scales the latents.
 
     Args:
-        vae: the model's own, whose precision it takes over.
+        vae: the model's own, whose precision it takes.
     Raises:
         InputError: it cannot be loaded, or decodes latents or images of another shape.
     """
@@ -255,15 +255,15 @@ def load_tiny_decoder(config: GeneratorConfig, vae: Any, *, device: str) -> Any:
         revision=config.tiny_decoder_revision,
         device=device,
     )
-    there = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
-    here = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
-    if here != there:
-        raise InputError(TINY, config.tiny_decoder, f"decodes {here}; the model has {there}")
+    expected = _sizes(vae.config.latent_channels, vae.config.block_out_channels)
+    actual = _sizes(tiny.config.latent_channels, tiny.config.num_decoder_blocks)
+    if actual != expected:
+        raise InputError(TINY, config.tiny_decoder, f"decodes {actual}; the model has {expected}")
     return tiny.to(device=device, dtype=vae.dtype).eval()
 
 
 def network_bytes(pipeline: Any, variant: str | None = None) -> dict[str, int]:
-    """What the weights of each network of a pipeline take; of a quantised one, what its files do.
+    """Bytes of the weights of each network of a pipeline; for a quantised one, of its files.
 
     Args:
         variant: of the files.
@@ -277,19 +277,19 @@ def network_bytes(pipeline: Any, variant: str | None = None) -> dict[str, int]:
 
 
 def file_bytes(folder: Path, variant: str | None) -> int:
-    """What the files of a network hold, to within their headers."""
+    """Bytes of the weight files of a network, with their headers."""
     files = weight_files(folder)
     return sum(path.stat().st_size for path in files.get(variant) or files.get(None) or ())
 
 
 def module_bytes(module: nn.Module) -> int:
-    """Of its parameters and buffers, each counted once where layers share it."""
+    """Bytes of parameters and buffers; those that layers share are counted once."""
     tensors = (*module.parameters(), *module.buffers())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def refuse_too_large(pipeline: Any, config: GeneratorConfig, device: str) -> None:
-    """Raises InputError for networks that a GPU has no room for, the largest by name."""
+    """Raises InputError if a GPU lacks memory for the networks, and names the largest."""
     if not device.startswith("cuda"):
         return
     sizes, free = network_bytes(pipeline, config.variant), torch.cuda.mem_get_info(device)[0]
@@ -313,16 +313,16 @@ def native_shape(network: Any) -> tuple[int, int, int]:
 
 
 def _downloaded(config: GeneratorConfig, parts: Mapping[str, object]) -> Path:
-    """The pinned commit of a hub id, without the `parts` that are given."""
+    """Download the pinned commit of a hub id, without `parts`."""
     settings = {"revision": config.revision, "variant": config.variant, **parts}
     with _named(MODEL, config.model):
         return Path(KINDS[config.family].download(config.model, use_safetensors=True, **settings))
 
 
 def _from_pretrained(config: GeneratorConfig, folder: Path, **settings: Any) -> Any:
-    """From a directory alone, so that nothing else is asked of the hub."""
+    """Load from a directory, so that nothing more is requested from the hub."""
     with _named(MODEL, config.model):
-        # A part that was saved as none, such as T5, must be said to be none.
+        # A part that was saved as none, such as T5, must be passed as None.
         index = read_json(folder / "model_index.json").items()
         parts = {part: None for part, named in index if named == [None, None]} | settings
         return KINDS[config.family].from_pretrained(folder, use_safetensors=True, **parts)
@@ -330,7 +330,7 @@ def _from_pretrained(config: GeneratorConfig, folder: Path, **settings: Any) -> 
 
 @contextmanager
 def _named(field: str, model: str) -> Iterator[None]:
-    """Raises InputError for what the libraries raise meanwhile."""
+    """Translate errors of the libraries within the block to InputError."""
     try:
         yield
     except InputError:
@@ -343,18 +343,18 @@ def _sizes(channels: int, levels: Any) -> str:
     return f"{channels} channels to images {2 ** (len(levels) - 1)} times as wide"
 
 
-def _empty_networks(folder: Path, given: Container[str]) -> dict[str, nn.Module]:
-    """The networks that the model's index names, but for those `given`, on the meta device."""
+def _empty_networks(folder: Path, replaced: Container[str]) -> dict[str, nn.Module]:
+    """The networks in the model's index, except those `replaced`, on the meta device."""
     with _named(MODEL, str(folder)):
-        kinds = _network_kinds(folder, given)
+        kinds = _network_kinds(folder, replaced)
         return {part: _empty(kind, folder / part) for part, kind in kinds.items()}
 
 
-def _network_kinds(folder: Path, given: Container[str]) -> dict[str, Any]:
-    """The classes of the networks that the model's index names, but for those `given`."""
+def _network_kinds(folder: Path, replaced: Container[str]) -> dict[str, Any]:
+    """The classes of the networks in the model's index, except those `replaced`."""
     kinds = {}
     for part, named in read_json(folder / "model_index.json").items():
-        if part in given or not isinstance(named, list) or named[0] not in LIBRARIES:
+        if part in replaced or not isinstance(named, list) or named[0] not in LIBRARIES:
             continue
         kind = getattr(LIBRARIES[named[0]], named[1], None)
         if isinstance(kind, type) and issubclass(kind, nn.Module):
@@ -373,31 +373,31 @@ def _empty(kind: Any, folder: Path) -> Any:
 def _tuned_unet(
     config: GeneratorConfig, model: Path | str, *, device: str, **settings: Any
 ) -> UNet2DConditionModel:
-    """Raises InputError for one that takes or gives other than the model's own."""
+    """Load a tuned U-Net. Raises InputError if it takes or gives other than the model's own."""
     assert config.unet is not None
     field = "generator.unet"
     settings |= {"field": field, "revision": config.unet_revision, "device": device}
     unet = load_part(UNet2DConditionModel, config.unet, **settings)
-    own = unet.load_config(model, subfolder="unet", revision=config.revision)
+    base = unet.load_config(model, subfolder="unet", revision=config.revision)
     for name in ("in_channels", "out_channels", "cross_attention_dim", "addition_embed_type"):
-        if unet.config[name] != own.get(name):
-            remedy = f"its {name} is {unet.config[name]}, that of the model's own {own.get(name)}"
+        if unet.config[name] != base.get(name):
+            remedy = f"its {name} is {unet.config[name]}, that of the model's own {base.get(name)}"
             raise InputError(field, config.unet, remedy)
-    refuse_no_size(unet.config, field, config.unet)  # of the hub it was not known before
+    refuse_no_size(unet.config, field, config.unet)  # a hub model was not checked before
     return unet
 
 
 def add_lora(pipeline: Any, loras: Sequence[LoraConfig]) -> None:
-    """Add each one's `scale` x update to the weights, so that it costs nothing afterwards.
+    """Fuse the low-rank updates, times their `scale`, into the weights, so that they add no cost.
 
     Raises:
-        InputError: it cannot be read, or fits the model's networks not at all or only in part.
+        InputError: a file that cannot be read, or fits the model's networks only partly or not.
     """
     for lora in loras:
         folder, name = lora_file(lora)
         settings = {"weight_name": name, "revision": lora.revision, "use_safetensors": True}
         try:
-            given = _layers_in_file(pipeline, folder, settings)
+            stored = _layers_in_file(pipeline, folder, settings)
             pipeline.load_lora_weights(folder, **settings)
             fitting = _layers_in_networks(pipeline)
             pipeline.fuse_lora(lora_scale=lora.scale)
@@ -405,9 +405,9 @@ def add_lora(pipeline: Any, loras: Sequence[LoraConfig]) -> None:
         except UNFIT as error:
             remedy = f"cannot be added: {' '.join(str(error).split())[:200]}"
             raise InputError("generator.lora", lora.path, remedy) from error
-        # diffusers goes on without what fits nowhere.
-        if not 0 < given == fitting:
-            remedy = f"{fitting} of its {given} layers fit this model; was it made for another?"
+        # diffusers ignores layers that do not fit.
+        if not 0 < stored == fitting:
+            remedy = f"{fitting} of its {stored} layers fit this model; was it made for another?"
             raise InputError("generator.lora", lora.path, remedy)
 
 

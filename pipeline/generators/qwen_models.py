@@ -1,4 +1,4 @@
-"""Flow transformers that Qwen3 tells what to make: FLUX.2 klein and Z-Image."""
+"""Flow transformers with Qwen3 as text encoder: FLUX.2 klein and Z-Image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 class Flux2(TwoRows, FlowModel):
     """FLUX.2 klein, base and distilled: the denoiser of a Flux2KleinPipeline; see `FlowModel`.
 
-    A latent of its own is a square of four of the VAE's.
+    Each of its latents is a square of four latents of the VAE.
     """
 
     def __call__(self, latents: Tensor, timestep: Tensor, condition: Conditioning) -> Tensor:
@@ -25,8 +25,8 @@ class Flux2(TwoRows, FlowModel):
             hidden_states=latents.flatten(2).transpose(1, 2),
             timestep=timestep.expand(rows).to(latents.dtype) / 1000,
             encoder_hidden_states=condition.tokens.to(latents.dtype),
-            txt_ids=_places(1, 1, condition.tokens.shape[1], latents.device),
-            img_ids=_places(height, width, 1, latents.device),
+            txt_ids=_positions(1, 1, condition.tokens.shape[1], latents.device),
+            img_ids=_positions(height, width, 1, latents.device),
             return_dict=False,
         )[0]
         return output.transpose(1, 2).unflatten(2, (height, width))
@@ -38,15 +38,15 @@ class Flux2(TwoRows, FlowModel):
         )
 
     def _schedule(self, steps: int) -> Mapping[str, Any]:
-        own = self.pipeline.scheduler.config.get("use_flow_sigmas")
+        flow_sigmas = self.pipeline.scheduler.config.get("use_flow_sigmas")
         tokens = self.latent_shape[1] * self.latent_shape[2]
         mu = compute_empirical_mu(image_seq_len=tokens, num_steps=steps)
-        return {"mu": mu, "sigmas": None if own else np.linspace(1.0, 1 / steps, steps)}
+        return {"mu": mu, "sigmas": None if flow_sigmas else np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
         """Tokens of three layers of Qwen3, side by side."""
-        length, device = self.config.prompt_length, self.texts.device
-        if device == META:  # Qwen3 looks at the values of its mask
+        length, device = self.config.prompt_length, self.prompt_encoder.device
+        if device == META:  # Qwen3 reads the values of its mask
             width = 3 * pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(1, length, width, device=META))
         tokens, _ = pipeline.encode_prompt(text, device=device, max_sequence_length=length)
@@ -56,8 +56,8 @@ class Flux2(TwoRows, FlowModel):
 class ZImage(FlowModel):
     """Z-Image and its distilled forms: the denoiser of a ZImagePipeline; see `FlowModel`.
 
-    It reads prompts at their own length, so all classes' must be equally long; its time runs from
-    0 to 1, and its velocity points from noise to image.
+    It reads prompts at their own length, so those of all classes must be equally long; its time
+    runs from 0 to 1, and its velocity points from noise to image.
     """
 
     def guided(
@@ -67,17 +67,17 @@ class ZImage(FlowModel):
 
         diffusers' own guidance_scale is one less.
         """
-        told = list(condition.tokens.to(latents.dtype))
+        prompts = list(condition.tokens.to(latents.dtype))
         if guidance_scale <= 1:
-            return self._velocity(latents, timestep, told).float()
+            return self._velocity(latents, timestep, prompts).float()
         empty = [self.unconditional.tokens[0].to(latents.dtype)] * len(latents)
-        both = self._velocity(latents.repeat(2, 1, 1, 1), timestep, [*empty, *told])
+        both = self._velocity(latents.repeat(2, 1, 1, 1), timestep, [*empty, *prompts])
         return guided_sum(both, guidance_scale)
 
-    def _velocity(self, latents: Tensor, timestep: Tensor, told: Sequence[Tensor]) -> Tensor:
+    def _velocity(self, latents: Tensor, timestep: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         time = (1000 - timestep.expand(len(latents))) / 1000
-        images = list(latents.unsqueeze(2))  # a film of one frame each
-        output = self.network(images, time, list(told), return_dict=False)[0]
+        images = list(latents.unsqueeze(2))  # a video of one frame each
+        output = self.network(images, time, list(prompts), return_dict=False)[0]
         return -torch.stack(output).squeeze(2)
 
     def _shape(self) -> tuple[int, ...]:
@@ -88,20 +88,20 @@ class ZImage(FlowModel):
         mu = shift(self.pipeline.scheduler.config, self.latent_shape, PATCH)
         return {"mu": mu, "sigmas": np.linspace(1.0, 1 / steps, steps)}
 
-    def _ask(self, pipeline: Any, text: str) -> Conditioning:
-        """Tokens of the last layer of Qwen3 but one."""
-        ids = self.texts.tokenizers[0](text, return_tensors="pt").input_ids
-        if self.texts.device == META:
+    def _encode_prompt(self, pipeline: Any, text: str) -> Conditioning:
+        """Tokens of the last but one layer of Qwen3."""
+        ids = self.prompt_encoder.tokenizers[0](text, return_tensors="pt").input_ids
+        if self.prompt_encoder.device == META:
             width = pipeline.text_encoder.config.hidden_size
             return Conditioning(torch.empty(*ids.shape, width, device=META))
-        # As encode_prompt, which fills up to 512 tokens and cuts them off again by their values.
-        told = pipeline.text_encoder(
-            input_ids=ids.to(self.texts.device), output_hidden_states=True, use_cache=False
+        # Like encode_prompt, which pads to 512 tokens and removes the padding again.
+        output = pipeline.text_encoder(
+            input_ids=ids.to(self.prompt_encoder.device), output_hidden_states=True, use_cache=False
         )
-        return Conditioning(told.hidden_states[-2].float())
+        return Conditioning(output.hidden_states[-2].float())
 
 
-def _places(height: int, width: int, tokens: int, device: torch.device) -> Tensor:
-    """Time, row, column and place in the text of each token, [N, 4]."""
+def _positions(height: int, width: int, tokens: int, device: torch.device) -> Tensor:
+    """Time, row, column and text position of each token, [N, 4]."""
     parts = [torch.arange(size, device=device) for size in (1, height, width, tokens)]
     return torch.cartesian_prod(*parts)

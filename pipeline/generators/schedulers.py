@@ -1,6 +1,6 @@
-"""Samplers of a model's noise schedule: which will do, how often they call its network.
+"""Samplers of a model's noise schedule: which are suitable, and how often they call the network.
 
-What a scheduler's config tells is told without diffusers, which takes seconds to import.
+Checks of a scheduler's config do without diffusers, which takes seconds to import.
 """
 
 import inspect
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diffusers import DDIMInverseScheduler, DDIMScheduler
     from torch import Tensor
 
-# Kinds that map one noise to one image, with eta 0 or no churn, as their defaults are.
+# Kinds that map one noise to one image, by default with eta 0 or without churn.
 DETERMINISTIC = {
     "ddim": "DDIMScheduler",
     "dpmpp_2m": "DPMSolverMultistepScheduler",
@@ -28,9 +28,9 @@ DETERMINISTIC = {
     "deis": "DEISMultistepScheduler",
 }
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
-FLOW = "FlowMatchEulerDiscreteScheduler"  # of flow transformers, the one that is taken
+FLOW = "FlowMatchEulerDiscreteScheduler"  # the one supported for flow transformers
 
-# 2M is the second order of DPM-Solver++; a learned variance plays no part without noise.
+# 2M is the second order of DPM-Solver++; a learned variance is not used without noise.
 DPMPP_2M: Mapping[str, object] = {
     "algorithm_type": "dpmsolver++",
     "solver_order": 2,
@@ -39,7 +39,7 @@ DPMPP_2M: Mapping[str, object] = {
 
 
 def own_scheduler(folder: Path) -> Mapping[str, Any] | None:
-    """What a model's scheduler_config.json holds; None if there is none."""
+    """The content of a model's scheduler_config.json; None if there is none."""
     path = folder / "scheduler" / "scheduler_config.json"
     return read_json(path) if path.is_file() else None
 
@@ -49,7 +49,7 @@ def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
 
     Args:
         kind: class name of the scheduler.
-        config: what its scheduler_config.json holds.
+        config: content of its scheduler_config.json.
     """
     noisy = str(config.get("algorithm_type", "")).startswith("sde")
     if kind not in DETERMINISTIC.values() or noisy:
@@ -59,8 +59,7 @@ def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
 
 
 def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig) -> None:
-    """Raises InputError for a flow model's scheduler that is no Euler or draws noise, and for
-    settings that it does not have."""
+    """Raises InputError for a flow model's unsuitable scheduler, and for settings it lacks."""
     if config.scheduler is not None:
         remedy = "a flow model keeps its own sampler; leave it out"
         raise InputError("generator.scheduler", config.scheduler, remedy)
@@ -79,7 +78,7 @@ def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig
 
 
 def refuse_foreign(kind: str, config: Mapping[str, Any], *, field: str, value: str) -> None:
-    """Raises InputError, for `field`, where no DDIM-like sampler can follow the model's schedule.
+    """Raises InputError for `field` if no DDIM-like sampler can follow the model's schedule.
 
     Flow matching and EDM have no betas.
     """
@@ -90,78 +89,77 @@ def refuse_foreign(kind: str, config: Mapping[str, Any], *, field: str, value: s
 
 
 def network_calls(config: GeneratorConfig) -> int:
-    """Calls of the network in one sampling, told without the sampler itself.
+    """Calls of the network per sampling, without loading the sampler.
 
-    A model that is not here is taken to bring a sampler of one call a step.
+    A model that is not on this machine is assumed to have a sampler of one call per step.
     """
     if config.scheduler is not None:
         kind = DETERMINISTIC[config.scheduler]
     else:
         folder = copy_here(config.model, config.revision)
         kind = ((own_scheduler(folder) if folder else None) or {}).get("_class_name", "")
-    if kind == DETERMINISTIC["heun"]:  # looks at both ends of each step but the last
+    if kind == DETERMINISTIC["heun"]:  # evaluates both ends of each step but the last
         return 2 * config.steps - 1
-    # PNDM starts by taking one step twice, in the form without Runge-Kutta steps.
+    # Without Runge-Kutta steps PNDM takes one step twice at the start.
     return config.steps + (kind == DETERMINISTIC["pndm"] and config.steps > 1)
 
 
 def network_rows(config: GeneratorConfig, images: int, *, calls: int | None = None) -> int:
-    """Rows of the network for a series of so many images; one is one sample in one call.
+    """Rows of the network for a series of `images`; a row is one sample in one call.
 
     Args:
-        calls: of the network in one sampling; by default `network_calls`.
+        calls: of the network per sampling; by default `network_calls`.
     """
     calls = network_calls(config) if calls is None else calls
-    again = sum(config.guided(call, calls) for call in range(calls)) if config.two_rows else 0
-    return images * (calls + again)
+    guided = sum(config.guided(call, calls) for call in range(calls)) if config.two_rows else 0
+    return images * (calls + guided)
 
 
-def sampler(own: Any, *, name: str | None = None, spacing: str | None = None) -> Any:
+def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = None) -> Any:
     """The scheduler to sample with.
 
     Args:
-        own: the model's scheduler, whose noise schedule is kept.
+        scheduler: the model's scheduler, whose noise schedule is kept.
         name: one of DETERMINISTIC; None keeps the model's own kind.
-        spacing: of the time steps; None keeps what the model's config says, if it says it.
+        spacing: of the time steps; None keeps that of the model's config.
     Raises:
-        InputError: the model's own scheduler draws noise, or has no schedule to take over.
+        InputError: the model's own scheduler draws noise, or has no schedule that can be kept.
     """
     import diffusers
 
-    if isinstance(own, FlowEuler):
-        return own
+    if isinstance(scheduler, FlowEuler):
+        return scheduler
     if name is None:
-        refuse_stochastic(type(own).__name__, own.config)
-        kind = type(own)
+        refuse_stochastic(type(scheduler).__name__, scheduler.config)
+        kind = type(scheduler)
     else:
         kind = getattr(diffusers, DETERMINISTIC[name])
-        _refuse_unfit(kind, own, name)
+        _refuse_unfit(kind, scheduler, name)
     changes: dict[str, object] = {"timestep_spacing": spacing} if spacing else {}
-    if kind is not type(own):
+    if kind is not type(scheduler):
         changes |= _suiting(name)
     elif name == "dpmpp_2m":
         changes |= DPMPP_2M
-    return kind.from_config(own.config, **changes)
+    return kind.from_config(scheduler.config, **changes)
 
 
 class FlowEuler:
-    """A flow model's scheduler behind the door of the others: noise of variance 1, latents as
-    they are.
+    """A flow model's scheduler with the interface of the others.
 
     Args:
-        own: the model's FlowMatchEulerDiscreteScheduler.
-        schedule: what its `set_timesteps` takes for so many steps.
+        scheduler: the model's FlowMatchEulerDiscreteScheduler.
+        schedule: arguments of its `set_timesteps` for a number of steps.
     """
 
     init_noise_sigma = 1.0
 
-    def __init__(self, own: Any, schedule: Callable[[int], Mapping[str, Any]]) -> None:
-        self.own, self.schedule, self.config = own, schedule, own.config
+    def __init__(self, scheduler: Any, schedule: Callable[[int], Mapping[str, Any]]) -> None:
+        self.scheduler, self.schedule, self.config = scheduler, schedule, scheduler.config
 
     def set_timesteps(self, steps: int) -> None:
-        self.own.set_timesteps(steps, **self.schedule(steps))
-        self.own.set_begin_index(0)
-        self.timesteps: Tensor = self.own.timesteps
+        self.scheduler.set_timesteps(steps, **self.schedule(steps))
+        self.scheduler.set_begin_index(0)
+        self.timesteps: Tensor = self.scheduler.timesteps
 
     def scale_model_input(self, latents: "Tensor", timestep: "Tensor") -> "Tensor":
         return latents
@@ -169,14 +167,14 @@ class FlowEuler:
     def step(
         self, output: "Tensor", timestep: "Tensor", latents: "Tensor", *, return_dict: bool
     ) -> "tuple[Tensor]":
-        return self.own.step(output, timestep, latents, return_dict=return_dict)
+        return self.scheduler.step(output, timestep, latents, return_dict=return_dict)
 
 
 class FlowEulerInverse:
-    """From latents back to noise over the steps of `FlowEuler`, the last first.
+    """Invert latents to noise over the steps of `FlowEuler`, in reverse order.
 
-    As DDIM's inversion it takes the prediction at the less noisy latents, told the time of the
-    noisier ones. A better solver would come back to every noise, and so tell none apart.
+    Like DDIM's inversion it evaluates the network at the less noisy latents, but at the time of the
+    noisier ones. A better solver would recover every noise, and so distinguish none.
     """
 
     def __init__(self, forward: FlowEuler) -> None:
@@ -185,7 +183,7 @@ class FlowEulerInverse:
     def set_timesteps(self, steps: int) -> None:
         self.forward.set_timesteps(steps)
         self.timesteps: Tensor = self.forward.timesteps.flip(0)
-        self._widths = iter(-self.forward.own.sigmas.diff().flip(0))
+        self._widths = iter(-self.forward.scheduler.sigmas.diff().flip(0))
 
     def step(
         self, output: "Tensor", timestep: "Tensor", latents: "Tensor", *, return_dict: bool
@@ -193,40 +191,40 @@ class FlowEulerInverse:
         return (latents + next(self._widths) * output,)
 
 
-def inversion_pair(own: Any) -> tuple[Any, Any]:
-    """A sampler over the model's schedule, and what takes its images back to noise.
+def inversion_pair(base: Any) -> tuple[Any, Any]:
+    """A sampler over the model's schedule, and its inverse from images to noise.
 
     Raises:
         InputError: the model's scheduler has no schedule that DDIM could follow.
     """
-    return (own, FlowEulerInverse(own)) if isinstance(own, FlowEuler) else ddim_pair(own)
+    return (base, FlowEulerInverse(base)) if isinstance(base, FlowEuler) else ddim_pair(base)
 
 
-def ddim_pair(own: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
+def ddim_pair(scheduler: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
     """DDIM and its inverse over the model's noise schedule, with equal settings in both.
 
-    Few steps want trailing spacing: leading would start where noise of variance 1 does not
-    belong.
+    Few steps need trailing spacing: leading spacing would start at a time that does not suit noise
+    of variance 1.
 
     Raises:
         InputError: the model's scheduler has no schedule that DDIM could follow.
     """
     from diffusers import DDIMInverseScheduler, DDIMScheduler
 
-    name = type(own).__name__
-    refuse_foreign(name, own.config, field="noise.strategy", value="inversion")
+    name = type(scheduler).__name__
+    refuse_foreign(name, scheduler.config, field="noise.strategy", value="inversion")
     settings = {
         "timestep_spacing": "trailing",
         "clip_sample": False,
         "steps_offset": 0,
-        "set_alpha_to_one": own.config.get("set_alpha_to_one", True),
+        "set_alpha_to_one": scheduler.config.get("set_alpha_to_one", True),
     }
-    forward = DDIMScheduler.from_config(own.config, thresholding=False, **settings)
+    forward = DDIMScheduler.from_config(scheduler.config, thresholding=False, **settings)
     return forward, DDIMInverseScheduler.from_config(forward.config, **settings)
 
 
 def _suiting(name: str | None) -> Mapping[str, object]:
-    """What another kind of scheduler must be told beside the schedule."""
+    """Settings of another kind of scheduler beside the schedule."""
     # Latents have no range to clip to.
     changes: dict[str, object] = {"clip_sample": False, "thresholding": False}
     if name == "pndm":
@@ -236,12 +234,12 @@ def _suiting(name: str | None) -> Mapping[str, object]:
     return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 
-def _refuse_unfit(kind: Any, own: Any, name: str) -> None:
-    """Raises InputError where `kind` would follow another schedule than the model's."""
-    refuse_foreign(type(own).__name__, own.config, field="generator.scheduler", value=name)
-    if name == "pndm" and own.config.get("prediction_type") == "sample":
+def _refuse_unfit(kind: Any, base: Any, name: str) -> None:
+    """Raises InputError if `kind` would follow another schedule than the model's."""
+    refuse_foreign(type(base).__name__, base.config, field="generator.scheduler", value=name)
+    if name == "pndm" and base.config.get("prediction_type") == "sample":
         raise InputError("generator.scheduler", name, "cannot sample a model that predicts images")
     zero_snr = "rescale_betas_zero_snr"
-    if own.config.get(zero_snr) and zero_snr not in inspect.signature(kind).parameters:
+    if base.config.get(zero_snr) and zero_snr not in inspect.signature(kind).parameters:
         remedy = "does not know this model's betas (zero terminal SNR); use ddim, euler or dpmpp_2m"
         raise InputError("generator.scheduler", name, remedy)

@@ -15,7 +15,7 @@ class StableDiffusion(TwoRows):
     """Stable Diffusion 1.x and 2.x, and SD-Turbo: the denoiser of a StableDiffusionPipeline; see
     `Denoiser`.
 
-    The pipeline's safety checker is never loaded: it would blacken images, which would then
+    The pipeline's safety checker is not loaded: it would blacken images, which would still
     carry a class's label.
 
     Raises:
@@ -46,7 +46,7 @@ class StableDiffusion(TwoRows):
 
     @torch.no_grad()
     def _encode_texts(self, texts: Sequence[str]) -> Conditioning:
-        # One prompt a call: the embedding then never depends on which other classes there are.
+        # One prompt per call, so that an embedding does not depend on the other classes.
         encode, device = self.pipeline.encode_prompt, self.device
         encoded = (encode(text, device, 1, False)[0] for text in texts)
         return concatenate(Conditioning(tokens.float()) for tokens in encoded)
@@ -55,7 +55,7 @@ class StableDiffusion(TwoRows):
 class StableDiffusionXL(TwoRows):
     """SDXL and SDXL-Turbo: the denoiser of a StableDiffusionXLPipeline; see `Denoiser`.
 
-    The U-Net is also told the size and crop of its training images. They are fixed: the native
+    The U-Net also takes the size and crop of its training images. They are fixed: the native
     size, nothing cropped. No watermark is put into the images.
 
     Raises:
@@ -106,7 +106,7 @@ class StableDiffusionXL(TwoRows):
     @torch.no_grad()
     def _encode_texts(self, texts: Sequence[str]) -> Conditioning:
         device = self.device
-        encoded = (  # one prompt a call, as above
+        encoded = (  # one prompt per call, as above
             self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)
             for text in texts
         )

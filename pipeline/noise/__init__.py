@@ -1,4 +1,4 @@
-"""Initial noise: drawn, or chosen by how stable it is under sampling and inversion."""
+"""Initial noise: random, or selected by its stability under sampling and inversion."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["initial_noise", "inversion_stability", "optimise_noise", "select_noi
 
 
 def __getattr__(name: str) -> Any:
-    # What choosing costs is asked before torch is loaded, which takes seconds.
+    # The cost of noise selection is needed before torch is loaded, which takes seconds.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.search"), name)

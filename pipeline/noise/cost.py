@@ -1,4 +1,4 @@
-"""At how many steps candidates are scored, and what choosing costs; counted without torch."""
+"""Plan how candidate noises are scored, and count the cost of noise selection, without torch."""
 
 import math
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.plan import BuildPlan
 
-# Share of the steps in the first look of halving, which is at one point alone. Measured on the
+# Share of the steps in the first rung of halving, which scores at one point only. Measured on the
 # digits' small model over 45 pairs, T = 10 and three points: 0.48 of the rows, rank correlation
 # 0.95 with the full score, 0.07 standard deviations of it lost with 4 candidates and less with
 # more; `benchmarks/noise_search.py` repeats it on other noises. A quarter of the steps at all
 # points takes 0.55 of the rows, correlates 0.68 and loses 0.15 with 8 candidates.
 FIRST_STEPS = 0.7
-# A gradient step through a checkpointed network: forward, forward again, and a backward pass that
-# costs one, since the weights want no gradients.
+# Forward passes that a gradient step through a checkpointed network costs: two forwards, and a
+# backward that costs one, since the weights need no gradients.
 GRADIENT = 3
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One round of scoring the candidates that are left in each choice.
+    """One round of scoring the remaining candidates of each group.
 
     Attributes:
-        point: the only one of the series' points they are scored at; None scores at all.
+        point: the one point of the series at which they are scored; None scores at all points.
     """
 
     candidates: int
@@ -37,7 +37,7 @@ class NoiseCost:
     """Denoiser rows, one sample in one network call each.
 
     Attributes:
-        rows: spent on choosing noise; a row with its gradient counts as three.
+        rows: spent on noise selection; a row with its gradient counts as three.
         production_rows: spent on the images.
     """
 
@@ -46,27 +46,27 @@ class NoiseCost:
 
     @property
     def ratio(self) -> float:
-        """Times the cost of generating."""
+        """Cost of noise selection as a multiple of the cost of generating."""
         return self.rows / self.production_rows
 
 
 def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
-    """The cost for a number of groups: exact for full batches, 0 rows where noise is random."""
+    """The cost for a number of groups: exact for full batches, 0 rows for random noise."""
     production = groups * network_rows(config.generator, config.mixing.images)
     if config.noise.strategy == "random":
         return NoiseCost(0, production)
-    selecting = math.ceil(selection_rows(config) * groups / choices_at_once(config))
+    selecting = math.ceil(selection_rows(config) * groups / selections_at_once(config))
     return NoiseCost(selecting + groups * optimisation_rows(config), production)
 
 
 def refuse_cost(plan: BuildPlan) -> None:
-    """Raises InputError where choosing noise costs more than `noise.max_cost` allows."""
+    """Raises InputError if noise selection costs more than `noise.max_cost` allows."""
     cost, noise = noise_cost(plan.config, groups=plan.num_groups), plan.config.noise
     if cost.ratio <= noise.max_cost:
         return
     field = "candidates" if noise.strategy == "select" else "iterations"
     remedy = (
-        f"choosing noise would cost {cost.ratio:.3g} times what generating costs ({cost.rows:,} "
+        f"selecting noise would cost {cost.ratio:.3g} times what generating costs ({cost.rows:,} "
         f"network rows against {cost.production_rows:,}), above noise.max_cost = "
         f"{noise.max_cost:g}; take fewer {field}, noise.halving: true, or raise noise.max_cost"
     )
@@ -74,11 +74,10 @@ def refuse_cost(plan: BuildPlan) -> None:
 
 
 def rungs(config: BuildConfig) -> list[Rung]:
-    """All candidates in full; or by successive halving with fewer steps in the middle of the
-    series alone, then the best quarter in full."""
+    """All candidates in full; or halving: fewer steps at one point, then a quarter in full."""
     noise, steps = config.noise, scoring_steps(config)
     if noise.strategy == "optimise" and noise.candidates == 1:
-        return []  # the optimisation scores its start itself
+        return []  # the optimisation scores its start
     whole = Rung(noise.candidates, steps)
     first = Rung(noise.candidates, math.ceil(FIRST_STEPS * steps), _middle_point(config))
     finalists = Rung(math.ceil(noise.candidates / 4), steps)
@@ -88,27 +87,27 @@ def rungs(config: BuildConfig) -> list[Rung]:
 
 
 def scoring_steps(config: BuildConfig) -> int:
-    """T of sampling and of inversion: never more than what images are made with."""
+    """T of sampling and of inversion: at most the steps that images are made with."""
     return min(config.noise.steps, config.generator.steps)
 
 
 def selection_rows(config: BuildConfig) -> int:
-    """Denoiser rows of `choices_at_once` choices, padding included.
+    """Denoiser rows of `selections_at_once` selections, with padding.
 
-    Without padding it is K A 2T a choice for K candidates under A conditions, twice that where
-    the score is guided.
+    Without padding K A 2T per selection, for K candidates under A conditions; twice that if the
+    score is guided.
     """
     total = 0
     for rung in rungs(config):
         points = _points(config) if rung.point is None else 1
-        rows = choices_at_once(config) * rung.candidates * points
+        rows = selections_at_once(config) * rung.candidates * points
         size = rows_per_forward(rows, most=production_batch(config))
         total += math.ceil(rows / size) * size * 2 * rung.steps
     return total * _guided(config)
 
 
 def optimisation_rows(config: BuildConfig) -> int:
-    """Row equivalents of optimising one noise: its gradient steps, and a last look at the end."""
+    """Row equivalents of optimising one noise: its gradient steps and a last scoring."""
     noise = config.noise
     if noise.strategy != "optimise":
         return 0
@@ -116,29 +115,28 @@ def optimisation_rows(config: BuildConfig) -> int:
     return rows * ((1 if noise.detach_target else GRADIENT) * noise.iterations + 1)
 
 
-def choices_at_once(config: BuildConfig) -> int:
-    """Choices whose candidates share forward batches: a batch's; of optimised noise one."""
+def selections_at_once(config: BuildConfig) -> int:
+    """Groups whose candidates share forward batches: those of a batch; one for optimised noise."""
     return config.shards.groups_per_batch if config.noise.strategy == "select" else 1
 
 
 def production_batch(config: BuildConfig) -> int:
-    """Images in one forward batch, which is what the device is known to hold."""
+    """Images in one forward batch, which is known to fit the device."""
     return config.shards.groups_per_batch * config.mixing.images
 
 
 def rows_per_forward(rows: int, *, most: int) -> int:
-    """The one size of all forward batches over `rows`: at most `most`, and so divided that next
-    to nothing is padding."""
+    """The common size of all forward batches over `rows`: at most `most`, with least padding."""
     return math.ceil(rows / math.ceil(rows / most))
 
 
 def _points(config: BuildConfig) -> int:
-    """Conditions a noise is scored under: the alphas, or k pure classes and their mean."""
+    """Number of conditions per noise: the alphas, or k pure classes and their mean."""
     return len(config.noise.alphas) if config.mixing.classes == 2 else config.mixing.classes + 1
 
 
 def _middle_point(config: BuildConfig) -> int:
-    """The point nearest to the middle of the series: of a simplex the centroid, which is last."""
+    """Index of the point nearest to the middle; for a simplex the centroid, which is last."""
     if config.mixing.classes > 2:
         return config.mixing.classes
     alphas = config.noise.alphas

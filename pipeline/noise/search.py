@@ -1,4 +1,4 @@
-"""Initial noise, how stable it is under sampling and inversion, and the search for the stablest."""
+"""Initial noise, its stability under sampling and inversion, and the search for the most stable."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 # (latents [B, C, h, w], timestep, condition of B rows, guidance scale) to the model's prediction.
 Predict = Callable[[Tensor, Tensor, Conditioning, float], Tensor]
-# A backward pass holds one network call's activations, which a forward alone does not.
-ROWS_SHARE = 8  # of the rows that a forward batch may have
-NORM = 256.0  # of SDXL's latents, 4 x 128 x 128, for which the learning rate is given
+# A backward pass keeps the activations of one network call, a forward pass alone does not.
+ROWS_SHARE = 8  # a batch with gradients has 1/8 of the rows of a forward batch
+NORM = 256.0  # of SDXL's latents, 4 x 128 x 128, on which the learning rate is defined
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Standard normal noise, one CPU generator a seed: the same on every device and batch size.
+    """Standard normal noise, one CPU generator per seed: the same for every device and batch size.
 
     Returns:
         float32 [N, *shape] on the CPU.
@@ -42,17 +42,17 @@ def inversion_stability(
     guidance_scale: float = 1.0,
     detach_target: bool = False,
 ) -> Tensor:
-    """Cosine of each noise and what inverting its sample gives back, both flattened.
+    """Cosine of each noise and the inversion of its sample, both flattened.
 
     Deterministic DDIM to x_0, then DDIM inversion under the same condition and guidance, all on
-    latents. Inversion takes the prediction at the less noisy latents, told the time step of the
-    noisier ones, as diffusers does. Differentiable with respect to the noise.
+    latents. Inversion evaluates the network at the less noisy latents, but at the time step of the
+    noisier ones, like diffusers. Differentiable with respect to the noise.
 
     Args:
         noise: [N, C, h, w] on the device of the condition, which has N rows.
         schedulers: DDIM and its inverse, with equal settings.
         steps: T of each of the two passes; a row costs 2T predictions.
-        detach_target: take the inverted noise as a constant, so that no gradient runs through
+        detach_target: treat the inverted noise as a constant, so that no gradient passes through
             the network.
     Returns:
         float32 [N] in [-1, 1]; NaN where the network gave NaN.
@@ -62,12 +62,12 @@ def inversion_stability(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_target):
         for scheduler in schedulers:
             scheduler.set_timesteps(steps)
-            told = scheduler.timesteps.to(noise.device)  # at once, as in sampling
+            timesteps = scheduler.timesteps.to(noise.device)  # one copy, as in sampling
             for call, timestep in enumerate(scheduler.timesteps):
-                output = predict(inverted, told[call], condition, guidance_scale)
+                output = predict(inverted, timesteps[call], condition, guidance_scale)
                 inverted = scheduler.step(output, timestep, inverted, return_dict=False)[0]
     start, end = noise.float().flatten(1), inverted.float().flatten(1)
-    return torch.cosine_similarity(start, end).clamp(-1, 1)  # rounding may leave the range
+    return torch.cosine_similarity(start, end).clamp(-1, 1)  # rounding may exceed the range
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,20 @@ class Scorer:
     Attributes:
         predict, schedulers, guidance_scale, detach_target: see `inversion_stability`.
         most_rows: in one forward batch.
-        beat: called after each batch, for whoever watches that work goes on.
+        heartbeat: called after each batch, to show that there is progress.
     """
 
     predict: Predict
     schedulers: tuple[Any, Any]
     guidance_scale: float
     most_rows: int
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     detach_target: bool = False
 
     def __call__(self, noise: Tensor, conditions: Conditioning, *, steps: int) -> Tensor:
         """Score G sets of n noises, each set under its own P conditions.
 
-        The last batch is padded, never shrunk: the layout moves the last bits of a score.
+        The last batch is padded, never shrunk: batch layout changes the last bits of a score.
 
         Args:
             noise: float32 [G, n, C, h, w].
@@ -106,10 +106,10 @@ class Scorer:
         scores = []
         for start in range(0, total, size):
             row = torch.arange(start, start + size).clamp(max=total - 1)
-            told = row // (count * each) * each + row % each
+            condition = row // (count * each) * each + row % each
             score = inversion_stability(
                 flat[(row // each).to(flat.device)].to(device),
-                conditions[told.to(device)],
+                conditions[condition.to(device)],
                 predict=self.predict,
                 schedulers=self.schedulers,
                 steps=steps,
@@ -117,19 +117,19 @@ class Scorer:
                 detach_target=self.detach_target,
             )
             scores.append(score)
-            self.beat()
+            self.heartbeat()
         return torch.cat(scores)[:total].view(sets, count, each)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The candidates of one choice.
+class NoiseSelection:
+    """The scored candidates of one group.
 
     Attributes:
         seeds: [K].
-        scores: [K] over all points, at full steps; None where halving or NaN dropped one.
-        per_point: [K][P] of the same.
-        best: the candidate of the highest score, the first of equal ones, or of none.
+        scores: [K] over all points, at full steps; None if halving or NaN dropped the candidate.
+        per_point: [K][P], the scores at each point.
+        best: index of the highest score, the first of equal ones; 0 if there are no scores.
     """
 
     seeds: tuple[int, ...]
@@ -138,7 +138,7 @@ class Choice:
     best: int
 
 
-Scored = dict[int, tuple[float, list[float]]]  # candidate to its score, and that at each point
+Scored = dict[int, tuple[float, list[float]]]  # by candidate: its score, and that at each point
 
 
 @torch.no_grad()
@@ -150,53 +150,53 @@ def select_noise(
     shape: Sequence[int],
     rungs: Sequence[Rung],
     reduce: str = "mean",
-) -> list[Choice]:
-    """The most stable candidate of each of G choices, which are scored together.
+) -> list[NoiseSelection]:
+    """Select the most stable candidate of each of G groups, which are scored together.
 
     Args:
         seeds: [G][K].
-        conditions: G x P rows: each choice's P points.
-        shape: of one noise.
+        conditions: G x P rows, the P points of each group.
+        shape: shape of one noise.
         rungs: how many candidates are scored at how many steps; the first has all K, and the
             last all points.
         reduce: mean or min over the points.
     """
     points = len(conditions) // len(seeds)
-    left: list[Sequence[int]] = [range(len(own)) for own in seeds]
-    found: list[Scored] = []
+    remaining: list[Sequence[int]] = [range(len(group)) for group in seeds]
+    ranked: list[Scored] = []
     for rung in rungs:
-        left = [_filled(candidates, rung.candidates) for candidates in left]
-        drawn = [
-            initial_noise([own[c] for c in candidates], shape)
-            for own, candidates in zip(seeds, left, strict=True)
+        remaining = [_filled(candidates, rung.candidates) for candidates in remaining]
+        noises = [
+            initial_noise([group[c] for c in candidates], shape)
+            for group, candidates in zip(seeds, remaining, strict=True)
         ]
-        told = conditions if rung.point is None else conditions[slice(rung.point, None, points)]
-        each = scorer(torch.stack(drawn), told, steps=rung.steps).cpu()  # [G, n, P]
+        rows = conditions if rung.point is None else conditions[slice(rung.point, None, points)]
+        each = scorer(torch.stack(noises), rows, steps=rung.steps).cpu()  # [G, n, P]
         scores = _reduced(each, reduce)
-        found = [_best_first(*choice) for choice in zip(left, scores, each, strict=True)]
-        left = [list(scored) or before for scored, before in zip(found, left, strict=True)]
-    return [_choice(tuple(own), scored) for own, scored in zip(seeds, found, strict=True)]
+        ranked = [_best_first(*group) for group in zip(remaining, scores, each, strict=True)]
+        remaining = [list(scored) or old for scored, old in zip(ranked, remaining, strict=True)]
+    return [_selection(tuple(group), scored) for group, scored in zip(seeds, ranked, strict=True)]
 
 
 def _filled(ranked: Sequence[int], count: int) -> list[int]:
-    """The first `count`; the last one again where NaN left fewer, so that no batch shrinks."""
+    """The first `count`; if NaN left fewer, the last is repeated, so that no batch shrinks."""
     return [ranked[min(position, len(ranked) - 1)] for position in range(count)]
 
 
 def _reduced(scores: Tensor, how: str) -> Tensor:
-    """[..., P] to the one score that noises are compared by; NaN if any is."""
+    """Reduce [..., P] to the score that noises are compared by; NaN if any is NaN."""
     return scores.mean(-1) if how == "mean" else scores.amin(-1)
 
 
 def _best_first(candidates: Sequence[int], scores: Tensor, each: Tensor) -> Scored:
-    """The lower candidate first where two are equal; NaN is left out."""
+    """Sort by descending score, equal ones by candidate; leave NaN out."""
     rows = zip(candidates, scores.tolist(), each.tolist(), strict=True)
     scored = {c: (score, points) for c, score, points in rows if math.isfinite(score)}
     return dict(sorted(scored.items(), key=lambda item: (-item[1][0], item[0])))
 
 
-def _choice(seeds: tuple[int, ...], scored: Scored) -> Choice:
-    return Choice(
+def _selection(seeds: tuple[int, ...], scored: Scored) -> NoiseSelection:
+    return NoiseSelection(
         seeds,
         tuple(scored[c][0] if c in scored else None for c in range(len(seeds))),
         tuple(scored[c][1] if c in scored else None for c in range(len(seeds))),
@@ -210,9 +210,9 @@ class Optimised:
 
     Attributes:
         noise: the best of each descent, float32 [N, C, h, w] on the CPU.
-        scores: its stability, [N]; never below that of the start; -inf where that has none.
-        per_point: [N, P] of the same.
-        history: [iterations + 1, N], of the start and after each step; shorter if all stopped.
+        scores: stability of `noise`, [N], at least that of the start; -inf if that is NaN.
+        per_point: [N, P], the scores at each point.
+        history: [iterations + 1, N], scores at the start and after each step; shorter if all stop.
     """
 
     noise: Tensor
@@ -221,7 +221,7 @@ class Optimised:
     history: Tensor
 
 
-@float32_precision("ieee")  # backward passes too, which are not within `predict`
+@float32_precision("ieee")  # also for backward passes, which run outside `predict`
 def optimise_noise(
     noise: Tensor,
     conditions: Conditioning,
@@ -230,61 +230,60 @@ def optimise_noise(
     steps: int,
     settings: NoiseConfig,
 ) -> Optimised:
-    """Descend 1 - stability with momentum, on the sphere of the start's norm, and keep the best.
+    """Minimise 1 - stability by gradient descent with momentum, on the sphere of the start's norm.
 
-    The loss is differentiated through sampling and inversion with every network call
-    checkpointed, or with `settings.detach_target` towards a constant. A noise whose score or
-    gradient is NaN stops there.
+    Keeps the best noise of each descent, which ends at a NaN score or gradient. Network calls are
+    checkpointed; with `settings.detach_target` the inverted noise is a constant.
 
     Args:
         noise: the starts, float32 [N, C, h, w].
-        conditions: P rows, one a point, the same for all noises.
+        conditions: P rows, one per point, the same for all noises.
         steps: T of each pass.
     Source: Qi et al. 2024, arXiv 2407.14041: 100 steps, rate 100, momentum 0.5. The sphere keeps
         the noise where the model expects it; the rate follows the norm, as the gradient does.
     """
-    look = _Look(conditions, _with_gradient(scorer, settings), steps, settings.reduce)
-    return _descend(noise.to(conditions.tokens.device), look, settings)
+    objective = _Objective(conditions, _with_gradient(scorer, settings), steps, settings.reduce)
+    return _descend(noise.to(conditions.tokens.device), objective, settings)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Stability of the noises as they are, and which way it falls."""
+class _Objective:
+    """The stability of noises, and the gradient of the loss, 1 - stability."""
 
     conditions: Conditioning
     scorer: Scorer
     steps: int
     reduce: str
 
-    def __call__(self, noise: Tensor, *, slope: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Scores [N] and [N, P], and the gradient of the loss [N, C, h, w] if asked for."""
-        with torch.set_grad_enabled(slope):
-            noise = noise.detach().requires_grad_(slope)
+    def __call__(self, noise: Tensor, *, grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Scores [N] and [N, P], and if `grad` the gradient of the loss [N, C, h, w]."""
+        with torch.set_grad_enabled(grad):
+            noise = noise.detach().requires_grad_(grad)
             each = self.scorer(noise.unsqueeze(0), self.conditions, steps=self.steps)[0]
             scores = _reduced(each, self.reduce)
-            gradient = torch.autograd.grad((1 - scores).sum(), noise)[0] if slope else None
+            gradient = torch.autograd.grad((1 - scores).sum(), noise)[0] if grad else None
         return scores.detach(), each.detach(), gradient
 
 
-def _descend(current: Tensor, look: _Look, settings: NoiseConfig) -> Optimised:
+def _descend(current: Tensor, objective: _Objective, settings: NoiseConfig) -> Optimised:
     norm = _norm(current)
     rate = settings.learning_rate * norm / NORM
     velocity = torch.zeros_like(current)
     best, history = current, []
     best_scores = current.new_full((len(current),), -torch.inf)
-    best_each = current.new_full((len(current), len(look.conditions)), torch.nan)
-    going = torch.ones_like(best_scores, dtype=torch.bool)
+    best_each = current.new_full((len(current), len(objective.conditions)), torch.nan)
+    finite = torch.ones_like(best_scores, dtype=torch.bool)
     for step in range(settings.iterations + 1):
-        scores, each, gradient = look(current, slope=step < settings.iterations)
+        scores, each, gradient = objective(current, grad=step < settings.iterations)
         history.append(scores.cpu())
-        better = scores > best_scores  # never for NaN, from which no noise comes back
+        better = scores > best_scores  # never true for NaN
         best = torch.where(_wide(better), current, best)
         best_scores = torch.where(better, scores, best_scores)
         best_each = torch.where(better[:, None], each, best_each)
         if gradient is None:
             break
-        going = going & scores.isfinite() & gradient.flatten(1).isfinite().all(1)
-        if not going.any():
+        finite = finite & scores.isfinite() & gradient.flatten(1).isfinite().all(1)
+        if not finite.any():
             break
         velocity = settings.momentum * velocity + gradient
         moved = current - rate * velocity
@@ -293,7 +292,7 @@ def _descend(current: Tensor, look: _Look, settings: NoiseConfig) -> Optimised:
 
 
 def _with_gradient(scorer: Scorer, settings: NoiseConfig) -> Scorer:
-    """The same scores, with little memory for the way back."""
+    """The same scorer, with checkpointed network calls and smaller batches for backward passes."""
 
     def predict(*inputs: Any) -> Tensor:
         if not torch.is_grad_enabled():

@@ -13,7 +13,7 @@ from semix.data.splits import RealDataset
 from semix.pipeline.standins.recipe import (
     Recipe,
     Report,
-    Stage,
+    TrainingStage,
     large_recipe,
     recipe_for,
     shown_progress,
@@ -22,8 +22,8 @@ from semix.pipeline.standins.recipe import (
 
 __all__ = [
     "Recipe",
-    "Stage",
     "StandIns",
+    "TrainingStage",
     "find_standins",
     "large_recipe",
     "recipe_for",
@@ -37,11 +37,11 @@ LIBRARIES = ("torch", "diffusers", "transformers", "open_clip_torch")
 
 @dataclass(frozen=True)
 class StandIns:
-    """Where the trained models are."""
+    """Folders of the trained models."""
 
     diffusion: Path  # a diffusers StableDiffusionPipeline directory
     clip: Path  # an open_clip model: "local-dir:" before this path
-    seconds: dict[str, float]  # that each training took just now; empty if they were found
+    seconds: dict[str, float]  # of each training; empty if the models were trained before
 
 
 def train_standins(
@@ -52,15 +52,15 @@ def train_standins(
     progress: Report | None = None,
     device: str = "cpu",
 ) -> StandIns:
-    """Train both models on the training split, or find those trained before on the same.
+    """Train both models on the training split, or reuse those trained before on the same images.
 
     They appear as `folder/DIGEST12/diffusion` and `folder/DIGEST12/clip`, both at once and
-    complete; until then `folder/DIGEST12.begun` keeps each network that is trained. On one kind of
-    machine the same digest gives the same weights.
+    complete; until then `folder/DIGEST12.begun` holds each finished network. On one kind of machine
+    the same digest gives the same weights.
 
     Args:
         recipe: None takes `recipe_for` the data.
-        device: where they are trained.
+        device: on which they are trained.
         progress: called with (stage, steps done, steps in all); None shows them on stderr.
     Raises:
         InputError: data that the models cannot be trained on; a folder that cannot be written.
@@ -72,31 +72,31 @@ def train_standins(
     seconds: dict[str, float] = {}
     if not final.is_dir():
         _make(folder)
-        kept = final.with_name(f"{final.name}.begun")
-        require_no_link("folder", kept)
-        # diffusers and open_clip take seconds to import, which finding models need not cost
+        work = final.with_name(f"{final.name}.begun")
+        require_no_link("folder", work)
+        # diffusers and open_clip take seconds to import, and are needed only for training
         from semix.pipeline.standins.two_models import train_both
 
         shown = nullcontext(progress) if progress else shown_progress()
         with published(final) as partial, shown as report:
             seconds = train_both(
-                real, partial, recipe=recipe, digest=digest, report=report, kept=kept, device=device
+                real, partial, recipe=recipe, digest=digest, report=report, work=work, device=device
             )
-        remove_tree(kept)
+        remove_tree(work)
     return StandIns(final / "diffusion", final / "clip", seconds)
 
 
 def find_standins(real: RealDataset, folder: Path) -> StandIns | None:
-    """Models of the default recipe that were trained before on the same images."""
+    """Models of the default recipe that were trained before on the same images, or None."""
     recipe = recipe_for(num_images=len(real.train), image_size=check_suitable(real))
     final = folder / standins_digest(real, recipe)[:12]
     return StandIns(final / "diffusion", final / "clip", {}) if final.is_dir() else None
 
 
 def standins_digest(real: RealDataset, recipe: Recipe) -> str:
-    """Digest of everything that decides the weights, but for the machine."""
-    here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "prompts.py"]  # the prompts' wording
+    """Digest of everything that decides the weights, except the machine."""
+    package = Path(__file__).parent
+    sources = [*sorted(package.glob("*.py")), package.parent / "prompts.py"]  # wording of prompts
     return fingerprint(
         {
             "train": real.train.digest,
@@ -120,7 +120,7 @@ FEWEST_PER_CLASS = 2
 
 
 def check_suitable(real: RealDataset) -> int:
-    """Refuse what the small models cannot be trained on; returns the images' side in pixels.
+    """Refuse data that the small models cannot be trained on; return the images' side in pixels.
 
     Raises:
         InputError: fewer than two classes, a class with fewer than two training images, a side

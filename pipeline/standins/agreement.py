@@ -1,4 +1,4 @@
-"""Are a small generator's pictures of a class read as that class by one who saw real ones alone?"""
+"""Measure how often a classifier of real images recognises a small generator's classes."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
 from sklearn.svm import SVC
 
-MOST_REAL = 4000  # images that the classifier learns from, and as many to compare with
+MOST_REAL = 4000  # most training images of the classifier, and most test images
 AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Shares in [0, 1] that a support vector machine on the pixels gets right.
+class ClassifierAgreement:
+    """Accuracies, in [0, 1], of a support vector machine on pixels.
 
     Attributes:
-        generated: of `images` generated ones, evenly over the classes.
-        real: of real test images, to compare with.
+        generated: on `images` generated images, evenly over the classes.
+        real: on real test images, for comparison.
     """
 
     generated: float
@@ -31,33 +31,33 @@ class Agreement:
 
 def end_point_agreement(
     config: GeneratorConfig, real: RealDataset, *, images: int = 200
-) -> Agreement:
-    """Generate pictures of single classes, and have them read by an independent classifier."""
+) -> ClassifierAgreement:
+    """Generate pictures of single classes, and classify them with an independent classifier."""
     draw = np.random.default_rng(0)
     train = draw.permutation(len(real.train))[:MOST_REAL]
     test = draw.permutation(len(real.test))[:MOST_REAL]
     judge = SVC().fit(_flat(real.train.images(train)), real.train.targets[train])
-    wanted = np.arange(images) % len(real.class_names)
-    pictures = _generated(config, real, wanted)
-    return Agreement(
-        generated=float(judge.score(_flat(pictures), wanted)),
+    targets = np.arange(images) % len(real.class_names)
+    pictures = _generated(config, real, targets)
+    return ClassifierAgreement(
+        generated=float(judge.score(_flat(pictures), targets)),
         images=images,
         real=float(judge.score(_flat(real.test.images(test)), real.test.targets[test])),
     )
 
 
-def _generated(config: GeneratorConfig, real: RealDataset, wanted: np.ndarray) -> np.ndarray:
-    """uint8 [N, S, S, 3] of the wanted classes, at the size of the real ones."""
+def _generated(config: GeneratorConfig, real: RealDataset, targets: np.ndarray) -> np.ndarray:
+    """Images uint8 [N, S, S, 3] of the classes `targets`, at the size of the real images."""
     generator = load_generator(config, device="cpu")
     embeddings = generator.encode(real.class_names)
-    found = []
-    for start in range(0, len(wanted), AT_ONCE):
-        classes = wanted[start : start + AT_ONCE]
+    parts = []
+    for start in range(0, len(targets), AT_ONCE):
+        classes = targets[start : start + AT_ONCE]
         seeds = [hashed_seed(0, "quality", start + i) for i in range(len(classes))]
         noise = initial_noise(seeds, generator.latent_shape)
         latents = generator.sample(noise, embeddings[torch.from_numpy(classes)])
-        found.append(generator.decode(latents).numpy())
-    return np.concatenate(found)
+        parts.append(generator.decode(latents).numpy())
+    return np.concatenate(parts)
 
 
 def _flat(images: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The small latent diffusion model: its autoencoder, its denoiser, and their trainings."""
+"""The small latent diffusion model: train its autoencoder and its denoiser."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def encode(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def fold_standardisation(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
-    """Make `vae` encode to (z - mean) / std where it encoded to z, and decode that as it did z.
+    """Change `vae` so that it encodes to (z - mean) / std instead of z, and decodes accordingly.
 
     Both [C]. Exact but for rounding: the two quantisation convolutions are 1 x 1.
     """
@@ -72,7 +72,7 @@ def _channel_moments(vae: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor
 
 
 def build_autoencoder(recipe: Recipe, image_size: int) -> AutoencoderKL:
-    """Untrained."""
+    """Build an untrained autoencoder."""
     levels = len(recipe.autoencoder_widths)
     return AutoencoderKL(
         sample_size=image_size,
@@ -82,7 +82,7 @@ def build_autoencoder(recipe: Recipe, image_size: int) -> AutoencoderKL:
         layers_per_block=1,
         latent_channels=recipe.latent_channels,
         norm_num_groups=8,
-        mid_block_add_attention=False,  # would grow with the fourth power of the image's side
+        mid_block_add_attention=False,  # its cost grows with the fourth power of the image's side
         scaling_factor=1.0,
     )
 
@@ -121,7 +121,7 @@ def train_pipeline(
     modules: list[nn.Module] = [unet, text_encoder]
     for step in fit(modules, loss, stage=stage, average_decay=recipe.average_decay):
         report("denoiser", step, stage.steps)
-    parts: dict[str, Any] = {  # diffusers' own annotations know neither DDIM nor None
+    parts: dict[str, Any] = {  # diffusers' annotations allow neither DDIM nor None
         "vae": vae,
         "text_encoder": text_encoder,
         "tokenizer": tokenizer,
@@ -144,7 +144,7 @@ def _v_loss(
     empty_ids: Tensor,
     recipe: Recipe,
 ) -> Callable[[], Tensor]:
-    """A function that gives the loss of a fresh batch at each call."""
+    """A function that returns the loss of a new batch at each call."""
     means, deviations = latents
     device = means.device
     size = recipe.denoiser.batch_size
@@ -156,13 +156,13 @@ def _v_loss(
         return torch.randn(tensor.shape, generator=rng).to(device)
 
     def loss() -> Tensor:
-        chosen = next(draw)
-        clean = means[chosen] + deviations[chosen] * noise_like(means[chosen])
+        rows = next(draw)
+        clean = means[rows] + deviations[rows] * noise_like(means[rows])
         template = torch.randint(caption_ids.shape[1], (size,), generator=rng)
-        ids = caption_ids[targets[chosen], template]  # [B,L]
+        ids = caption_ids[targets[rows], template]  # [B,L]
         dropped = torch.rand(size, generator=rng) < recipe.dropped_captions
         ids = torch.where(dropped[:, None], empty_ids, ids)
-        # one time from each of B equal parts of the range: less spread than B free draws
+        # one time from each of B equal parts of the range: less variance than B free draws
         times = (torch.arange(size) + torch.rand(size, generator=rng)) * (steps / size)
         times = times.long().clamp(max=steps - 1)
         times = times.to(device)
@@ -190,7 +190,7 @@ def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    # 50 times the usual spread: words that differ from the start are what allows a short training
+    # 50 times the usual spread: words that differ from the start allow a short training
     words = model.get_input_embeddings()
     assert isinstance(words, nn.Embedding)
     nn.init.normal_(words.weight, std=1.0)
@@ -198,7 +198,7 @@ def _text_encoder(tokenizer: CLIPTokenizer, recipe: Recipe) -> CLIPTextModel:
 
 
 def _unet(recipe: Recipe, *, channels: int, size: int) -> UNet2DConditionModel:
-    # text reaches all levels but the first, which would cost as much as all others together
+    # text conditions all levels but the first, which would cost as much as all others together
     attending = len(recipe.denoiser_widths) - 1
     return UNet2DConditionModel(
         sample_size=size,

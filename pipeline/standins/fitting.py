@@ -1,4 +1,4 @@
-"""What the trainings share: the images in memory, the batches, and the optimisation loop."""
+"""Common parts of the trainings: the images in memory, the batches, and the optimisation loop."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from semix.data.errors import InputError
 from semix.data.splits import ImageSplit
-from semix.pipeline.standins.recipe import Stage
+from semix.pipeline.standins.recipe import TrainingStage
 from torch import Tensor, nn
 
 WARM_UP_STEPS = 50
@@ -17,7 +17,7 @@ WARM_UP_STEPS = 50
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """The images that the stand-ins learn from."""
+    """The training images of the small models."""
 
     pixels: Tensor  # float32 [N,3,S,S] in [-1, 1]
     targets: Tensor  # int64 [N]
@@ -28,7 +28,7 @@ class TrainingImages:
 
     @property
     def device(self) -> torch.device:
-        """Where models train on them; what is drawn, and the targets, stay on the CPU."""
+        """The device of training; random draws and targets stay on the CPU."""
         return self.pixels.device
 
     def on(self, device: str) -> "TrainingImages":
@@ -36,28 +36,28 @@ class TrainingImages:
 
 
 def load_images(split: ImageSplit, *, limit: int) -> TrainingImages:
-    """At most `limit` images of the split, evenly over the classes: the first ones of each.
+    """Load at most `limit` images of the split, evenly over the classes: the first of each.
 
     Raises:
         InputError: all of them are the same picture.
     """
     targets = np.asarray(split.targets)
-    rank = np.empty(len(targets), dtype=np.int64)  # place of an image within its class
+    rank = np.empty(len(targets), dtype=np.int64)  # position of an image within its class
     for label in np.unique(targets):
         of_class = np.flatnonzero(targets == label)
         rank[of_class] = np.arange(len(of_class))
-    chosen = np.sort(np.lexsort((targets, rank))[:limit])
-    pixels = torch.from_numpy(split.images(chosen)).permute(0, 3, 1, 2)
+    indices = np.sort(np.lexsort((targets, rank))[:limit])
+    pixels = torch.from_numpy(split.images(indices)).permute(0, 3, 1, 2)
     if (pixels == pixels[0]).all():
         raise InputError("train", f"{len(pixels)} equal images", "give pictures that differ")
     return TrainingImages(
-        (pixels.float() / 127.5 - 1).contiguous(), torch.from_numpy(targets[chosen])
+        (pixels.float() / 127.5 - 1).contiguous(), torch.from_numpy(targets[indices])
     )
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Initialise modules from `seed`; the global random state is as before afterwards."""
+    """Initialise modules from `seed`; afterwards restore the global random state."""
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the GPUs as well
     try:
@@ -67,7 +67,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def batches(count: int, size: int, *, rng: torch.Generator) -> Iterator[Tensor]:
-    """Indices [size] below `count` without end; every index comes once a round."""
+    """Yield indices [size] below `count` without end; every index comes once per round."""
     waiting = torch.empty(0, dtype=torch.int64)
     while True:
         while len(waiting) < size:
@@ -80,14 +80,14 @@ def fit(
     modules: Sequence[nn.Module],
     loss: Callable[[], Tensor],
     *,
-    stage: Stage,
+    stage: TrainingStage,
     average_decay: float,
 ) -> Iterator[int]:
-    """Train `modules` together on `loss()`; yields the number of steps done, from 0 on.
+    """Train `modules` together on `loss()`; yield the number of steps done, from 0 on.
 
-    AdamW, warm-up and cosine decay, gradient norm at most 1; on a GPU with bfloat16 where torch's
-    autocast has it. After the last step the modules hold
-    the moving average of their weights, in evaluation mode and without gradients.
+    AdamW, warm-up and cosine decay, gradient norm at most 1; on a GPU with torch's autocast to
+    bfloat16. After the last step the modules hold the moving average of their weights, in
+    evaluation mode and without gradients.
     """
     parameters = [p for module in modules for p in module.parameters()]
     averages = [p.detach().clone() for p in parameters]
@@ -102,7 +102,7 @@ def fit(
         value.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        # a shorter memory at first, so that the untrained weights are forgotten
+        # a lower decay at first, so that the untrained weights are forgotten
         decay = min(average_decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(averages, [p.detach() for p in parameters], 1 - decay)
         yield step + 1

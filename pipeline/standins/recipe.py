@@ -1,4 +1,4 @@
-"""How the stand-ins are trained: recipes that follow from the data, and progress as it is shown."""
+"""Recipes for training small models, derived from the data, and the display of progress."""
 
 import sys
 import time
@@ -29,21 +29,21 @@ TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """The length and speed of one training."""
 
     steps: int
     batch_size: int
-    learning_rate: float  # the peak; warm-up before it, cosine decay to 0 after
+    learning_rate: float  # peak; after a warm-up, followed by a cosine decay to 0
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Settings of the four small models. Widths are channels; a transformer head is 16 wide."""
 
-    autoencoder: Stage
-    denoiser: Stage
-    clip: Stage
+    autoencoder: TrainingStage
+    denoiser: TrainingStage
+    clip: TrainingStage
     autoencoder_widths: tuple[int, ...] = (16, 16, 32)  # all levels but the last halve the image
     latent_channels: int = 4
     kl_weight: float = 1e-6  # of the posterior's divergence from N(0, 1), per latent value
@@ -55,9 +55,9 @@ class Recipe:
     clip_layers: int = 3
     clip_grid: int = 4  # patches along each side of the image
     clip_features: int = 64
-    average_decay: float = 0.99  # of the moving average of the weights, which is what is kept
-    templates: tuple[str, ...] = TEMPLATES  # of the captions; the bare name is one more
-    max_images: int = 4096  # evenly over the classes; more would not fit into so short a training
+    average_decay: float = 0.99  # of the moving average of weights, which is the trained model
+    templates: tuple[str, ...] = TEMPLATES  # of captions; the bare name is a further caption
+    max_images: int = 4096  # evenly over the classes; the training is too short for more
     seed: int = 0
 
 
@@ -68,12 +68,12 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
         num_images: images in the training split.
         image_size: side in pixels.
     """
-    growth = min(3.0, max(1.0, sqrt(num_images / 300)))  # more images, more to learn
-    large = image_size >= 64  # one level more, so that the latents stay 8 to 16 wide
+    growth = min(3.0, max(1.0, sqrt(num_images / 300)))  # more images need more steps
+    large = image_size >= 64  # one more level, so that the latents stay 8 to 16 wide
     return Recipe(
-        autoencoder=Stage(round(300 * growth), 12, 4e-3),
-        denoiser=Stage(round(500 * growth), 32, 2e-3),
-        clip=Stage(round(300 * growth), 48, 2e-3),
+        autoencoder=TrainingStage(round(300 * growth), 12, 4e-3),
+        denoiser=TrainingStage(round(500 * growth), 32, 2e-3),
+        clip=TrainingStage(round(300 * growth), 48, 2e-3),
         autoencoder_widths=(16, 16, 32, 32) if large else (16, 16, 32),
         clip_grid=8 if large else 4,
     )
@@ -82,13 +82,13 @@ def recipe_for(*, num_images: int, image_size: int) -> Recipe:
 def large_recipe(*, image_size: int) -> Recipe:
     """For a GPU and tens of thousands of images.
 
-    Lengths are meant for minutes of an H100 each, on which none of them has run yet; a training
-    that is stopped begins anew, those that are done are kept.
+    Each training is meant to take minutes on an H100, but none has run there yet. A training that
+    is interrupted starts again; finished ones are kept.
     """
     return Recipe(
-        autoencoder=Stage(4000, 256, 1e-3),
-        denoiser=Stage(12_000, 512, 1e-3),
-        clip=Stage(4000, 512, 1e-3),
+        autoencoder=TrainingStage(4000, 256, 1e-3),
+        denoiser=TrainingStage(12_000, 512, 1e-3),
+        clip=TrainingStage(4000, 512, 1e-3),
         autoencoder_widths=(64, 128, 128, 128) if image_size >= 64 else (64, 128, 128),
         denoiser_widths=(192, 384),
         text_width=256,
@@ -103,11 +103,11 @@ def large_recipe(*, image_size: int) -> Recipe:
 
 
 def tiny_recipe(*, image_size: int) -> Recipe:
-    """Six steps of each training: models right in form, to try a path in seconds."""
+    """Six steps per training: valid but useless models, to test a pipeline in seconds."""
     return Recipe(
-        autoencoder=Stage(6, 16, 3e-3),
-        denoiser=Stage(6, 16, 2e-3),
-        clip=Stage(6, 32, 2e-3),
+        autoencoder=TrainingStage(6, 16, 3e-3),
+        denoiser=TrainingStage(6, 16, 2e-3),
+        clip=TrainingStage(6, 32, 2e-3),
         autoencoder_widths=(16, 16, 32, 32) if image_size >= 64 else (16, 16, 32),
     )
 
@@ -119,7 +119,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def shown_progress() -> Iterator[Report]:
-    """A `Report` that shows each stage's rate and remaining time on stderr."""
+    """A `Report` that prints each stage's rate and remaining time on stderr."""
     if not sys.stderr.isatty():
         yield Lines()
         return
@@ -155,7 +155,7 @@ class Lines:
 
 
 class _Bars:
-    """One bar a stage."""
+    """Shows one bar per stage."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

@@ -1,7 +1,6 @@
-"""A small open_clip model: an image tower and a text tower trained to agree.
+"""Train a small open_clip model: an image tower and a text tower.
 
-`python -m semix.pipeline.standins.small_clip FOLDER` trains one on what it reads from standard
-input.
+`python -m semix.pipeline.standins.small_clip FOLDER` trains one on data from standard input.
 """
 
 import json
@@ -26,14 +25,14 @@ from transformers import CLIPTokenizer
 
 @dataclass(frozen=True)
 class SmallClip:
-    """A trained model with all that open_clip needs to load it."""
+    """A trained model, with the tokenizer and config that open_clip needs to load it."""
 
     model: CLIP
     tokenizer: CLIPTokenizer
     config: dict[str, Any]  # open_clip_config.json
 
     def save(self, folder: Path) -> None:
-        """Write what `open_clip.create_model_and_transforms("local-dir:FOLDER")` reads."""
+        """Write a folder for `open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
         folder.mkdir(parents=True)
         self.tokenizer.save_pretrained(folder)
         weights = {name: t.cpu().contiguous() for name, t in self.model.state_dict().items()}
@@ -62,14 +61,14 @@ def train_clip(
     inputs = ((images.pixels + 1) / 2 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
 
     def loss() -> Tensor:
-        chosen = next(draw)
-        template = torch.randint(caption_ids.shape[1], (len(chosen),), generator=rng)
-        pixels = shifted(inputs[chosen], most=images.size // 16, rng=rng)
+        rows = next(draw)
+        template = torch.randint(caption_ids.shape[1], (len(rows),), generator=rng)
+        pixels = shifted(inputs[rows], most=images.size // 16, rng=rng)
         image_features = model.encode_image(pixels, normalize=True)
-        texts = caption_ids[images.targets[chosen], template].to(images.device)
+        texts = caption_ids[images.targets[rows], template].to(images.device)
         text_features = model.encode_text(texts, normalize=True)
         logits = model.logit_scale.exp().clamp(max=100) * image_features @ text_features.T
-        return contrastive_loss(logits, images.targets[chosen].to(images.device))
+        return contrastive_loss(logits, images.targets[rows].to(images.device))
 
     stage = recipe.clip
     for step in fit([model], loss, stage=stage, average_decay=recipe.average_decay):
@@ -80,10 +79,10 @@ def train_clip(
 def clip_tokenizer(
     class_names: tuple[str, ...], captions: Captions
 ) -> tuple[CLIPTokenizer, list[list[str]]]:
-    """A tokenizer, and the captions [K][T] as open_clip cleans them before it.
+    """A tokenizer, and the captions [K][T] after open_clip's cleaning.
 
     Raises:
-        InputError: two class names that read alike when cleaned.
+        InputError: two class names that are equal after cleaning.
     """
     clean = get_clean_fn("whitespace")
     cleaned = [[clean(text) for text in texts] for texts in captions]
@@ -91,7 +90,7 @@ def clip_tokenizer(
 
 
 def contrastive_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Contrastive loss where every pair of one class is a match, not the diagonal alone.
+    """Contrastive loss in which all pairs of one class match, not only the diagonal.
 
     Args:
         logits: scaled similarities of images (rows) and texts (columns), [B,B].
@@ -104,7 +103,7 @@ def contrastive_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def shifted(pixels: Tensor, *, most: int, rng: torch.Generator) -> Tensor:
-    """Each image [B,C,S,S] moved by up to `most` pixels; the border is repeated."""
+    """Shift each image [B,C,S,S] by up to `most` pixels; the border is repeated."""
     size = pixels.shape[-1]
     padded = F.pad(pixels, (most,) * 4, mode="replicate")
     offsets = torch.randint(2 * most + 1, (len(pixels), 2), generator=rng).tolist()
@@ -115,7 +114,7 @@ def shifted(pixels: Tensor, *, most: int, rng: torch.Generator) -> Tensor:
 def _pixel_moments(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel on the scale of [0, 1], both [3]."""
     unit = (pixels + 1) / 2
-    # an empty channel has no deviation to divide by
+    # a constant channel has deviation 0
     return unit.mean(dim=(0, 2, 3)), unit.std(dim=(0, 2, 3)).clamp(min=0.01)
 
 
@@ -133,7 +132,7 @@ def _config(
     text = {
         "context_length": tokenizer.model_max_length,
         "vocab_size": len(tokenizer),
-        "hf_tokenizer_name": "CLIPTokenizer",  # any name will do: the files beside it are read
+        "hf_tokenizer_name": "CLIPTokenizer",  # any name: open_clip reads the files beside it
         "width": recipe.text_width,
         "heads": recipe.text_width // 16,
         "layers": recipe.text_layers,
@@ -149,13 +148,13 @@ def _config(
 
 
 def main(folder: Path) -> None:
-    """Save what is trained on standard input: a line of JSON, then the images as safetensors."""
-    torch.set_num_threads(1)  # as the other trainings
-    told = json.loads(sys.stdin.buffer.readline())
+    """Train on a line of JSON and images as safetensors from standard input, and save the model."""
+    torch.set_num_threads(1)  # like the other trainings
+    request = json.loads(sys.stdin.buffer.readline())
     images = TrainingImages(**load(sys.stdin.buffer.read()))
-    recipe = TypeAdapter(Recipe).validate_python(told["recipe"])
+    recipe = TypeAdapter(Recipe).validate_python(request["recipe"])
     with published(folder) as partial:
-        names, captions = tuple(told["class_names"]), told["captions"]
+        names, captions = tuple(request["class_names"]), request["captions"]
         train_clip(images, names, captions, recipe=recipe).save(partial)
 
 

@@ -1,4 +1,4 @@
-"""Which sharpening makes the labels of a small generator's series soft, by its small CLIP."""
+"""Find the sharpening that gives soft labels to series of small generator and CLIP models."""
 
 import math
 from itertools import combinations
@@ -17,25 +17,25 @@ from semix.pipeline.noise import initial_noise
 from torch import Tensor
 from torch.special import entr
 
-# Mean entropy of labels, in that of an even one. CSM's own scales, 2.3 and 4, give 0.91 and 0.77 to
-# weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.
+# Mean entropy of labels over that of a uniform label. CSM's scales, 2.3 and 4, give 0.91 and 0.77
+# for weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.
 SOFT = 0.85
 SERIES, ALPHAS = 24, 8
-MOST_REAL = 4000  # images that prototypes are measured on
+MOST_REAL = 4000  # most images for measuring prototypes
 LEAST, MOST = 0.1, 20.0  # scales
 
 
 def soft_scale(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> float:
-    """The scale under which the labels of such series have SOFT of an even label's entropy."""
+    """The scale at which labels of such series have SOFT times a uniform label's entropy."""
     return scale_of_share(series_weights(generator, clip, real), SOFT)
 
 
 def series_weights(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> Tensor:
-    """Raw projection weights [SERIES, ALPHAS] of series of as many pairs as possible."""
+    """Raw projection weights [SERIES, ALPHAS] of series over as many pairs as possible."""
     encoder = ClipEncoder(clip, device="cpu")
-    few = np.random.default_rng(0).permutation(len(real.train))[:MOST_REAL]
-    targets = torch.from_numpy(real.train.targets[few])
-    features = encoder.encode(torch.from_numpy(real.train.images(few)))
+    rows = np.random.default_rng(0).permutation(len(real.train))[:MOST_REAL]
+    targets = torch.from_numpy(real.train.targets[rows])
+    features = encoder.encode(torch.from_numpy(real.train.images(rows)))
     prototypes = class_prototypes(features, targets, len(real.class_names))
     model = load_generator(generator, device="cpu")
     embeddings, pairs = (
@@ -43,19 +43,19 @@ def series_weights(generator: GeneratorConfig, clip: EncoderConfig, real: RealDa
         list(combinations(range(len(prototypes)), 2)),
     )
     first = torch.linspace(1, 0, ALPHAS)
-    found = []
+    weights = []
     for index in range(SERIES):
         pair = pairs[index * len(pairs) // SERIES if len(pairs) > SERIES else index % len(pairs)]
         noise = initial_noise([hashed_seed(0, "softness", index)], model.latent_shape)
-        told = mix(embeddings, pair, torch.stack([first, 1 - first], 1))
-        latents = model.sample(noise.repeat_interleave(ALPHAS, dim=0), told)
+        condition = mix(embeddings, pair, torch.stack([first, 1 - first], 1))
+        latents = model.sample(noise.repeat_interleave(ALPHAS, dim=0), condition)
         ends = (prototypes[k].expand(ALPHAS, -1) for k in pair)
-        found.append(projection_weight(encoder.encode(model.decode(latents)), *ends))
-    return torch.stack(found)
+        weights.append(projection_weight(encoder.encode(model.decode(latents)), *ends))
+    return torch.stack(weights)
 
 
 def scale_of_share(weights: Tensor, share: float) -> float:
-    """The scale, of two digits, under which labels have this share of an even label's entropy.
+    """The scale, to two digits, at which labels have this share of a uniform label's entropy.
 
     Args:
         weights: raw, of any shape.
@@ -68,6 +68,6 @@ def scale_of_share(weights: Tensor, share: float) -> float:
 
 
 def entropy_share(weights: Tensor, scale: float) -> float:
-    """Mean entropy of the labels of such weights, in that of an even label."""
+    """Mean entropy of the labels of these weights over that of a uniform label."""
     first = sharpen(weights.double(), scale)
     return float((entr(first) + entr(1 - first)).mean() / math.log(2))

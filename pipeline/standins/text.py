@@ -1,4 +1,4 @@
-"""Captions of the classes, and a CLIP tokenizer that knows each of their words as one token."""
+"""Captions of the classes, and a CLIP tokenizer in which each of their words is one token."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,23 +15,23 @@ Captions = list[list[str]]  # [K][T]: of each class, the bare name last
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 WORD_END = "</w>"  # marks the last letter of a word, as in every CLIP vocabulary
-SHORTEST, LONGEST = 16, 77  # tokens of a caption with its two marks; 77 is what CLIP allows
+SHORTEST, LONGEST = 16, 77  # tokens of a caption with its two marks; 77 is CLIP's limit
 
 
 def captions_of(class_names: Sequence[str], templates: Sequence[str]) -> Captions:
-    """Each template with each class name put in as for generation, then the name alone."""
+    """Fill each template with each class name, as for generation, then add the bare name."""
     by_template = [prompts(template, class_names) for template in (*templates, PLACEHOLDER)]
     return [list(texts) for texts in zip(*by_template, strict=True)]
 
 
 def build_tokenizer(class_names: Sequence[str], captions: Captions) -> CLIPTokenizer:
-    """A tokenizer whose vocabulary is all bytes and the captions' words, lower-cased.
+    """Build a tokenizer with all bytes and the lower-cased words of the captions.
 
     Any text can be tokenised: words not in the captions are spelt in bytes. `model_max_length`
-    holds the longest caption and is at least 16.
+    suffices for the longest caption and is at least 16.
 
     Raises:
-        InputError: two classes read alike, or a name is empty, too long or holds a control token.
+        InputError: two classes have equal tokens; a name is empty, too long or has a control token.
     """
     merges = learn_merges(words_of(text for texts in captions for text in texts))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -46,7 +46,7 @@ def build_tokenizer(class_names: Sequence[str], captions: Captions) -> CLIPToken
 
 
 def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
-    """Token ids int64 [T,L], padded to the tokenizer's length, as a diffusers pipeline does."""
+    """Token ids int64 [T,L], padded to the tokenizer's length, as in a diffusers pipeline."""
     encoded = tokenizer(
         texts,
         padding="max_length",
@@ -60,7 +60,7 @@ def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 
 def words_of(texts: Iterable[str]) -> list[str]:
-    """The words of all texts as a CLIP tokenizer sees them, in its byte alphabet, sorted."""
+    """The words of all texts after CLIP's pre-tokenisation, in its byte alphabet, sorted."""
     backend = CLIPTokenizer().backend_tokenizer
     normal = map(backend.normalizer.normalize_str, texts)
     splits = map(backend.pre_tokenizer.pre_tokenize_str, normal)
@@ -85,7 +85,7 @@ def learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
 def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
     merged: list[str] = []
     for symbol in symbols:
-        # a symbol is joined once only: in "aaa" the first two
+        # a symbol is merged only once: in "aaa" the first two
         if merged and (merged[-1], symbol) == pair:
             merged[-1] += symbol
         else:
@@ -94,18 +94,18 @@ def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _check_names(tokenizer: CLIPTokenizer, class_names: Sequence[str], captions: Captions) -> None:
-    """Each name must have tokens of its own, or two classes would be one to the models."""
-    seen: dict[tuple[int, ...], str] = {}
+    """Raises InputError for a name without tokens, or two with equal tokens."""
+    names: dict[tuple[int, ...], str] = {}
     for name, (*_, bare) in zip(class_names, captions, strict=True):
         ids = tuple(tokenizer(bare, add_special_tokens=False)["input_ids"])
         if not ids:
             raise InputError("class_names", repr(name), "is blank; give the class a name")
         if set(ids) & set(tokenizer.all_special_ids):
             raise InputError("class_names", repr(name), f"leave out {START} and {END}")
-        if ids in seen:
-            remedy = f"reads like {seen[ids]!r} to the models; rename one of the two"
+        if ids in names:
+            remedy = f"reads like {names[ids]!r} to the models; rename one of the two"
             raise InputError("class_names", repr(name), remedy)
-        seen[ids] = name
+        names[ids] = name
 
 
 def _context_length(

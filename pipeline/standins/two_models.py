@@ -1,4 +1,4 @@
-"""Train both stand-ins, CLIP in a process beside, then save them with their model cards."""
+"""Train both small models, CLIP in a second process, and save them with their model cards."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ from semix.pipeline.standins.small_clip import clip_tokenizer, train_clip
 from semix.pipeline.standins.text import Captions, build_tokenizer, captions_of
 from torch import nn
 
-WORTH_A_PROCESS = 100  # steps of CLIP; a process imports for as long as so many take
+WORTH_A_PROCESS = 100  # steps of CLIP; they take as long as the imports of a process
 
 
 def train_both(
@@ -36,31 +36,31 @@ def train_both(
     recipe: Recipe,
     digest: str,
     report: Report,
-    kept: Path,
+    work: Path,
     device: str = "cpu",
 ) -> dict[str, float]:
     """Train on `real.train` and write `folder/diffusion` and `folder/clip`.
 
     Args:
-        kept: a folder where the autoencoder and CLIP are kept as soon as they are trained, and
-            found again.
+        work: a folder for the autoencoder and CLIP once they are trained, which are reused after
+            an interruption.
     Returns:
-        The seconds of each training; of CLIP's, those that were left when the others ended.
+        The seconds of each training; for CLIP, those after the end of the others.
     """
     seconds: dict[str, float] = {}
     names = real.class_names
     captions = captions_of(names, recipe.templates)
     tokenizer = build_tokenizer(names, captions)
     images = load_images(real.train, limit=recipe.max_images).on(device)
-    clip_tokenizer(names, captions)  # refuses names before anything is trained
+    clip_tokenizer(names, captions)  # checks names before anything is trained
     with (
         one_thread(),
         clip_training(
-            kept / "clip", images, names, captions, recipe=recipe, report=report
+            work / "clip", images, names, captions, recipe=recipe, report=report
         ) as finish_clip,
     ):
         with _timed(seconds, "autoencoder"):
-            vae = autoencoder(kept / "vae.safetensors", images, recipe, report)
+            vae = autoencoder(work / "vae.safetensors", images, recipe, report)
         with _timed(seconds, "denoiser"):
             pipeline = train_pipeline(
                 images, captions, vae=vae, tokenizer=tokenizer, recipe=recipe, report=report
@@ -68,7 +68,7 @@ def train_both(
         with _timed(seconds, "CLIP"):
             finish_clip()
     pipeline.to("cpu").save_pretrained(folder / "diffusion", safe_serialization=True)
-    shutil.copytree(kept / "clip", folder / "clip")
+    shutil.copytree(work / "clip", folder / "clip")
     cards = model_cards(names, recipe, digest=digest, images=len(images.pixels), size=images.size)
     for kind, card in zip(("diffusion", "clip"), cards, strict=True):
         (folder / kind / "README.md").write_text(card, encoding="utf-8")
@@ -78,7 +78,7 @@ def train_both(
 def autoencoder(
     path: Path, images: TrainingImages, recipe: Recipe, report: Report
 ) -> AutoencoderKL:
-    """Trained and kept at the path, or with the weights that are there."""
+    """Train an autoencoder and save its weights at the path, or load existing ones."""
     if path.is_file():
         vae = build_autoencoder(recipe, images.size)
         vae.load_state_dict(load_file(path))
@@ -98,9 +98,9 @@ def clip_training(
     recipe: Recipe,
     report: Report,
 ) -> Iterator[Callable[[], None]]:
-    """What is yielded trains CLIP, or waits for a process that did so beside the block.
+    """Yield a function that trains CLIP, or waits for a process that trains it beside the block.
 
-    There is none on a GPU, which one training fills, and nothing to do where it is trained.
+    A GPU, which one training fills, gets no process; if CLIP is trained already, it does nothing.
     """
 
     def train() -> None:
@@ -114,24 +114,24 @@ def clip_training(
         yield train
         return
     command = [sys.executable, "-P", "-m", "semix.pipeline.standins.small_clip", str(folder)]
-    told = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}
+    request = {"class_names": names, "captions": captions, "recipe": asdict(recipe)}
     with (
-        tempfile.TemporaryFile("w+", errors="replace") as said,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said) as process,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as process,
     ):
         assert process.stdin is not None
 
         def wait() -> None:
             if status := process.wait():
-                said.seek(0)
-                text = said.read().strip()
+                errors.seek(0)
+                text = errors.read().strip()
                 print_line(text, file=sys.stderr)
                 last = (text.splitlines() or ["it gave no reason"])[-1]
                 raise RuntimeError(f"training CLIP ended with exit status {status}: {last}")
 
         try:
             with process.stdin as pipe:
-                pipe.write(json.dumps(told).encode() + b"\n")
+                pipe.write(json.dumps(request).encode() + b"\n")
                 pipe.write(save({"pixels": images.pixels, "targets": images.targets}))
             yield wait
         finally:
@@ -140,9 +140,9 @@ def clip_training(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Work this small gains little from a second thread, and loses much where a core is busy.
+    """Use one torch thread: such small work gains little from a second, and loses on a busy core.
 
-    It also makes the weights independent of how many cores there are.
+    The weights then do not depend on the number of cores, either.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -160,7 +160,7 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 
 _DIFFUSION = """\
-# A small stand-in for Stable Diffusion
+# A small Stable Diffusion model
 
 A latent diffusion model in the format of a diffusers `StableDiffusionPipeline`: AutoencoderKL,
 UNet2DConditionModel, CLIPTextModel with a tokenizer of its own, DDIMScheduler. It was trained from
@@ -183,7 +183,7 @@ image = pipeline({example!r}, num_inference_steps=20, guidance_scale=2.0).images
 """
 
 _CLIP = """\
-# A small stand-in for CLIP
+# A small CLIP model
 
 A contrastive image and text model in the format of open_clip. It was trained from scratch by
 semix. It holds **no weights of OpenAI's CLIP**, OpenCLIP or of any other model.

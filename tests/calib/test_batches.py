@@ -4,11 +4,18 @@ import threading
 
 import pytest
 import torch
-from semix.calib.batches import Batch, Batches, Normalise, apply_changes, kinds_of, micro_batches
+from semix.calib.batches import (
+    Batches,
+    Normalise,
+    TrainingBatch,
+    apply_changes,
+    kind_weights,
+    micro_batches,
+)
 from semix.calib.check import check_shares
 from semix.calib.config import AugmentConfig
 from semix.calib.real_data import count_pixels
-from semix.calib.real_images import HeldImages
+from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset, end_and_inner
 from semix.data.errors import InputError
 
@@ -24,7 +31,7 @@ def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def batches(count: int, batch_size: int, **options) -> Batches:
     options = {"augment": PLAIN, "device": torch.device("cpu"), **options}
     images, targets = numbered(count)
-    return Batches(HeldImages(images), targets, batch_size=batch_size, **options)
+    return Batches(InMemoryImages(images), targets, batch_size=batch_size, **options)
 
 
 def epoch(found: Batches, seed: int = 0) -> list:
@@ -237,7 +244,7 @@ def test_shifts_reach_their_limits_on_both_sides_and_no_further():
     image[0, 4, 4] = 255
     augment = AugmentConfig(shift=2)
     found = Batches(
-        HeldImages(image.expand(400, -1, -1, -1)),
+        InMemoryImages(image.expand(400, -1, -1, -1)),
         torch.zeros(400, dtype=torch.int64),
         batch_size=400,
         augment=augment,
@@ -268,19 +275,19 @@ def test_one_even_colour_is_finite():
     )
 
 
-def make_batch(real: int = 6, mixed: int | None = 7) -> Batch:
+def make_batch(real: int = 6, mixed: int | None = 7) -> TrainingBatch:
     images = torch.arange(real).view(real, 1, 1, 1)
     batch = (images, torch.arange(real), torch.arange(real) + 100)
     if mixed is None:
-        return Batch(*batch)
+        return TrainingBatch(*batch)
     images = torch.arange(mixed).view(mixed, 1, 1, 1)
-    return Batch(*batch, images, torch.rand(mixed, 3), torch.rand(mixed, 2))
+    return TrainingBatch(*batch, images, torch.rand(mixed, 3), torch.rand(mixed, 2))
 
 
 def test_weights_of_kinds_by_hand():
     # Two series of three: an end point and two inner images each.
     expected = [[0.5, 0], [0, 0.25], [0, 0.25], [0.5, 0], [0, 0.25], [0, 0.25]]
-    torch.testing.assert_close(kinds_of(6, 3), torch.tensor(expected))
+    torch.testing.assert_close(kind_weights(6, 3), torch.tensor(expected))
 
 
 def test_parts_hold_everything_once_and_means_add_up():
@@ -312,7 +319,7 @@ def test_parts_without_mixed_images():
 @pytest.mark.parametrize(
     ("mixed", "count", "text"),
     [
-        (None, 4, r"^accumulate = 4: the 6 real images of a process make no such number of equal"),
+        (None, 4, r"^accumulate = 4: the 6 real images of a process do not divide"),
         (None, 6, r"^accumulate = 6: .* equal parts of 2 images or more"),
         (5, 3, r"^accumulate = 3: the 5 mixed images of a step leave fewer than 2 for each part"),
     ],

@@ -40,5 +40,5 @@ def test_each_stage_of_each_seed_is_an_experiment(tmp_path: Path):
 def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "csm", "CSM", [{}])
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(InputError, match=r"^export = calarena: needs h5py; install it with `pip"):
+    with pytest.raises(InputError, match=r"^export = calarena: needs h5py; run pip"):
         export_calarena(run, tmp_path / "out")

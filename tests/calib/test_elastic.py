@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from semix.calib.batches import Batches
-from semix.calib.checkpoint import Middle
+from semix.calib.checkpoint import MidEpochState
 from semix.calib.config import AugmentConfig
 from semix.calib.losses.fedlas import FeDLaSHealth
-from semix.calib.real_images import HeldImages
+from semix.calib.real_images import InMemoryImages
 from semix.calib.run_folder import claim_run
-from semix.calib.train import train
+from semix.calib.train import train_run
 
 from tests.calib.runs import history, run_two
 
@@ -25,13 +25,13 @@ import sys
 from pathlib import Path
 from semix.calib import processes
 from semix.calib.stopping import Interrupted
-from semix.calib.train import train
+from semix.calib.train import train_run
 
-processes.LOOK_S = 0  # look after every step
+processes.VOTE_INTERVAL_S = 0  # vote after every step
 run, last = Path(sys.argv[1]), int(sys.argv[2])
 steps = itertools.count(1)
 try:
-    train(run, stop=lambda: next(steps) == last)
+    train_run(run, stop=lambda: next(steps) == last)
 except Interrupted as error:
     print(f"interrupted: {error}", flush=True)
 """
@@ -53,7 +53,7 @@ def gone_on(run, counts: list[int], stops: list[int], folder) -> list[str]:
 @pytest.mark.parametrize("counts", [[4, 2, 1], pytest.param([1, 4, 2], marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_to_the_same_model(make_config, tmp_path, counts):
     whole = claim_run(make_config(*ALIKE, HEAD), tmp_path / "whole").parent
-    train(whole)
+    train_run(whole)
     run = claim_run(make_config(*ALIKE, HEAD), tmp_path / "elastic").parent
     stops = gone_on(run, counts, [2, 6], tmp_path)
     assert "base: stopped in epoch 1 after step 2" in stops[0]
@@ -90,7 +90,7 @@ def test_every_image_comes_once_an_epoch_whoever_goes_on():
         seen, states = [], []
         for process in range(processes):
             batches = Batches(
-                HeldImages(images),
+                InMemoryImages(images),
                 targets,
                 batch_size=12,
                 augment=AugmentConfig(shift=1),
@@ -126,12 +126,12 @@ def test_sums_of_an_epoch_are_counted_once_and_statistics_are_averaged():
         state = {"cpu": torch.Generator().manual_seed(int(value)).get_state()}
         return {"random": state, "buffers": buffers, "kept": {"seen": value}}
 
-    middle = Middle(3, [had(1.0), had(3.0)])
+    middle = MidEpochState(3, [had(1.0), had(3.0)])
     for index, count in ((0, 4), (1, 4), (3, 4), (0, 1)):
         modules = {"network": torch.nn.BatchNorm1d(2), "loss": FeDLaSHealth()}
         here = SimpleNamespace(process_index=index, num_processes=count)
         torch.manual_seed(77)
-        kept = middle.restore(modules, here, share=lambda all_had, index: {"all": all_had})
+        kept = middle.restore(modules, here, reshard=lambda all_had, index: {"all": all_had})
         assert kept == {"all": [{"seen": 1}, {"seen": 3}]}
         assert modules["network"].running_mean.tolist() == [2, 2]
         assert modules["loss"].count.tolist() == ([4, 4] if index == 0 else [0, 0])

@@ -13,18 +13,18 @@ from PIL import Image
 from safetensors.torch import load_file
 from semix.calib.check import check_evaluation
 from semix.calib.checkpoint import read_metadata, save_tensors
-from semix.calib.config import EvaluationConfig, ForeignDataConfig, TrainConfig
+from semix.calib.config import EvaluationConfig, OODDataConfig, TrainConfig
 from semix.calib.corruptions import corrupt
 from semix.calib.evaluate import FITS, evaluate_run, measure
 from semix.calib.evaluate.predictions import TrainedSeed
-from semix.calib.evaluate.shift_ood import chosen_images
+from semix.calib.evaluate.shift_ood import images_to_corrupt
 from semix.calib.metrics import calibration_metrics, max_probability, ood_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
-from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from semix.calib.network import load_classifier, predict
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import KINDS, SCHEMA, claim_run, is_measured, run_digest
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.real import load_real
 from semix.data.settings import load_settings
@@ -39,7 +39,7 @@ TRAINED = ("seeds=[0,2]", "epochs=1", "head.epochs=1", "evaluation.bootstrap=100
 @pytest.fixture(scope="module")
 def measured(make_config, tmp_path_factory):
     run = claim_run(make_config(*TRAINED), tmp_path_factory.mktemp("run")).parent
-    train(run)
+    train_run(run)
     return run
 
 
@@ -145,7 +145,7 @@ def test_logits_of_other_weights_are_made_anew(run, measured):
 def test_what_was_trained_is_measured_anew_when_only_the_measures_change(run):
     set_evaluation(run, bins=4, bootstrap=0)
     model = (run / "seed-2" / "model.safetensors").stat().st_mtime_ns
-    train(run)
+    train_run(run)
     assert [row["bins"] for row in evaluation(run)["rows"]] == [4] * 4
     assert is_measured(load_settings(TrainConfig, run / "config.json"), run)
     assert (run / "seed-2" / "model.safetensors").stat().st_mtime_ns == model
@@ -172,7 +172,7 @@ def test_shift_and_foreign_images(run, tmp_path):
         found = row["shift"]
         assert (found["bins"], found["images"]) == (7, 60)
         classifier = load_classifier(run, row["seed"], row["stage"])
-        images, targets = chosen_images(
+        images, targets = images_to_corrupt(
             TrainedSeed(config, data, run, row["seed"], CPU), config.evaluation.shift
         )
         worst = torch.from_numpy(corrupt(images.tensor.numpy(), "fog", 5, seed=0))
@@ -224,7 +224,7 @@ def test_test_sets_drawn_anew_are_kept_for_comparisons(run):
             assert {len(values) for values in drawn.values()} == {20}
             figures = load_file(run / row["logits"])
             logits = figures["test_logits"] / row["temperature"]
-            found = read_predictions(*as_given(logits, figures["test_targets"]), 15)
+            found = read_predictions(*validated_inputs(logits, figures["test_targets"]), 15)
             if kind == "scaled":
                 anew = resampled(found, 15, resamples=20, seed=0)
                 at = INTERVALS.index("nll")
@@ -253,7 +253,7 @@ def test_shift_of_the_same_settings_is_kept(run, monkeypatch):
             {"ood": {"own": {"name": "digits"}}},
             r"^evaluation\.ood\.own classes = zero, .* and 5 more: ",
         ),
-        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: is what the mean"),
+        ({"ood": {"mean": {"name": "digits"}}}, r"^evaluation\.ood = mean: .*; rename it"),
         (
             {"ood": {"gone": {"name": "imagefolder", "path": "nowhere"}}},
             r"^evaluation\.ood\.gone: real\.path = .*nowhere: there is no such folder",
@@ -270,7 +270,7 @@ def test_classes_are_the_same_in_any_spelling(tmp_path):
     for name in ("Aircraft-Carrier", "tree"):
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "test" / name).mkdir(parents=True)
-    foreign = ForeignDataConfig(name="imagefolder", path=str(tmp_path))
+    foreign = OODDataConfig(name="imagefolder", path=str(tmp_path))
     config = EvaluationConfig(ood={"x": foreign})
     with pytest.raises(InputError, match=r"^evaluation\.ood\.x classes = Aircraft-Carrier: "):
         check_evaluation(config, ["aircraft_carrier", "car"], image_size=32)

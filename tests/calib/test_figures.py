@@ -60,5 +60,5 @@ def test_pooled_bins_hold_every_seed(runs: list[Path]):
 
 def test_logits_that_are_gone(runs: list[Path]):
     (runs[0] / "seed-1/logits-base.safetensors").unlink()
-    with pytest.raises(InputError, match=r"logits = .*seed-1/logits-base\.safetensors: not there"):
+    with pytest.raises(InputError, match=r"logits = .*seed-1/logits-base\.safetensors: missing"):
         pooled_bins(load_methods(runs)[0], "plain")

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from semix.calib.batches import Batch, Batches
+from semix.calib.batches import Batches, TrainingBatch
 from semix.calib.config import AugmentConfig
 from semix.calib.epoch_lines import EpochLines
 from semix.calib.loop import (
@@ -20,7 +20,7 @@ from semix.calib.loop import (
 from semix.calib.losses import REAL_LOSSES, build_mixed_loss, build_training_loss
 from semix.calib.methods import METHODS, build_method
 from semix.calib.network import Network, WeightAverage
-from semix.calib.real_images import HeldImages
+from semix.calib.real_images import InMemoryImages
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,7 +107,9 @@ def test_a_compiled_network_trains_as_the_plain_one(make_stage):
         expected, found = plain.train_epoch(epoch), compiled.train_epoch(epoch)
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert list(compiled.network.state_dict()) == list(plain.network.state_dict())
-    assert list(compiled.kept.state_dict()) == list(plain.kept.state_dict())
+    assert list(compiled.evaluated_network.state_dict()) == list(
+        plain.evaluated_network.state_dict()
+    )
 
 
 # On the meta device, which has no values, what asks for one fails, and so does what has a shape
@@ -183,7 +185,7 @@ def batch_of(count):
     numbers = torch.empty(count, dtype=torch.int64, device=META)
     labels = torch.empty(2 * count, CLASSES, device=META)
     kinds = torch.empty(2 * count, 2, device=META)
-    return Batch(images[:count], numbers, numbers, images[count:], labels, kinds)
+    return TrainingBatch(images[:count], numbers, numbers, images[count:], labels, kinds)
 
 
 STEPS = (
@@ -207,7 +209,7 @@ def test_no_step_waits_for_the_device(make_step, setting):
 
 def test_no_batch_waits_for_the_device(mixed_url):
     batches = Batches(
-        HeldImages(torch.zeros(60, 16, 16, 3, dtype=torch.uint8)),
+        InMemoryImages(torch.zeros(60, 16, 16, 3, dtype=torch.uint8)),
         torch.arange(60) % CLASSES,
         batch_size=20,
         augment=AugmentConfig(shift=1, flip=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from semix.calib.page import (
-    Compared,
+    ComparedNoise,
     contact_sheet,
     duration,
     headlines,
@@ -109,7 +109,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         "models": {"generator": NAUGHTY},
     }
     agreement = {"agreed": 5, "images": 6, "share": 5 / 6}
-    compared = [Compared("by choice", MixedDataset(mixed), agreement)]
+    compared = [ComparedNoise("by choice", MixedDataset(mixed), agreement)]
     write_report(
         path,
         runs=runs,
@@ -132,10 +132,10 @@ def test_chosen_noise_is_shown_with_its_scores(source):
 
 def test_noises_of_a_mixed_strategy_are_counted_once(tmp_path):
     whole = MixedDataset(make_mixed(tmp_path))
-    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
     assert (row.strategy, row.series, row.images) == ("random, select", 3, 9)
     whole.groups = [g.model_copy(update={"noise": RANDOM}) for g in whole.groups]
-    (row,) = noise_rows([Compared("all", whole, {"share": 1, "images": 2})])
+    (row,) = noise_rows([ComparedNoise("all", whole, {"share": 1, "images": 2})])
     assert (row.stability, row.candidates, row.agreement) == ("", "", "100.0 ± 19.2")
 
 
@@ -266,9 +266,9 @@ def test_provenance_shows_only_settings_that_differ(runs: list[Path]):
 
 def test_what_else_was_measured_is_shown_where_it_was(source: str, runs: list[Path]):
     assert [table.title for table in details(load_methods(runs))] == [
-        "Calibrated after training",
+        "Post-hoc calibration",
         "Improvement in proper scores",
-        "Answering only where it is sure",
+        "Selective prediction",
     ]
     text = " ".join(Page(source).text.split())
     assert "CE + vector scaling50.00 ± 0.003.00 ± 0.00" in text

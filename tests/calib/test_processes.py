@@ -10,7 +10,7 @@ from semix.calib.network import load_classifier
 from semix.calib.real_data import open_data
 from semix.calib.run_folder import claim_run
 from semix.calib.stage_two import HeadStage
-from semix.calib.train import train
+from semix.calib.train import train_run
 
 from tests.calib.runs import assert_same_results, history, run_two
 
@@ -60,7 +60,7 @@ from semix.calib.stage_one import BaseStage
 from semix.calib.stage_two import HeadStage
 from semix.calib.processes import Vote
 from semix.calib.stopping import Interrupted
-from semix.calib.train import main, make_accelerator, train
+from semix.calib.train import main, make_accelerator, train_run
 from semix.data.settings import load_settings
 
 run, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -80,19 +80,19 @@ def ask_process_1_at_step_500():
 def ask_process_1_after(last, run):
     steps = itertools.count(1)
     try:
-        train(run, stop=lambda: next(steps) == last and accelerator.process_index == 1)
+        train_run(run, stop=lambda: next(steps) == last and accelerator.process_index == 1)
     except Interrupted as error:
         print(f"interrupted: {error}", flush=True)
 
-train(run)
-train(run.with_name("mixup"))
+train_run(run)
+train_run(run.with_name("mixup"))
 accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"), run)
 ask_process_1_at_step_500()
-processes.LOOK_S = 0  # look after every step
+processes.VOTE_INTERVAL_S = 0  # vote after every step
 for name, steps in settings["stopped"].items():
     for last in steps:
         ask_process_1_after(last, run.with_name(f"{name}-stopped"))
-    train(run.with_name(f"{name}-stopped"))
+    train_run(run.with_name(f"{name}-stopped"))
 config = load_settings(TrainConfig, run / "config.json", settings["summed"])
 accelerator, data = make_accelerator(config, run), open_data(config)
 head = HeadStage(
@@ -264,7 +264,7 @@ sys.exit(main(["--config", str(folder / "config.json"), "--device", "cpu"]))
 def test_the_main_process_alone_decides_what_is_left_to_do(make_run, tmp_path, first):
     settings = ("loss={name: ce}", "mixed=null", "head=null", "model={name: lenet}", "epochs=1")
     runs = {"begun": make_run("begun", *settings), "measured": make_run("measured", *settings)}
-    train(runs["measured"])
+    train_run(runs["measured"])
     before = (runs["measured"] / "seed-0" / "evaluation.json").read_bytes()
     second = {"begun": "measured", "measured": "begun"}[first]
     output = run_two(TWO_DISKS, tmp_path, runs[first], runs[second])

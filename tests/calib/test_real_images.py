@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from semix.calib import real_images
 from semix.calib.real_data import TrainingData, open_data, refuse_overlap
-from semix.calib.real_images import HeldImages, ReadImages, decode, open_images, ranges
-from semix.calib.train import train
+from semix.calib.real_images import InMemoryImages, StreamedImages, decode, open_images, ranges
+from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.real import RealDataConfig, load_real
 from semix.data.splits import ImageSplit
@@ -68,7 +68,7 @@ def test_a_set_above_the_limit_gives_the_figures_of_one_in_memory(make_run, sett
     held = make_run("held", *settings)
     read = make_run("read", *settings, READ, f"real_workers={workers}")
     for run in (held, read):
-        train(run)
+        train_run(run)
     weights = ["model.safetensors", "logits-base.safetensors"]
     assert_same_results(held, read, weights=weights)
     rows = [json.loads((run / "evaluation.json").read_text())["rows"] for run in (held, read)]
@@ -80,13 +80,13 @@ def test_training_images_are_read_once_before_the_first_epoch(make_config, monke
     data = open_data(make_config(READ), compare_splits=False)
     expected = open_data(make_config(), compare_splits=False).train_pixels
     seen: list[int] = []
-    original = ReadImages.parts
+    original = StreamedImages.parts
 
     def parts(self, indices):
         seen.append(len(self))
         return original(self, indices)
 
-    monkeypatch.setattr(ReadImages, "parts", parts)
+    monkeypatch.setattr(StreamedImages, "parts", parts)
     refuse_overlap(data)
     assert torch.equal(data.train_pixels, expected)
     assert seen.count(len(data.real.train)) == 1
@@ -94,7 +94,7 @@ def test_training_images_are_read_once_before_the_first_epoch(make_config, monke
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_parts_come_in_the_order_that_was_asked_for(split, workers):
-    whole, images = decode(split), ReadImages(split, SIDE, workers=workers)
+    whole, images = decode(split), StreamedImages(split, SIDE, workers=workers)
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0)).split(7)
     state = torch.get_rng_state()
     found = list(images.parts(order))
@@ -111,13 +111,13 @@ def test_a_split_goes_to_workers_that_are_not_forked(split):
 # As Prefect does, for the threads of the process that it is in.
 WITH_AN_END = """
 import os, sys, threading
-from semix.calib.real_images import ReadImages, ranges
+from semix.calib.real_images import StreamedImages, ranges
 from semix.data.real import RealDataConfig, load_real
 
 threading._register_atexit(lambda: os._exit(1))
 split = load_real(RealDataConfig(name="imagefolder", path=sys.argv[1], image_size=12)).train
 for _ in range(3):
-    parts = ReadImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
+    parts = StreamedImages(split, 12, workers=2).parts(ranges(0, len(split), 8))
     assert sum(map(len, parts)) == len(split)
 os._exit(0)
 """
@@ -134,7 +134,7 @@ def test_what_a_trainer_would_do_at_its_end_is_not_done_by_its_workers(pictures)
 def test_a_picture_that_a_worker_cannot_read_is_refused_by_name(split):
     broken = Path(split.name(5))
     broken.write_bytes(b"not a picture")
-    images = ReadImages(split, SIDE, workers=2)
+    images = StreamedImages(split, SIDE, workers=2)
     with pytest.raises(InputError, match=rf"^image = {broken}: cannot be read"):
         list(images.parts(ranges(0, len(split), 4)))
 
@@ -147,10 +147,10 @@ def test_what_fits_is_held_and_training_comes_first(pictures):
         data = TrainingData(real, None, SIDE, memory=memory)
         return [type(data.images(name)) for name in ("validation", "train")]
 
-    assert kinds(10 * train_bytes) == [HeldImages, HeldImages]
-    assert kinds(train_bytes) == [ReadImages, HeldImages]
-    assert kinds(train_bytes - 1) == [HeldImages, ReadImages]
-    assert kinds(0) == [ReadImages, ReadImages]
+    assert kinds(10 * train_bytes) == [InMemoryImages, InMemoryImages]
+    assert kinds(train_bytes) == [StreamedImages, InMemoryImages]
+    assert kinds(train_bytes - 1) == [InMemoryImages, StreamedImages]
+    assert kinds(0) == [StreamedImages, StreamedImages]
 
 
 SHARED = """
@@ -183,7 +183,7 @@ def test_processes_of_a_machine_share_one_copy(pictures, tmp_path):
 
 def test_no_room_for_the_shared_copy_is_refused_by_name(split, limited_files):
     limited_files(1000)
-    found = real_images._written(split)
+    found = real_images._decode_to_file(split)
     assert isinstance(found, InputError)
     assert str(found).startswith("TMPDIR = ")
     assert "real_memory_gib" in str(found)
@@ -193,6 +193,6 @@ def test_workers_share_the_cores_of_a_machine(split, monkeypatch):
     monkeypatch.setattr(real_images, "cores", lambda: 12)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     images = open_images(split, SIDE, limit=0)
-    assert isinstance(images, ReadImages)
+    assert isinstance(images, StreamedImages)
     many, few = ([part.numpy() for part in ranges(0, stop, 64)] for stop in (4096, 100))
     assert (images._workers(many), images._workers(few)) == (3, 0)

@@ -17,7 +17,7 @@ from semix.calib.results import (
     load_methods,
     ranks,
     shown_in,
-    told_apart,
+    significant_change,
 )
 from semix.data.errors import InputError
 
@@ -111,10 +111,10 @@ def test_no_runs():
 )
 def test_better_follows_the_measure(measure, change, told):
     clear = Comparison(change, change - 0.1, change + 0.1, 3, "seeds", 0.01)
-    assert told_apart(clear, measure) == told
+    assert significant_change(clear, measure) == told
     for low, high, n in ((-1.0, 1.0, 3), (change - 0.1, change + 0.1, 2), (None, None, 3)):
-        assert told_apart(replace(clear, low=low, high=high, n=n), measure) == ""
-    assert told_apart(clear, MEASURE["over_ece"]) == ""  # half of an error
+        assert significant_change(replace(clear, low=low, high=high, n=n), measure) == ""
+    assert significant_change(clear, MEASURE["over_ece"]) == ""  # half of an error
 
 
 def test_equal_values_share_the_mean_of_their_ranks():

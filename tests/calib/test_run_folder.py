@@ -12,12 +12,12 @@ from semix.calib.run_folder import (
     CONFIG,
     EVALUATION,
     MODEL,
-    alone_with,
     claim_run,
     is_measured,
     pin_data,
     pinned_index,
     seed_folder,
+    seed_lock,
     trained_run,
 )
 from semix.calib.stopping import Interrupted
@@ -104,8 +104,8 @@ def test_data_are_pinned_once_a_seed_was_begun(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from semix.calib.run_folder import alone_with
-with alone_with(Path(sys.argv[1]), label="first"):
+from semix.calib.run_folder import seed_lock
+with seed_lock(Path(sys.argv[1]), label="first"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -127,12 +127,12 @@ def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, cap
     said = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
     with (
         pytest.raises(InputError, match=said),
-        alone_with(tmp_path / "seed-0", label="second"),
+        seed_lock(tmp_path / "seed-0", label="second"),
     ):
         raise AssertionError("both hold it")
     waiting = f"second: waiting for another training in {tmp_path / 'seed-0'} to end"
     assert capsys.readouterr().out.splitlines() == [waiting]
-    with alone_with(tmp_path / "seed-1", label="second"):  # another seed is free
+    with seed_lock(tmp_path / "seed-1", label="second"):  # another seed is free
         pass
 
 
@@ -142,7 +142,7 @@ def test_a_training_that_was_killed_lets_go(other, tmp_path):
         other.kill()
         return False
 
-    with alone_with(tmp_path / "seed-0", label="second", stop=stop):
+    with seed_lock(tmp_path / "seed-0", label="second", stop=stop):
         assert other.wait() < 0
 
 
@@ -150,6 +150,6 @@ def test_a_training_that_was_killed_lets_go(other, tmp_path):
 def test_who_waits_can_be_stopped(other, tmp_path):
     with (
         pytest.raises(Interrupted, match=r"^second: stopped before it was begun"),
-        alone_with(tmp_path / "seed-0", label="second", stop=lambda: True),
+        seed_lock(tmp_path / "seed-0", label="second", stop=lambda: True),
     ):
         raise AssertionError("both hold it")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from semix.calib.config import EarlyStopConfig
-from semix.calib.selection import Selection, is_better
+from semix.calib.selection import EpochSelection, is_better
 from torch import nn
 
 
-def note(selection: Selection, name: str, values: list[float]) -> list[bool]:
+def note(selection: EpochSelection, name: str, values: list[float]) -> list[bool]:
     """Epochs whose weight is their number; returns whether it was finished after each."""
     network, found = nn.Linear(1, 1), []
     for epoch, value in enumerate(values):
@@ -27,13 +27,13 @@ def note(selection: Selection, name: str, values: list[float]) -> list[bool]:
     ],
 )
 def test_the_first_of_the_best_epochs_is_kept(name, values, best):
-    selection = Selection(name, None)
+    selection = EpochSelection(name, None)
     assert note(selection, name, values) == [False] * 4
     torch.testing.assert_close(selection.best["weight"], torch.full((1, 1), float(best)))
 
 
 def test_it_ends_after_so_many_epochs_without_an_improvement():
-    selection = Selection("last", EarlyStopConfig(measure="nll", patience=2))
+    selection = EpochSelection("last", EarlyStopConfig(measure="nll", patience=2))
     values = [3.0, 2.0, 2.5, 1.9, 1.9, 2.0]
     assert note(selection, "nll", values) == [False] * 5 + [True]
     assert selection.best == {}
@@ -41,7 +41,7 @@ def test_it_ends_after_so_many_epochs_without_an_improvement():
 
 def test_it_goes_on_from_its_state():
     early_stop = EarlyStopConfig(measure="nll", patience=2)
-    first, second = Selection("nll", early_stop), Selection("nll", early_stop)
+    first, second = EpochSelection("nll", early_stop), EpochSelection("nll", early_stop)
     note(first, "nll", [1.0, 1.5])
     second.load_state_dict(first.state_dict(), first.best)
     assert note(second, "nll", [1.2]) == [True]
@@ -49,9 +49,9 @@ def test_it_goes_on_from_its_state():
 
 
 def test_nothing_is_watched_by_default():
-    assert not Selection("last", None).watching
-    assert Selection("brier", None).watching
-    assert Selection("last", EarlyStopConfig()).watching
+    assert not EpochSelection("last", None).watching
+    assert EpochSelection("brier", None).watching
+    assert EpochSelection("last", EarlyStopConfig()).watching
 
 
 def test_only_accuracy_is_better_when_higher():

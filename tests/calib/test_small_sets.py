@@ -7,7 +7,7 @@ import pytest
 from semix.calib.config import HeadConfig, MaCCalConfig, TrainConfig, TSTConfig
 from semix.calib.page import write_report
 from semix.calib.run_folder import claim_run
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.settings import load_settings
 
 from tests.command import semix
@@ -30,7 +30,7 @@ PAPERS = {"method": "mac_cal", "batch_size": 128, "optimiser": {"learning_rate":
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = claim_run(load_settings(TrainConfig, SETTINGS), tmp_path_factory.mktemp("small")).parent
-    train(run)
+    train_run(run)
     return run
 
 
@@ -55,7 +55,7 @@ def test_a_head_that_costs_accuracy_says_so_in_evaluation_terminal_and_report(
 ):
     config = load_settings(TrainConfig, {**SETTINGS, "name": "large batches", "head": PAPERS})
     run = claim_run(config, tmp_path / "run").parent
-    train(run)
+    train_run(run)
     assert lost(run) > 2
     (warning,) = evaluation(run)["warnings"]
     base, head = (row["validation_accuracy"] for row in evaluation(run)["rows"])

@@ -230,7 +230,7 @@ def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
     former = weakref.ref(fresh.of_epoch(3))
     fresh.of_epoch(4)
     assert former() is None  # one view at a time is all the memory that new ones take
-    moved = (two.as_they_are() - found[0]).abs().amax(1) > 0.01
+    moved = (two.unaugmented() - found[0]).abs().amax(1) > 0.01
     rest = torch.ones(60, dtype=torch.bool).index_fill(0, two.order(0).flatten(), False)
     assert rest.sum() == 60 - 3 * BATCH
     # A shift by 1 at most leaves one image in nine where it is.
@@ -243,14 +243,14 @@ def test_a_view_that_is_being_made_can_be_stopped(make_stage: Make, monkeypatch)
     monkeypatch.setattr(type(stage.views), "part", BATCH)
     with pytest.raises(Stopped):
         stage.train_epoch(1, stop_after(steps=1))
-    assert stage.middle is None
+    assert stage.mid_epoch is None
     assert trained(stage, range(1, EPOCHS)).history == trained(make_stage()).history
 
 
 def test_features_are_made_once_where_nothing_is_augmented(make_stage: Make, data: TrainingData):
     views = make_stage("augment.shift=0").views
     features = views.of_epoch(0)
-    assert features is views.of_epoch(3) is views.as_they_are()
+    assert features is views.of_epoch(3) is views.unaugmented()
     expected = views.network.features(data.images("train").tensor)
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
 
@@ -301,7 +301,7 @@ def test_features_are_made_in_the_chosen_precision_and_kept_in_float32(
     make_stage: Make, network: Network
 ):
     stage = make_stage()
-    found = stage.views.as_they_are()
+    found = stage.views.unaugmented()
     exact = network.features(stage.views.batches.images.tensor)
     assert found.dtype == torch.float32
     assert 1e-4 < (found - exact).abs().max() < 0.2

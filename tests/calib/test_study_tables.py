@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.stats import ttest_ind
 from semix.calib.metrics import calibration_metrics
 from semix.calib.replicates import interval
-from semix.calib.study import Choice, cells_of
+from semix.calib.study import GridChoice, cells_of
 from semix.calib.study_jobs import note_failure
 from semix.calib.study_results import choose_point, make_tables, read_results
 from semix.calib.study_tables import (
@@ -19,9 +19,9 @@ from semix.calib.study_tables import (
     latex_document,
     markdown_document,
     measure_table,
+    split_by_status,
     table_records,
     value_frame,
-    what_ran,
     write_study,
 )
 from semix.data.errors import InputError
@@ -116,7 +116,7 @@ def test_an_incomplete_study_says_what_is_missing(make_study, tmp_path):
     cells = write_all(study, tmp_path, skip=["digits/mac", "digits/ls"])
     write_run(cells[1], tmp_path, {0: {"plain": {"ece": 0.0}}, 2: {}})
     note_failure(cells[2].run(tmp_path), "it *broke*", last_lines=[])
-    missing = what_ran(cells, tmp_path)[1]
+    missing = split_by_status(cells, tmp_path)[1]
     assert missing == {"digits/ls": "not run yet", "digits/mac": "it *broke*"}
     rows = rows_of(study, tmp_path)
     assert [row["complete"] for row in rows.values()] == [True, False, False]
@@ -202,7 +202,7 @@ def test_a_method_named_as_a_formula_is_text_in_every_table_for_spreadsheets(mak
 def test_a_seed_that_was_measured_otherwise_is_not_measured(make_study, tmp_path):
     write_all(make_study(), tmp_path)
     other = make_study("base.evaluation.bins=10")
-    assert len(what_ran(cells_of(other), tmp_path)[1]) == 3
+    assert len(split_by_status(cells_of(other), tmp_path)[1]) == 3
     assert all(row["summary"]["ece"] is None for row in rows_of(other, tmp_path).values())
 
 
@@ -257,7 +257,7 @@ def test_every_replicate_chooses_its_own_combination(make_study, tmp_path, monke
         given = nll.get((cell.split, cell.point), 3.0)
         write_run(cell, tmp_path, {seed: {"plain": {"nll": given}} for seed in (0, 1)})
     monkeypatch.setattr(  # as on the test images, whose figures are made by hand
-        "semix.calib.results.Measured.on_validation", property(lambda self: self.kinds["plain"])
+        "semix.calib.results.StageResult.on_validation", property(lambda self: self.kinds["plain"])
     )
     (table,) = tables_of(study, tmp_path)
     rows = {row.label: row for row in table.rows}
@@ -315,7 +315,7 @@ def test_what_a_choice_takes(choice, taken):
         "shy": {"accuracy": 0.895, "ece": 0.03, "nll": 0.6, "confidence": 0.9},
     }
     reference = {"accuracy": 0.90, "confidence": 0.83}
-    assert choose_point(Choice(**choice), means, reference) == taken
+    assert choose_point(GridChoice(**choice), means, reference) == taken
 
 
 def test_every_interval_can_be_computed_from_the_resamples(make_study, tmp_path):

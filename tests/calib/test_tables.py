@@ -63,7 +63,7 @@ def test_print_table_fits_a_terminal_and_keeps_brackets(tmp_path: Path):
     assert "[red]CE[/red]" in text and "5.00±1.41" in text and "2.50±0.71" in text
 
 
-def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_path: Path):
+def test_an_evaluation_is_printed_with_intervals_shift_and_ood_images(tmp_path: Path):
     run = make_run(tmp_path / "r", "[red]CE[/red]", [{"ece": 0.04}])
     others = {"vector": measures(ece=0.03), "isotonic": measures(ece=0.02)}
     intervals = {"intervals": {"ece": [0.031, 0.049]}, "posthoc_intervals": {"vector": {}}}
@@ -72,7 +72,7 @@ def test_an_evaluation_is_printed_with_intervals_shift_and_foreign_images(tmp_pa
     for table in details(load_methods([run])):
         print_table(table, console)
     lines = console.export_text().splitlines()
-    assert lines[0].strip() == "Calibrated after training"
+    assert lines[0].strip() == "Post-hoc calibration"
     shown = {
         line.split("  ")[0].strip(): line.split()[-6:] for line in reversed(lines) if line.strip()
     }
@@ -119,7 +119,7 @@ def test_an_overview_as_markdown():
     )
     assert table.note.endswith("over seeds (5); TS: after temperature scaling; ECE: 15 bins")
     other = overview([row, {**row, "data": "of other images"}])
-    assert other.note.endswith("; of different images, which do not compare")
+    assert other.note.endswith("; methods on different images do not compare")
 
 
 def test_improvement_is_the_share_of_a_proper_score_that_is_gone(tmp_path: Path):

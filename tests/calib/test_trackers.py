@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from semix.calib.check import require_trackers
 from semix.calib.stopping import Interrupted
 from semix.calib.trackers import Tracking
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.errors import InputError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -77,8 +77,8 @@ def test_what_else_lies_beside_events_stays(tracking, tmp_path):
 def test_a_resumed_run_has_each_epoch_of_its_history_once(make_run):
     run = make_run("run", "epochs=3", "checkpoint_every=2")
     with pytest.raises(Interrupted):
-        train(run, stop=stop_after(4))
-    train(run)
+        train_run(run, stop=stop_after(4))
+    train_run(run)
     found = scalars(run / "seed-0")
     lines = history(run)
     assert len(lines) == 7
@@ -91,7 +91,7 @@ def test_a_tracker_that_cannot_start_is_a_warning(make_run, capsys):
     run = make_run("run", "epochs=1", "head=null")
     (run / "seed-0").mkdir()
     (run / "seed-0" / "tensorboard").write_text("in the way")
-    train(run)
+    train_run(run)
     assert (run / "evaluation.json").is_file()
     warning = capsys.readouterr().err
     assert "warning: all seed 0: tensorboard failed (" in warning
@@ -122,7 +122,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_anything_starts(make_ru
     with pytest.raises(
         InputError, match=r"^trackers = wandb: is not installed; `pip install wandb`"
     ):
-        train(run)
+        train_run(run)
     assert [path.name for path in run.iterdir()] == ["config.json"]
     require_trackers(["tensorboard"])
 
@@ -132,8 +132,8 @@ def test_mlflow_has_each_epoch_once_after_a_resume(make_run, tmp_path, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = make_run("run", "trackers=[mlflow]", "epochs=3", "checkpoint_every=2", "head=null")
     with pytest.raises(RuntimeError, match="power cut"):
-        train(run, stop=power_cut)
-    train(run)
+        train_run(run, stop=power_cut)
+    train_run(run)
     [found] = mlflow.search_runs(experiment_names=["semix"], output_format="list")
     client = mlflow.MlflowClient()
     losses = client.get_metric_history(found.info.run_id, "base/loss")
@@ -149,8 +149,8 @@ def test_wandb_goes_on_in_one_run(make_run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = make_run("run", "trackers=[wandb]", "epochs=3", "checkpoint_every=2", "head=null")
     with pytest.raises(Interrupted):
-        train(run, stop=stop_after(1))
-    train(run)
+        train_run(run, stop=stop_after(1))
+    train_run(run)
     folders = list((run / "seed-0" / "wandb").glob("offline-run-*"))
     assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
 

@@ -19,7 +19,7 @@ from semix.calib.checkpoint import latest_checkpoint
 from semix.calib.metrics import calibration_metrics
 from semix.calib.run_folder import claim_run
 from semix.calib.stopping import Interrupted
-from semix.calib.train import main, parser, train
+from semix.calib.train import main, parser, train_run
 from semix.data.errors import InputError
 from semix.data.root import Root
 
@@ -30,7 +30,7 @@ from tests.calib.runs import STEPS, WEIGHTS, assert_same_results, history, stop_
 def unbroken(make_config, tmp_path_factory):
     """A run that nothing interrupted."""
     run = claim_run(make_config(), tmp_path_factory.mktemp("unbroken")).parent
-    train(run)
+    train_run(run)
     return run
 
 
@@ -66,13 +66,13 @@ def test_health_of_the_loss_is_in_the_history(unbroken):
 def test_stopped_and_resumed_is_the_unbroken_run(unbroken, make_run, epochs, steps, where):
     broken = make_run("broken")
     with pytest.raises(Interrupted, match=rf"^all seed 0 {where}$"):
-        train(broken, stop=stop_after(epochs, steps=steps))
+        train_run(broken, stop=stop_after(epochs, steps=steps))
     assert not (broken / "evaluation.json").exists()
     assert len(history(broken)) == epochs
     checkpoint = latest_checkpoint(broken / "seed-0" / "checkpoint")
     place = {name: checkpoint.state[name] for name in ("position", "step")}
     assert place == {"position": epochs, "step": steps}
-    train(broken)
+    train_run(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -81,12 +81,12 @@ def test_an_epoch_that_was_stopped_twice_has_one_line_and_all_its_seconds(unbrok
     parts = []
     for step in (1, 1, STEPS):  # the second call is after the second step
         with pytest.raises(Interrupted):
-            train(broken, stop=stop_after(steps=step))
+            train_run(broken, stop=stop_after(steps=step))
         state = latest_checkpoint(broken / "seed-0" / "checkpoint").state
         parts.append((state["step"], state["begun_s"]))
     assert [step for step, _ in parts] == [1, 2, 2]
     assert 0 < parts[0][1] < parts[1][1]
-    train(broken)
+    train_run(broken)
     assert_same_results(unbroken, broken)
     lines = (broken / "seed-0" / "history.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["seconds"] > parts[1][1]
@@ -95,10 +95,10 @@ def test_an_epoch_that_was_stopped_twice_has_one_line_and_all_its_seconds(unbrok
 def test_resuming_from_an_earlier_checkpoint_drops_the_history_after_it(unbroken, make_run):
     broken = make_run("broken", "checkpoint_every=2")
     with pytest.raises(RuntimeError, match="power cut"):  # after epoch 3, which has none
-        train(broken, stop=power_cut_after(3))
+        train_run(broken, stop=power_cut_after(3))
     with (broken / "seed-0" / "history.jsonl").open("a") as file:
         file.write('{"stage": "ba')
-    train(broken)
+    train_run(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -122,13 +122,13 @@ def test_an_epochs_checkpoint_is_there_before_its_line(make_run, monkeypatch):
     monkeypatch.setattr("semix.calib.loop.EpochLines.show_epoch", show)
     run = make_run("unheard", "checkpoint_every=1")
     with pytest.raises(BrokenPipeError):
-        train(run)
+        train_run(run)
     assert latest_checkpoint(run / "seed-0" / "checkpoint").state["epoch"] == 1
 
 
 def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, monkeypatch, capsys):
     monkeypatch.setattr("semix.calib.epoch_lines.LONG_S", 0.0)
-    train(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
+    train_run(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]
     for place in ("base epoch 1/2  step 2 of 3", "base epoch 2/2  step 3 of 3", "head epoch 1/1"):
@@ -142,7 +142,7 @@ def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, mon
 
 def test_a_stem_that_does_not_fit_is_warned_of(make_run, capsys):
     small = ("mixed=null", "head=null", "epochs=1", "real.train_per_class=2", "batch_size=10")
-    train(make_run("run", *small, "real.image_size=96", "model={name: resnet8, width: 1}"))
+    train_run(make_run("run", *small, "real.image_size=96", "model={name: resnet8, width: 1}"))
     warnings = [s for s in capsys.readouterr().out.splitlines() if s.startswith("warning: ")]
     assert len(warnings) == 1
     assert "model.name = resnet8: its stem is for smaller images: the last map" in warnings[0]
@@ -156,13 +156,13 @@ def test_the_chosen_epoch_and_the_early_stop_survive_a_resume(make_run):
         "epochs=30",
     )
     unbroken, broken = make_run("unbroken", *overrides), make_run("broken", *overrides)
-    train(unbroken)
+    train_run(unbroken)
     base = [line for line in history(unbroken) if line["stage"] == "base"]
     assert 3 <= len(base) < 30
     assert [line["stage"] for line in history(unbroken)[len(base) :]] == ["head"] * 4
     with pytest.raises(Interrupted):
-        train(broken, stop=stop_after(len(base) - 1))
-    train(broken)
+        train_run(broken, stop=stop_after(len(base) - 1))
+    train_run(broken)
     assert_same_results(unbroken, broken)
     logits = load_file(unbroken / "seed-0" / "logits-base.safetensors")
     measures = calibration_metrics(logits["validation_logits"], logits["validation_targets"])
@@ -198,13 +198,13 @@ def test_a_loss_that_is_no_number_stops_at_once_and_leaves_the_last_checkpoint(m
 def test_a_batch_that_cannot_be_shared_out_is_refused_before_data_is_read(make_run):
     run = make_run("run", "accumulate=7")
     with pytest.raises(InputError, match=r"^accumulate = 7: the 20 real images of a process"):
-        train(run)
+        train_run(run)
     assert [path.name for path in run.iterdir()] == ["config.json"]
 
 
 def test_a_seed_does_not_depend_on_the_others(unbroken, make_run):
     together = make_run("together", "seeds=[1,0]")
-    train(together)
+    train_run(together)
     assert_same_results(unbroken, together, seed=0)
     models = [load_file(together / f"seed-{seed}" / "model.safetensors") for seed in (0, 1)]
     name = "backbone.classifier.weight"
@@ -217,7 +217,7 @@ def test_a_measured_seed_is_not_trained_again_and_new_seeds_join(
     run = Path(shutil.copytree(unbroken, tmp_path / "run"))
     before = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
     make_run("run", "seeds=[0,1]")
-    train(run)
+    train_run(run)
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
     assert "all seed 0: done already" in capsys.readouterr().out
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
@@ -229,7 +229,7 @@ def test_seeds_are_measured_again_under_other_settings(unbroken, make_run, tmp_p
     run = Path(shutil.copytree(unbroken, tmp_path / "run"))
     before = (run / "seed-0" / "model.safetensors").stat().st_mtime_ns
     make_run("run", "evaluation.bins=7")
-    train(run)
+    train_run(run)
     assert (run / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
     found = [json.loads((run / name / "evaluation.json").read_text()) for name in ("", "seed-0")]
     assert [record["evaluation"]["bins"] for record in found] == [7, 7]
@@ -243,12 +243,12 @@ def test_settings_changed_by_hand_are_refused(unbroken, make_config, tmp_path, s
     changed = make_config("mixed.weight=3").model_dump(mode="json")
     (run / "config.json").write_text(json.dumps(changed))
     with pytest.raises(InputError, match=r"other settings \(mixed\.weight: 1\.0 there, 3\.0 now\)"):
-        train(run)
+        train_run(run)
 
 
 def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_run):
     run = make_run("run", "mixed.memory_gib=0")
-    train(run)
+    train_run(run)
     for name in ("model.safetensors", "head.safetensors"):
         expected, found = (load_file(folder / "seed-0" / name) for folder in (unbroken, run))
         for key, value in expected.items():
@@ -257,7 +257,7 @@ def test_images_read_when_they_are_drawn_train_the_same_network(unbroken, make_r
 
 def test_mixed_images_of_another_size_are_scaled_to_the_real_ones(make_run):
     run = make_run("run", "real.image_size=24", "epochs=1", "head=null")
-    train(run)
+    train_run(run)
     (row,) = json.loads((run / "evaluation.json").read_text())["rows"]
     assert math.isfinite(row["plain"]["nll"])
 
@@ -266,7 +266,7 @@ def test_bf16_trains_and_keeps_losses_in_float32(make_run):
     AcceleratorState._reset_state(reset_partial_state=True)
     run = make_run("run", "mixed_precision=bf16")
     try:
-        train(run)
+        train_run(run)
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
     assert all(
@@ -293,14 +293,14 @@ def wait_for_epochs(run: Path, count: int, process: subprocess.Popen) -> None:
 def test_killed_and_resumed_is_the_unbroken_run(make_run):
     long = ("epochs=30", "checkpoint_every=3", "head.p_start=0.9")  # else the head ends at chance
     unbroken, broken = make_run("unbroken", *long), make_run("broken", *long)
-    train(unbroken)
+    train_run(unbroken)
     config = ["--config", str(broken / "config.json")]
     killed = launched(sys.executable, "-m", "semix.calib.train", *config)
     wait_for_epochs(broken, 4, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert latest_checkpoint(broken / "seed-0" / "checkpoint").state["epoch"] < 30
-    train(broken)
+    train_run(broken)
     assert_same_results(unbroken, broken)
 
 
@@ -332,11 +332,11 @@ def test_the_command_line_says_what_is_wrong(make_run, capsys):
 
 def test_seeds_that_are_trained_apart_are_one_run(make_run):
     run = make_run("apart", "epochs=1", "head=null", "seeds=[0, 1]")
-    train(run, only=[1])
+    train_run(run, only=[1])
     assert not (run / "evaluation.json").exists()
     assert not (run / "seed-0").exists()
-    train(run, only=[0])
+    train_run(run, only=[0])
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert [row["seed"] for row in rows] == [0, 1]
     with pytest.raises(InputError, match=r"^--seeds = 7: choose one of 0, 1"):
-        train(run, only=[7])
+        train_run(run, only=[7])

@@ -253,7 +253,7 @@ def test_hostile_shards_are_refused_by_name(tmp_path):
     others = [handmade.sample(group) for group in (4, 5)]
     refused("others", *others, message="holds group 4 where 0 belongs")
     longer = [handmade.sample(group, 3) for group in (0, 1)]
-    refused("longer", *longer, message="3 images a group, the plan has 2")
+    refused("longer", *longer, message="3 images per group, the plan has 2")
     large = handmade.sample(1)
     large.images[1] = encode_image(handmade.pixels(0, 1, 64)[0], "webp")
     refused("large", good[0], large, message="group 1, image 1: .*64", image=(1, 1))

@@ -254,7 +254,7 @@ def test_an_audit_that_looked_for_other_flags_can_be_read(plain):
         (b"{", r"audit/0\.json: audit: .*remove it and run `semix audit` again"),
         (b'{"index": "index/0.json"}', "digest: Field required"),
         (flags().written().replace(b'"still":[]', b'"still":[-1]'), r"flags\.still"),
-        (flags().written().replace(b'"still":[]', b'"still":[],"still":[3]'), "stands twice"),
+        (flags().written().replace(b'"still":[]', b'"still":[],"still":[3]'), "is there twice"),
         (flags().written()[:-9], "audit: "),
     ],
 )

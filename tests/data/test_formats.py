@@ -7,7 +7,6 @@ from semix.data.errors import InputError
 from semix.data.fingerprint import canonical_json
 from semix.data.formats import (
     CommitRecord,
-    Format,
     LabelSetRecord,
     Pairs,
     Plan,
@@ -15,6 +14,7 @@ from semix.data.formats import (
     SeriesRecord,
     ShardEntry,
     ShardLabels,
+    StoredFile,
 )
 
 from tests.handmade import ENCODER, EXAMPLES, HASH, MODELS, STEM, make_plan, record
@@ -33,7 +33,7 @@ def nested(**changes):
 
 
 @every_format
-def test_what_is_right_comes_back_as_it_was_written(kind: type[Format]):
+def test_what_is_right_comes_back_as_it_was_written(kind: type[StoredFile]):
     found = kind.read(text(EXAMPLES[kind]))
     assert json.loads(found.written()) == EXAMPLES[kind]
     assert found.written() == canonical_json(EXAMPLES[kind]).encode()
@@ -68,7 +68,7 @@ def test_a_plan_of_another_schema_is_told_by_its_number_alone():
 
 
 @every_format
-def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[Format]):
+def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[StoredFile]):
     message = r"^at/it\.json schema = 7: a newer version of semix wrote it, this one reads 1; use"
     newer = {"schema": 7, "of a newer version": [1]}
     for value in (EXAMPLES[kind] | newer, newer, EXAMPLES[kind] | {"schema": 7}):
@@ -81,14 +81,14 @@ def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[Format]):
 
 
 @every_format
-def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[Format], monkeypatch):
+def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[StoredFile], monkeypatch):
     monkeypatch.setattr(kind, "MOST", 9)
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: \d+ bytes, at most 9 are read"):
         kind.read(text(EXAMPLES[kind] | {"schema": 7}))
 
 
 @every_format
-def test_nothing_may_be_missing_and_nothing_more_there(kind: type[Format]):
+def test_nothing_may_be_missing_and_nothing_more_there(kind: type[StoredFile]):
     for key in EXAMPLES[kind].keys() - {"left_out"}:
         short = {name: value for name, value in EXAMPLES[kind].items() if name != key}
         with pytest.raises(ValueError, match=rf"^{kind.WHAT}: {key}: Field required"):
@@ -127,7 +127,7 @@ def test_nothing_may_be_missing_and_nothing_more_there(kind: type[Format]):
         ({"mixture": [[1.0]] * 2}, "a row of mixture or coordinates has 1 entries, not 2"),
         ({"agreement": {"weights": [1.0], "difference": [1.0]}}, "agreement.weights has 1"),
         ({"noise": "random"}, "noise"),
-        ({"noise": {"a": float("nan")}}, "'NaN' is no finite number"),
+        ({"noise": {"a": float("nan")}}, "'NaN' is not a finite number"),
         ({"\x1b[2J\u202e" + "x" * 99: 1}, r"'\\x1b\[2J\\u202ex+\.\.\.': Extra"),
     ],
 )
@@ -152,19 +152,19 @@ def test_a_record_of_a_series_is_refused_by_its_field(changes, message):
     ],
     ids=range(9),
 )
-def test_hostile_json_is_a_named_error(kind: type[Format], content, message):
+def test_hostile_json_is_a_named_error(kind: type[StoredFile], content, message):
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: .*({message}|bytes, at most 4096)"):
         kind.read(content)
 
 
 @every_format
-def test_good_values_in_hostile_json(kind: type[Format]):
+def test_good_values_in_hostile_json(kind: type[StoredFile]):
     good = text(EXAMPLES[kind])
     for content, message in [
         (good.decode().encode("utf-16"), "Invalid JSON"),
         (b"\xef\xbb\xbf" + good, "Invalid JSON"),
         (good[:-1], "EOF"),
-        (good[:-1] + b", %s" % good[1:], "stands twice"),
+        (good[:-1] + b", %s" % good[1:], "is there twice"),
     ]:
         with pytest.raises(ValueError, match=f"^{kind.WHAT}: .*{message}"):
             kind.read(content)
@@ -173,10 +173,10 @@ def test_good_values_in_hostile_json(kind: type[Format]):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        (b"1e999", "'1e999' is no finite number"),
-        (b"NaN", "'NaN' is no finite number"),
+        (b"1e999", "'1e999' is not a finite number"),
+        (b"NaN", "'NaN' is not a finite number"),
         (b"1e5, 2", "Invalid JSON"),
-        (b'{"a": 1, "a": 2}', "key 'a' stands twice"),
+        (b'{"a": 1, "a": 2}', "key 'a' is there twice"),
     ],
 )
 def test_odd_numbers_and_keys_deep_inside(new, message):
@@ -288,7 +288,7 @@ def config(**changes: object) -> dict[str, object]:
         ({"images_per_group": 0}, "images_per_group"),
         ({"class_names": ["one"]}, "class_names"),
         ({"config": []}, "config"),
-        ({"config": {"a": float("inf")}}, "no finite number"),
+        ({"config": {"a": float("inf")}}, "not a finite number"),
         ({"config": {"mixing": {"groups_per_pair": 1}}}, "config.shards: Field required"),
         (config(shards={"groups_per_shard": 0}), "config.shards.groups_per_shard"),
         (config(shards={"groups_per_shard": None}), "config.shards.groups_per_shard"),

@@ -228,7 +228,7 @@ def tiled_tiff(side: int, tile: int) -> bytes:
         ),
         (
             saved(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
-            "16 bits of which 0 is white; save it with 0 as black",
+            "16 bits where 0 is white; save it with 0 as black",
         ),
         (saved(PICTURE, format="TIFF")[:300], "."),
         (saved(PICTURE, format="GIF")[:30], "."),

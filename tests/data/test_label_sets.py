@@ -7,7 +7,7 @@ import pytest
 from semix.data.errors import InputError
 from semix.data.fingerprint import fingerprint
 from semix.data.formats import (
-    Agreement,
+    EncoderAgreement,
     LabelSetRecord,
     SeriesLabels,
 )
@@ -80,7 +80,7 @@ def test_labels_are_read_back_by_group(root):
     assert labels.missing() == [0, 1, 2]
     assert commit_labels(labels, 1)
     assert labels.missing() == [0, 2]
-    assert labels.heads()[1].groups == GROUPS
+    assert labels.headers()[1].groups == GROUPS
     again = LabelSet(Root(root.url), labels.digest[:6])
     assert again.labels(1) == {2: labels_of(2, 0.25), 3: labels_of(3, 0.25)}
     assert root.store.exists(f"labels/{labels.digest}/0000/0000001.json")
@@ -90,7 +90,7 @@ def test_a_look_tells_of_folders_of_images_and_of_labels(root):
     labels = new_set(root)
     commit_labels(labels, 1)
     beats = []
-    again = LabelSet(Root(root.url, beat=lambda: beats.append(1)), labels.digest)
+    again = LabelSet(Root(root.url, heartbeat=lambda: beats.append(1)), labels.digest)
     assert again.done() == [1]
     assert len(beats) == 2
 
@@ -240,7 +240,7 @@ def test_writers_at_once_lose_nothing(root):
 
 
 def test_other_labels_replace_every_part_that_is_a_label():
-    agreement = Agreement(weights=[0.5, 0.5], difference=[0.0, 0.0])
+    agreement = EncoderAgreement(weights=[0.5, 0.5], difference=[0.0, 0.0])
     coordinates = [[0.5, 0.5], [1.0, 0.0]]
     changes = {"agreement": agreement, "coordinates": coordinates}
     old = sample(1).record.model_copy(update=changes)

@@ -5,7 +5,7 @@ import json
 import pytest
 from semix.data.errors import InputError
 from semix.data.layout import layout, next_extension, read_extensions, write_extension
-from semix.data.ranges import WHOLE, Part, format_ranges, parse_part, parse_ranges
+from semix.data.ranges import WHOLE, Partition, format_ranges, parse_partition, parse_ranges
 from semix.data.root import Root
 
 from tests.data.whole_roots import empty_root
@@ -68,9 +68,9 @@ def test_only_one_of_two_that_extend_at_once_succeeds(root):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"first_group": 5}, r"does not continue what is before it \(first_group\)"),
-        ({"first_shard": 4}, r"does not continue what is before it \(first_shard\)"),
-        ({"shards": 9}, r"does not continue what is before it \(shards\)"),
+        ({"first_group": 5}, r"does not continue the one before it \(first_group\)"),
+        ({"first_shard": 4}, r"does not continue the one before it \(first_shard\)"),
+        ({"shards": 9}, r"does not continue the one before it \(shards\)"),
         ({"plan": "e" * 64}, "belongs to another plan"),
         ({"groups": 0}, "extension: groups: "),
         ({"groups": 10**30, "shards": 5 * 10**29}, "extension: groups: "),
@@ -91,7 +91,7 @@ def test_a_lost_extension_is_named(root):
     write_extension(root.store, 2, second)
     assert read_extensions(root.store, root.written) == [first, second]
     root.store.delete("extensions/1.json")
-    with pytest.raises(InputError, match=r"extensions/1\.json = damaged: .*bring it back"):
+    with pytest.raises(InputError, match=r"extensions/1\.json = damaged: .*restore it"):
         Root(root.url)
 
 
@@ -114,25 +114,25 @@ def test_more_shards_than_any_root_has_are_refused(text):
 
 
 def test_parts_are_contiguous_and_cover_everything_once():
-    assert [Part(i, 3).bounds(10) for i in range(3)] == [(0, 3), (3, 6), (6, 10)]
+    assert [Partition(i, 3).bounds(10) for i in range(3)] == [(0, 3), (3, 6), (6, 10)]
     assert WHOLE.bounds(10) == (0, 10)
     for of in (1, 2, 7, 12):
-        numbers = [n for i in range(of) for n in range(*Part(i, of).bounds(10))]
+        numbers = [n for i in range(of) for n in range(*Partition(i, of).bounds(10))]
         assert numbers == list(range(10))
 
 
 def test_each_part_turns_to_another_one_first():
-    assert [str(part) for part in Part(2, 4).others()] == ["3/4", "0/4", "1/4"]
+    assert [str(part) for part in Partition(2, 4).others()] == ["3/4", "0/4", "1/4"]
     assert WHOLE.others() == []
 
 
 def test_a_part_is_read_as_it_is_written():
-    assert parse_part("1/4") == Part(1, 4)
-    assert str(parse_part("1/4")) == "1/4"
-    assert parse_part("") == WHOLE
+    assert parse_partition("1/4") == Partition(1, 4)
+    assert str(parse_partition("1/4")) == "1/4"
+    assert parse_partition("") == WHOLE
 
 
 @pytest.mark.parametrize("text", ["4/4", "1", "-1/4", "1/0", "a/b", "1/4/2", "0 / 4", "0/9999999"])
 def test_other_texts_are_refused(text):
     with pytest.raises(InputError, match=f"^range = {text}: write i/n with i from 0 to n - 1"):
-        parse_part(text)
+        parse_partition(text)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from threading import Thread
 
 import pytest
-from semix.data.leases import TIME_TO_LIVE, Renewing, claim, forgotten, living, release, renew
+from semix.data.leases import TIME_TO_LIVE, LeaseHeartbeat, claim, forgotten, living, release, renew
 from semix.data.store import Store
 
 NAME = "leases/0000001.json"
@@ -99,8 +99,8 @@ def test_renewing_keeps_a_lease_alive(store):
 def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
     heard = []
-    outer = Renewing(store, lambda: heard.append(1))
-    inner = Renewing(store, outer)
+    outer = LeaseHeartbeat(store, lambda: heard.append(1))
+    inner = LeaseHeartbeat(store, outer)
     names = {"leases/part.json", "leases/shard.json"}
     for work in ("part", "shard"):
         assert claim(store, work)
@@ -121,7 +121,7 @@ def test_beats_renew_what_is_held_and_that_of_the_work_around_it(store, monkeypa
 
 def test_what_another_thread_let_go_meanwhile_is_not_renewed_after_that(store, monkeypatch):
     monkeypatch.setattr("semix.data.leases.RENEW_EVERY_S", 0.0)
-    renewing, put, held = Renewing(store), Store.put, ExitStack()
+    renewing, put, held = LeaseHeartbeat(store), Store.put, ExitStack()
     threads = []
 
     def let_go() -> None:
@@ -143,7 +143,7 @@ def test_what_another_thread_let_go_meanwhile_is_not_renewed_after_that(store, m
 
 
 def test_leases_are_renewed_now_and_then_only(store):
-    renewing = Renewing(store)
+    renewing = LeaseHeartbeat(store)
     assert claim(store, 1)
     with renewing.holding(1):
         aged(store, TIME_TO_LIVE + 60)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from semix.data import real as real_data
 from semix.data.errors import InputError
-from semix.data.imagefolder import survey
+from semix.data.imagefolder import inspect_folder
 from semix.data.real import RealDataConfig, class_names, load_real
 from semix.data.settings import load_settings
 from semix.data.splits import ImageSplit, in_grey, shared_images
@@ -160,7 +160,7 @@ def test_a_survey_names_every_image_that_cannot_be_decoded(faulty):
     seen = []
     config = RealDataConfig(name="imagefolder", path=str(faulty), image_size=16)
     with pytest.raises(InputError) as caught:
-        survey(config, lambda *counts: seen.append(counts))
+        inspect_folder(config, lambda *counts: seen.append(counts))
     first, *lines = str(caught.value).splitlines()
     assert first.startswith(f"real.skip_bad = 0: 6 of 26 images in {faulty} cannot be decoded;")
     assert "replace or remove them" in first
@@ -170,7 +170,7 @@ def test_a_survey_names_every_image_that_cannot_be_decoded(faulty):
     for number in range(30):
         (faulty / "cat" / f"e{number}.png").write_bytes(b"")
     with pytest.raises(InputError) as caught:
-        survey(config)
+        inspect_folder(config)
     lines = str(caught.value).splitlines()
     assert len(lines) == 22 and lines[-1] == "  and 16 more"
 
@@ -182,7 +182,7 @@ def test_a_survey_counts_what_is_ignored(tmp_path):
         (tmp_path / "cat" / name).write_text("x")
     (tmp_path / "dog" / "more").mkdir()
     (tmp_path / "labels.csv").write_text("")
-    found = survey(RealDataConfig(name="imagefolder", path=str(tmp_path)))
+    found = inspect_folder(RealDataConfig(name="imagefolder", path=str(tmp_path)))
     assert (found.images, found.bad) == (9, {})
     assert found.notes() == [
         "classes Cat and cat differ in case alone; are they one?",
@@ -202,7 +202,7 @@ def test_hidden_files_and_folders_are_no_pictures_and_no_classes(tmp_path):
     for name in (".DS_Store", "._00.png", ".00.png", ".x.jpg"):
         (tmp_path / "cat" / name).write_bytes(b"x")
         (tmp_path / name).write_bytes(b"x")
-    after, found = load_real(config), survey(config)
+    after, found = load_real(config), inspect_folder(config)
     assert after.class_names == ("cat", "dog") and after.train.digest == before.train.digest
     assert (found.images, found.bad, found.ignored) == (20, {}, {})
 

@@ -49,16 +49,16 @@ def numbers(records: Records) -> list[int]:
 def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
     store = Counting(large.store)
     records = looking(store)
-    records.look()
+    records.refresh()
     assert (len(records.rows()), records.missing()) == (MANY, list(range(MANY, MANY + 5)))
     # Which folders there are with shards and with tombstones; four folders; the indices.
     assert store.calls == {"scan": 2 + 4 + 1, "get": MANY}
     store.calls.clear()
-    records.look()
+    records.refresh()
     assert len(records.rows()) == MANY
     assert store.calls == {"scan": 2 + 1}  # the one that is not full
     put_record(large, MANY)
-    records.look()
+    records.refresh()
     assert records.missing() == list(range(MANY + 1, MANY + 5))
     assert store.calls == {"scan": 3 + 3, "get": 1}
     large.store.delete(record_name(MANY))
@@ -66,7 +66,7 @@ def test_every_record_is_read_once_and_full_folders_are_not_listed_again(large):
 
 def test_a_look_tells_of_each_folder_that_it_has_read(large):
     beats = []
-    root = Root(large.url, beat=lambda: beats.append(1))
+    root = Root(large.url, heartbeat=lambda: beats.append(1))
     root.missing()
     assert len(beats) == 4
     root.missing()
@@ -76,7 +76,7 @@ def test_a_look_tells_of_each_folder_that_it_has_read(large):
 def test_only_the_folders_that_are_asked_for_are_looked_at(large):
     store = Counting(large.store)
     records = looking(store)
-    records.look(1200, 1900)
+    records.refresh(1200, 1900)
     assert records.missing(1200, 1900) == []
     assert store.calls["get"] == 1000
     assert Root(large.url).missing(2500, 10**6) == list(range(MANY, MANY + 5))
@@ -86,7 +86,7 @@ def test_an_index_stands_for_the_records_that_it_knows(large):
     large.write_index()
     store = Counting(large.store)
     records = looking(store)
-    records.look()
+    records.refresh()
     assert len(records.rows()) == MANY
     assert store.calls == {"scan": 2 + 4 + 1, "get": 1}
     assert list(records.rows()) == list(large.committed().values())
@@ -94,7 +94,7 @@ def test_an_index_stands_for_the_records_that_it_knows(large):
     put_record(large, 7, worker="rewritten: another size")
     store.calls.clear()
     again = looking(store)
-    again.look()
+    again.refresh()
     assert len(again.rows()) == MANY + 1
     assert store.calls["get"] == 1 + 2  # the index, and what is new
     for shard in (7, MANY):
@@ -122,7 +122,7 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
     with caplog.at_level(logging.WARNING):
         store = Counting(root.store)
         records = looking(store)
-        records.look()
+        records.refresh()
         assert numbers(records) == [0]
     assert "index/1.json: index: " in caplog.text
     assert store.calls["get"] == 2  # the damaged one, then the one before it; no record
@@ -152,13 +152,13 @@ def test_a_damaged_or_foreign_record_counts_as_missing(root, content, reason):
     root.commit(commit_record(0))
     root.store.put(record_name(1), content)
     records = looking(root.store, shards=3)
-    records.look()
+    records.refresh()
     assert (numbers(records), records.missing()) == ([0], [1, 2])
     assert records.find(1) is None
     (refused,) = records.folders()[0].refused.items()
     assert refused[0] == 1 and refused[1][1].startswith(reason)
     put_record(root, 1)  # mended by someone else, while we look
-    records.look()
+    records.refresh()
     assert numbers(records) == [0, 1]
     assert records.folders()[0].refused == {}
 

@@ -22,7 +22,7 @@ from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
 from semix.data.store import Store
 from semix.data.store.local import LocalFiles
-from semix.data.verify import Problem, damage, put_aside
+from semix.data.verify import Problem, damage, quarantine
 
 from tests.data.whole_roots import commit_record, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of
@@ -80,13 +80,13 @@ READERS: dict[str, list[Callable[[str], object]]] = {
         lambda url: Root(url).write_index(),
         lambda url: labels_at(url).missing(),
         lambda url: damage(Root(url)),
-        lambda url: put_aside(Root(url), damage(Root(url), full=True)),
+        lambda url: quarantine(Root(url), damage(Root(url), full=True)),
         lambda url: garbage(Root(url)),
     ],
     INDEX: [
         lambda url: Root(url).missing(),
         lambda url: Root(url).write_index(),
-        lambda url: put_aside(Root(url), damage(Root(url))),
+        lambda url: quarantine(Root(url), damage(Root(url))),
         lambda url: garbage(Root(url)),
         lambda url: Pinned(Root(url)),
         MixedDataset,
@@ -97,7 +97,7 @@ READERS: dict[str, list[Callable[[str], object]]] = {
         lambda url: release(Store(url), 1),
         lambda url: living(Store(url)),
         lambda url: forgotten(Store(url)),
-        lambda url: put_aside(Root(url), [Problem(1, "cut")]),
+        lambda url: quarantine(Root(url), [Problem(1, "cut")]),
         lambda url: garbage(Root(url)),
     ],
     f"labels/{LABELS_DIGEST}/set.json": [
@@ -113,7 +113,7 @@ READERS: dict[str, list[Callable[[str], object]]] = {
         lambda url: labels_at(url).labels(1),
         lambda url: labels_at(url).is_committed(1, "ab" * 32),
         label_again,
-        lambda url: put_aside(Root(url), damage(Root(url), full=True)),
+        lambda url: quarantine(Root(url), damage(Root(url), full=True)),
         lambda url: garbage(Root(url)),
         lambda url: MixedDataset(url, labels=LABELS_DIGEST),
     ],

@@ -16,7 +16,7 @@ from semix.data.leases import claim, release
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.verify import damage, put_aside
+from semix.data.verify import damage, quarantine
 from semix.flows.build_steps import Selection, gaps
 
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
@@ -39,7 +39,7 @@ PLANS = [b'{"schema": 3, "dig', b"", b"[1, 2]", b"null", b"\xff" * 9, b'{"schema
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *((content, r" = damaged: plan\.json: .*bring it back") for content in PLANS),
+        *((content, r" = damaged: plan\.json: .*restore it") for content in PLANS),
         (b"{}", " schema = 1: another version of semix wrote it"),
     ],
     ids=range(len(PLANS) + 1),
@@ -52,7 +52,7 @@ def test_a_damaged_plan_is_named(tmp_path, content, message):
 
 def test_a_folder_where_the_plan_goes_is_named(tmp_path):
     (tmp_path / "plan.json").mkdir()
-    with pytest.raises(InputError, match=r"plan\.json = damaged: .*bring it back"):
+    with pytest.raises(InputError, match=r"plan\.json = damaged: .*restore it"):
         Root(str(tmp_path))
 
 
@@ -118,7 +118,7 @@ from semix.data.garbage import garbage
 from semix.data.label_sets import label_sets
 from semix.data.pinned import Pinned
 from semix.data.root import Root
-from semix.data.series import read_series
+from semix.data.contact_sheet import read_series
 from semix.data.verify import damage
 
 root = Root(sys.argv[1])
@@ -153,7 +153,7 @@ def test_damage_is_found_put_aside_and_made_again(url):
         root.store.put(name, whole[name][:700] + b"?" + whole[name][701:])
     root.store.delete(entries[2].tar)
     watching = Root(url)
-    assert put_aside(watching, damage(watching, full=True)) == 3
+    assert quarantine(watching, damage(watching, full=True)) == 3
     assert watching.missing() == Root(url).missing() == [0, 1, 2]
     root.store.put(record.tar, whole[record.tar])
     assert root.commit(record.model_copy(update={"spec": root.record(3).spec}))

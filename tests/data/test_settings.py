@@ -132,7 +132,7 @@ def test_a_picture_given_as_a_config_is_named_as_no_text(tmp_path):
     file = tmp_path / "bird.png"
     file.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     with pytest.raises(
-        InputError, match=r"is no text.* give the path or URL of a YAML file$"
+        InputError, match=r"is not text.* give the path or URL of a YAML file$"
     ) as caught:
         load_settings(Outer, file)
     assert (caught.value.field, caught.value.value) == ("config", file)
@@ -251,7 +251,7 @@ def test_a_bucket_holds_settings(bucket, s3_server):
             "{folder}/bad.yaml",
             "config = {folder}/bad.yaml: cannot be read as YAML: line 1, column ",
         ),
-        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: is no text in UTF-8, but perhaps"),
+        ("{folder}/bytes.yaml", "config = {folder}/bytes.yaml: is not text in UTF-8, but perhaps"),
         ("{folder}/list.yaml", "config = {folder}/list.yaml: must hold `key: value` lines"),
         ("https://host/a.yaml", "config = https://host/a.yaml: use one of file, s3, gs"),
         ("s3://b", "config = s3://b: write s3://BUCKET/FOLDER"),

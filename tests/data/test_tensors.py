@@ -34,9 +34,9 @@ def test_what_was_changed_or_sealed_by_nobody_is_refused():
     plain = {"prototypes": VECTORS}
     said = note | {"facts": FACTS | {"scale": "11.0"}}
     for changed, message in [
-        (content[:-1] + bytes([content[-1] ^ 1]), "damaged: not of the SHA-256 that is noted"),
-        (save(load(content), {SEAL: json.dumps(said)}), "damaged: not of the SHA-256"),
-        (save(plain | {"more": VECTORS}, {SEAL: json.dumps(note)}), "damaged: not of the SHA-256"),
+        (content[:-1] + bytes([content[-1] ^ 1]), "damaged: does not have the SHA-256"),
+        (save(load(content), {SEAL: json.dumps(said)}), "damaged: does not have"),
+        (save(plain | {"more": VECTORS}, {SEAL: json.dumps(note)}), "damaged: does not have"),
         (save(plain), "not written by semix"),
         (save(plain, {SEAL: "{"}), "EOF"),
         (save(plain, {SEAL: json.dumps(note | {"more": 1})}), "more: Extra inputs"),

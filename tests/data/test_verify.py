@@ -15,7 +15,7 @@ from semix.data.label_sets import LabelSet
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.verify import damage, put_aside, refuse_others, unusable_pairs, verify
+from semix.data.verify import damage, quarantine, refuse_others, unusable_pairs, verify
 
 from tests.data.whole_roots import FACTS, prototypes, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
@@ -109,7 +109,7 @@ def test_a_missing_member_and_an_image_that_is_none(root):
     [
         ({"features": np.zeros((2, 3, 4), np.float16)}, "has shape [2, 3, 4], not [2, 2, width]"),
         ({"features": np.zeros((2, 2, 4), np.float32)}, "is float32, not float16"),
-        ({"features": np.full((2, 2, 4), np.nan, np.float16)}, "no finite numbers"),
+        ({"features": np.full((2, 2, 4), np.nan, np.float16)}, "not finite"),
         ({"second": np.zeros((2, 2, 4), np.float16)}, "has no tensor 'features'"),
     ],
 )
@@ -176,9 +176,9 @@ def test_a_folder_where_a_record_goes(root, tmp_path, inside):
     [
         (b"", "cannot be read"),
         (prototypes()[:-1], "cannot be read"),
-        (flipped(-1 % len(prototypes()))(prototypes()), "not of the SHA-256 that is noted beside"),
+        (flipped(-1 % len(prototypes()))(prototypes()), "does not have the SHA-256"),
         (prototypes(np.eye(4, dtype=np.float32)), "has prototypes of shape [4, 4], not [3, width]"),
-        (prototypes(np.full((3, 4), np.inf, np.float32)), "no finite numbers"),
+        (prototypes(np.full((3, 4), np.inf, np.float32)), "not finite"),
         (prototypes(facts={"scale": "10.0"}), "cannot be read"),
         (save({"prototypes": np.eye(3, 4)}), "cannot be read"),
     ],
@@ -227,7 +227,7 @@ def similar(root) -> Root:
         (b"[[1, 2], [0, 1]]", "cannot be read: pairs.json: pairs do not ascend"),
         (b"[[0, 1]]", "holds 1 pairs, the plan has 2"),
         (b"[[0, 1], [0, 2], [1, 2]]", "holds 3 pairs, the plan has 2"),
-        (b"[[0, 1], [1, 3]]", "names a class that is none of the 3 of the plan"),
+        (b"[[0, 1], [1, 3]]", "names a class beyond the 3 of the plan"),
     ],
 )
 def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reason):
@@ -236,10 +236,10 @@ def test_pairs_that_cannot_serve_are_found_and_put_aside(similar, content, reaso
     (problem,) = damage(similar)
     assert (problem.kind, problem.files) == ("pairs", ("pairs.json",))
     assert problem.text.startswith(f"pairs.json {reason}")
-    assert put_aside(similar, [problem]) == 1
+    assert quarantine(similar, [problem]) == 1
     assert json.loads(similar.store.get("discarded/pairs.1.json")) == {"why": problem.text}
     assert found(similar) == ["pairs.json is missing"]
-    assert put_aside(similar, damage(similar)) == 0
+    assert quarantine(similar, damage(similar)) == 0
     similar.store.put("pairs.json", PAIRS)  # as they are drawn again
     assert found(similar) == []
 
@@ -249,8 +249,8 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
     (problem,) = damage(similar)
     assert (problem.kind, problem.files) == ("pairs", ())
     assert problem.text == "pairs.json is not what 3 shards were made with"
-    assert put_aside(similar, [problem]) == 0
-    message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; bring back"
+    assert quarantine(similar, [problem]) == 0
+    message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; restore the"
     with pytest.raises(InputError, match=message):
         refuse_others(similar, "pairs", Root(similar.url).made_from()["pairs"])
 
@@ -271,7 +271,7 @@ def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
     root.store.delete(root.committed()[2].tar)
     named = [p.text for p in damage(Root(root.url)) if p.kind == "index"]
     assert named[0].startswith(
-        "index/0.json: pins 1 tars that are gone or cut, shards/0000/0000002"
+        "index/0.json: pins 1 tars that are missing or cut, shards/0000/0000002"
     )
     assert named[1].startswith("index/1.json: index: ")
 
@@ -279,7 +279,7 @@ def test_a_damaged_index_and_one_that_pins_what_is_gone(root):
 def test_a_record_beyond_the_plan(root):
     put_shard(root.store, 7, tar_of(sample(14), sample(15)), first=14, groups=2, count=2)
     (problem,) = [p for p in damage(Root(root.url)) if p.kind == "record"]
-    assert problem.text.endswith("is of no shard of the plan; is an extension missing?")
+    assert problem.text.endswith("is beyond the shards of the plan; is an extension missing?")
 
 
 def test_labels_that_are_damaged_or_of_other_images(root):
@@ -292,7 +292,7 @@ def test_labels_that_are_damaged_or_of_other_images(root):
     assert LabelSet(root, LABELS_DIGEST).missing() == [1]
     (problem,) = damage(root, full=True)
     assert str(problem) == "shard 1: labels/ab12ab12ab12: damaged, or of other images"
-    assert put_aside(root, [problem]) == 1
+    assert quarantine(root, [problem]) == 1
     assert not root.store.exists(labels.name(1))
     labels.commit(1, images=root.committed()[1].sha256, groups=[labels_of(2)])
     assert found(root, full=True) == ["shard 1: labels/ab12ab12ab12: other groups than the shard's"]
@@ -330,8 +330,8 @@ def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
     entry, record = root.committed()[1], root.record(1)
     whole = root.store.get(entry.tar)
     root.store.put(entry.tar, whole[:600] + b"?" + whole[601:])
-    assert put_aside(root, verify(root)) == 0
-    assert put_aside(root, verify(root, full=True)) == 1
+    assert quarantine(root, verify(root)) == 0
+    assert quarantine(root, verify(root, full=True)) == 1
     assert root.missing() == Root(root.url).missing() == [1]
     # A store may keep an object of the same name and size, so the damaged one must be gone.
     assert not root.store.exists(entry.tar)
@@ -348,7 +348,7 @@ def test_what_is_damaged_counts_as_missing_and_can_be_made_again(root):
 def test_a_damaged_record_is_put_aside_and_its_tar_stays(root):
     tar = root.committed()[1].tar
     root.store.put(record_name(1), b'{"shard"')
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert not root.store.exists(record_name(1))
     assert root.store.exists(tar)
     assert root.missing() == [1]
@@ -359,23 +359,23 @@ def test_a_shard_that_a_living_process_works_on_is_left_to_it(root):
     with subprocess.Popen(["sleep", "60"]) as other:
         note = {"host": machine(), "pid": other.pid}
         root.store.create("leases/0000001.json", json.dumps(note).encode())
-        assert put_aside(root, verify(root)) == 0
+        assert quarantine(root, verify(root)) == 0
         assert root.missing() == []
         other.kill()
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert root.store.list("leases") == []
     assert root.missing() == [1]
 
 
 def test_unreadable_prototypes_are_put_aside_with_a_tombstone(root):
     root.store.put("prototypes.safetensors", b"x")
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert not root.store.exists("prototypes.safetensors")
     why = json.loads(root.store.get("discarded/prototypes.1.json"))["why"]
     assert why.startswith("prototypes.safetensors cannot be read")
-    assert put_aside(root, verify(root)) == 0  # missing: there is nothing to put aside
+    assert quarantine(root, verify(root)) == 0  # missing: there is nothing to put aside
     root.store.put("prototypes.safetensors", b"y")
-    assert put_aside(root, verify(root)) == 1
+    assert quarantine(root, verify(root)) == 1
     assert root.store.exists("discarded/prototypes.2.json")
 
 
@@ -388,7 +388,7 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
     names = root.store.list("")
     problems = list(verify(Root(root.url)))
     assert {p.kind for p in problems} == {"record", "index", "orphan"}
-    assert put_aside(root, problems) == 0
+    assert quarantine(root, problems) == 0
     assert root.store.list("") == names
 
 
@@ -417,5 +417,5 @@ def test_what_an_index_pins_may_have_been_made_again(root):
     assert open_index(root.store, "index/0.json").shards()[1] == first
     root.store.delete(first.tar)
     assert found(again) == [
-        f"shard 1: index/0.json: pins 1 tars that are gone or cut, {first.tar} on"
+        f"shard 1: index/0.json: pins 1 tars that are missing or cut, {first.tar} on"
     ]

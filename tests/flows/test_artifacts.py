@@ -12,7 +12,7 @@ from prefect.artifacts import Artifact, create_markdown_artifact
 from semix.calib.config import TrainConfig
 from semix.data.files import write_json
 from semix.data.formats import Failure
-from semix.data.root import Progress
+from semix.data.root import RootProgress
 from semix.data.settings import load_settings
 from semix.flows.artifacts import (
     MOST_TEXT,
@@ -33,7 +33,7 @@ from semix.flows.flow_runs import running
 from tests.handmade import make_root
 from tests.trainings import SETTINGS
 
-HALF = Progress(
+HALF = RootProgress(
     shards=4,
     done=2,
     failed=1,

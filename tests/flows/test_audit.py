@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from semix.calib.config import TrainConfig
-from semix.calib.page import Compared, noise_rows
+from semix.calib.page import ComparedNoise, noise_rows
 from semix.calib.run_folder import claim_run
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
@@ -48,7 +48,7 @@ def make_run(tmp_path_factory):
         }
         config = load_settings(TrainConfig, values | changes)
         run = claim_run(config, tmp_path_factory.mktemp(name)).parent
-        train(run)
+        train_run(run)
         return run
 
     return make
@@ -69,7 +69,7 @@ def test_the_audit_has_the_figures_of_the_report(root, judge, found):
     """Exactly: the same functions over the same numbers."""
     mixed = MixedDataset(root.url)
     agreement = measure_agreement(mixed, judge)
-    (row,) = noise_rows([Compared("all", mixed, agreement)])
+    (row,) = noise_rows([ComparedNoise("all", mixed, agreement)])
     values = json.loads(Path(found["json"]).read_text())
     overall = values["overall"]
     assert (values["series"], values["images"]) == (row.series, row.images)
@@ -124,7 +124,7 @@ def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, jud
     small = make_run("small", real={"name": "digits", "image_size": 16, "train_per_class": 6})
     audit(root.url, judge=small, out=tmp_path / "small")  # the images are scaled for it
     mixed = make_run("mixed", mixed={"url": root.url})
-    with pytest.raises(InputError, match=r"judge = .*: trained on mixed images"):
+    with pytest.raises(InputError, match=r"judge = .*: was trained on mixed images"):
         audit(root.url, judge=mixed, out=tmp_path)
     with pytest.raises(InputError, match=r"judge = .*: holds no evaluation.json"):
         audit(root.url, judge=tmp_path / "nothing", out=tmp_path)
@@ -133,7 +133,7 @@ def test_a_judge_must_have_seen_real_images_of_these_classes(root, make_run, jud
     for name in ("config.json", "evaluation.json"):
         (small / name).write_bytes((judge / name).read_bytes())
     (small / "data.json").write_text(json.dumps(other))
-    with pytest.raises(InputError, match=r"judge = .*: tells a, b, c, d, e, ... apart"):
+    with pytest.raises(InputError, match=r"judge = .*: has classes a, b, c, d, e, ..."):
         audit(root.url, judge=small, out=tmp_path)
 
 

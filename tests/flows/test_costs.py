@@ -14,7 +14,7 @@ from semix.pipeline.config import BuildConfig
 from semix.pipeline.prototypes import ensure_prototypes, read_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import generate_shard, load_models
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
 
 from tests.emulated_cuda import emulated_cuda
 

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from semix.calib.config import TrainConfig
 from semix.calib.run_folder import claim_run, is_measured
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.flows.artifacts import artifact_key
@@ -34,7 +34,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = claim_run(load_settings(TrainConfig, SETTINGS), tmp_path_factory.mktemp("run")).parent
-    train(run)
+    train_run(run)
     return run
 
 

@@ -17,7 +17,7 @@ import pytest
 from prefect import flow
 from prefect.context import FlowRunContext
 from semix.data.errors import InputError
-from semix.data.root import Progress, Root
+from semix.data.root import Root, RootProgress
 from semix.flows.slots import SlotSettings
 from semix.flows.slots.running import follow, slots_running
 from semix.flows.slots.slot import FORGOTTEN_AFTER_S
@@ -36,7 +36,7 @@ def make(url: str, settings: SlotSettings, *, enough: int = 0) -> dict[str, Any]
     """Make what is missing; an error once so many more shards are there, if that is asked for."""
     root, before = Root(url), len(Root(url).committed())
 
-    def look(progress: Progress) -> None:
+    def look(progress: RootProgress) -> None:
         if enough and progress.done >= before + enough:
             raise ValueError("enough")
 

@@ -38,8 +38,8 @@ from semix.flows.slots.slot import (
     run_lease,
     worker_arguments,
 )
-from semix.pipeline.relabel import Relabelling
-from semix.pipeline.work import Building, Work
+from semix.pipeline.relabel import RelabelJob
+from semix.pipeline.shard_job import BuildJob, ShardJob
 
 from tests.handmade import make_root
 
@@ -208,14 +208,14 @@ def test_a_pause_ends_with_the_flow(run_slot, caplog):
 # A worker of the project, which one shard kills.
 POISONED = """
 import os, sys
-from semix.pipeline import work, worker
-make = work.Building.make
+from semix.pipeline import shard_job, worker
+make = shard_job.BuildJob.make
 
-def make_or_die(self, shard, *, beat):
+def make_or_die(self, shard, *, heartbeat):
     if shard == 3: os.kill(os.getpid(), 9)
-    return make(self, shard, beat=beat)
+    return make(self, shard, heartbeat=heartbeat)
 
-work.Building.make = make_or_die
+shard_job.BuildJob.make = make_or_die
 sys.exit(worker.main())
 """
 
@@ -360,18 +360,18 @@ def killed(root: Root, *held: int | str) -> Outcome:
 
 
 @pytest.fixture(params=["images", "labels"])
-def work(request, small) -> Work:
+def work(request, small) -> ShardJob:
     """Shard 0 is made, 1 and 2 are not."""
     if request.param == "images":
         for shard in (1, 2):
             small.discard(shard)
-        return Building(small)
+        return BuildJob(small)
     made = {"annotation": {}, "encoders": {}, "features": "root", "batch": 1}
     labels = create_set(small, LabelSetRecord(digest="ab" * 32, plan=small.plan.digest, **made))
     records = [sample.record for sample in read_shard(small.store, small.committed()[0])]
     groups = [SeriesLabels(group=r.group, **r.parts()) for r in records]
     labels.commit(0, images=small.images()[0], groups=groups)
-    return Relabelling(labels)
+    return RelabelJob(labels)
 
 
 @pytest.mark.process
@@ -456,7 +456,7 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
         def silent(self, folder):
             raise error
 
-        patch.setattr(Store, "facts", silent)
+        patch.setattr(Store, "infos", silent)
         deadline = time.monotonic() + 4.0
         while time.monotonic() < deadline:
             assert not stop.is_set()
@@ -467,8 +467,8 @@ def test_a_store_that_does_not_answer_says_nothing_about_the_flow(
 def test_the_store_is_asked_now_and_then_only(tmp_path, monkeypatch):
     store, asked = Store(str(tmp_path)), []
     claim(store, "run")
-    facts = Store.facts
-    monkeypatch.setattr(Store, "facts", lambda self, folder: asked.append(1) or facts(self, folder))
+    infos = Store.infos
+    monkeypatch.setattr(Store, "infos", lambda self, folder: asked.append(1) or infos(self, folder))
     stop = FlowEnded(store, NAME)
     for _ in range(1000):
         assert not stop.is_set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from semix.data.root import Progress
+from semix.data.root import RootProgress
 from semix.flows.commands.making import next_commands
 from semix.flows.progress import Steps, describe, shown, standing
 from semix.flows.terminal import details_in, print_findings, set_up_logging
@@ -18,7 +18,7 @@ from tests.command import semix
 from tests.handmade import make_root
 
 CHECKOUT = Path(__file__).parents[2]
-NONE = Progress(
+NONE = RootProgress(
     shards=9,
     done=0,
     failed=0,

@@ -13,7 +13,6 @@ from semix.data.formats import (
     CommitRecord,
     Extension,
     Failure,
-    Format,
     LabelSetRecord,
     Lease,
     LeftOut,
@@ -22,6 +21,7 @@ from semix.data.formats import (
     SeriesFlags,
     SeriesRecord,
     ShardLabels,
+    StoredFile,
 )
 from semix.data.images import decode_image, encode_image
 from semix.data.index import ShardRows, index_text, read_index
@@ -37,7 +37,7 @@ TAR = (
 )
 # A file that says it is of a newer version is whole, and must be left alone.
 NEWER = re.compile(r" schema = \d+: (a newer|another) version of semix wrote it, this one reads ")
-FILES: dict[str, type[Format]] = {
+FILES: dict[str, type[StoredFile]] = {
     "commit": CommitRecord,
     "failure": Failure,
     "labels": ShardLabels,

@@ -10,7 +10,7 @@ from semix.pipeline.plan import BuildPlan
 from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.root import create_root, plan_of
 from semix.pipeline.shard import Models, generate_shard, load_models
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
 
 # They tell who made a shard when; everything else is a function of the plan.
 CIRCUMSTANCES = {"seconds", "wall_seconds", "attempt", "worker", "record_bytes", "discards"}

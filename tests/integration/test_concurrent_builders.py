@@ -12,7 +12,7 @@ import pytest
 from semix.data.garbage import garbage, remove
 from semix.data.root import Root
 from semix.data.verify import damage
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -34,7 +34,7 @@ def quiet(many, tmp_path_factory) -> dict[str, object]:
 
 def build(tiny: Tiny, url: str, log: Path) -> None:
     """One worker's whole life, its lines into `log`."""
-    work = Building(Root(url))
+    work = BuildJob(Root(url))
     work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
     worker = Worker(work, slot=0, slots=1, device="cpu")
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):

@@ -19,7 +19,7 @@ from semix.calib.losses import REAL_LOSSES
 from semix.calib.methods import METHODS
 from semix.calib.run_folder import claim_run
 from semix.calib.stopping import Interrupted, never
-from semix.calib.train import train
+from semix.calib.train import train_run
 from semix.data.formats import SeriesLabels
 from semix.data.real import load_real
 from semix.data.root import Root
@@ -37,7 +37,7 @@ from semix.pipeline.prototypes import ensure_prototypes
 from semix.pipeline.relabel import ensure_set_prototypes, plan_set, relabelled_config
 from semix.pipeline.root import create_root
 from semix.pipeline.shard import conditions
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 from semix.pipeline.worker import main as worker
 from torch import nn
@@ -329,7 +329,7 @@ def test_all_models_are_on_the_device_and_prototypes_are_measured_there(
         found = build("cuda", second)
         assert devices == {"cuda"}
         found.discard(1)
-        work = Building(found)
+        work = BuildJob(found)
         assert Worker(work, 0, 1, device="auto").run() == 0
         networks = list(vars(work.models.generator.denoiser.pipeline).values())
         weights = [w for part in networks if isinstance(part, nn.Module) for w in part.parameters()]
@@ -400,7 +400,7 @@ def train_on(mixed_url: str, tmp_path: Path) -> Iterator[Callable[..., Path]]:  
         config = load_settings(TrainConfig, values, overrides)
         folder = claim_run(config, tmp_path / device).parent
         AcceleratorState._reset_state(reset_partial_state=True)
-        train(folder, device=device, stop=stop)
+        train_run(folder, device=device, stop=stop)
         return folder
 
     yield run

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.store.services import Patience
+from semix.data.store.services import RetryPolicy
 from semix.data.verify import damage
 from semix.pipeline.bake import bake_shard, open_baked
 from semix.pipeline.relabel import ensure_set_prototypes, label_stored, plan_set, relabelled_config
@@ -86,8 +86,8 @@ def test_killed_around_a_request(tiny, unbroken, bucket, step, after):
 def test_a_store_that_fails_while_a_shard_is_published_is_told_by_the_status(
     tiny, unbroken, bucket, faulty_s3, monkeypatch, capsys, fault, status, told
 ):
-    hasty = Patience(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
-    monkeypatch.setattr("semix.data.store.services.PATIENT", hasty)
+    hasty = RetryPolicy(seconds=2.0, attempts=1, connect_s=1.0, answer_s=5.0)
+    monkeypatch.setattr("semix.data.store.services.DEFAULT_RETRIES", hasty)
     monkeypatch.setattr("semix.pipeline.shard.load_models", lambda *_, **__: tiny.models)
     root, publish = tiny.start(f"{bucket}/mixed"), Store.publish
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from semix.data import leases
-from semix.data.ranges import Part
+from semix.data.ranges import Partition
 from semix.data.root import Root
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.integration.conftest import Tiny, contents, tiny_plan
@@ -29,7 +29,9 @@ def many(make_config, hasty_standins, tmp_path_factory) -> Tiny:
     return tiny_plan(config, tmp_path_factory)
 
 
-def host(name: str, tiny: Tiny, url: str, log: Path, *, part: Part, dies_at: int | None) -> None:
+def host(
+    name: str, tiny: Tiny, url: str, log: Path, *, part: Partition, dies_at: int | None
+) -> None:
     """One worker's whole life on a host of that name, its lines into `log`.
 
     Args:
@@ -37,17 +39,17 @@ def host(name: str, tiny: Tiny, url: str, log: Path, *, part: Part, dies_at: int
     """
     socket.gethostname = lambda: name
     leases.TIME_TO_LIVE = 3.0  # seconds; nobody here renews so seldom
-    work = Building(Root(url))
+    work = BuildJob(Root(url))
     work.models, work.load = tiny.models, lambda **_: None  # they came with the fork
     make, made = work.make, []
 
-    def make_or_die(shard: int, *, beat) -> str:
+    def make_or_die(shard: int, *, heartbeat) -> str:
         if len(made) == dies_at:
             while len(log.read_text().splitlines()) < dies_at:  # the one before is published
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         made.append(shard)
-        return make(shard, beat=beat)
+        return make(shard, heartbeat=heartbeat)
 
     work.make = make_or_die  # type: ignore[method-assign]
     with log.open("a", buffering=1) as lines, redirect_stdout(lines):
@@ -70,7 +72,10 @@ def test_parts_are_shared_and_a_dead_hosts_is_taken_up(many, tmp_path, dies_at):
                 f"host-{part.index}", many, root.url, log, part=part, dies_at=dies
             )
         )
-        for part, log, dies in [(Part(0, 2), logs[0], None), (Part(1, 2), logs[1], dies_at)]
+        for part, log, dies in [
+            (Partition(0, 2), logs[0], None),
+            (Partition(1, 2), logs[1], dies_at),
+        ]
     ]
     ends = [wait(child) for child in children]
     assert ends == [0, 0 if dies_at is None else -signal.SIGKILL]

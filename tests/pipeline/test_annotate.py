@@ -28,9 +28,9 @@ from semix.pipeline.annotate import (
     total_variation,
 )
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
-from semix.pipeline.estimate import series_work
-from semix.pipeline.measurement import Measurement, WeightVariance, unit
+from semix.pipeline.estimate import series_cost
 from semix.pipeline.plan import MixGroup
+from semix.pipeline.prototype_statistics import Measurement, WeightVariance, unit
 from semix.pipeline.prototypes import unpack
 from semix.pipeline.root import create_root, plan_of
 from torch import Tensor
@@ -445,7 +445,7 @@ def test_the_plan_names_both_models_and_a_change_of_the_second_is_refused(
 
 
 def test_both_models_count_in_the_cost(hasty_config, second_clip):
-    alone, both = series_work(hasty_config), series_work(altered(hasty_config, second(second_clip)))
+    alone, both = series_cost(hasty_config), series_cost(altered(hasty_config, second(second_clip)))
     assert both.clip == 2 * alone.clip
     assert both.feature_width == 2 * alone.feature_width
 

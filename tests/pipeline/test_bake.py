@@ -59,7 +59,7 @@ def test_features_of_another_encoder_come_along(root, other_clip, tmp_path):
     baked = bake(root, config, labels, tmp_path / "baked")
     assert damage(baked) == []
     for shard, entry in baked.committed().items():
-        assert entry.features.sha256 == labels.heads()[shard].features.sha256
+        assert entry.features.sha256 == labels.headers()[shard].features.sha256
     assert baked.plan.models["annotation"] == labels.record.encoders
     # Its own features serve the next set, without images.
     _, next_set = label(baked, "scale=2.0")

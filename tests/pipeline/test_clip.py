@@ -19,7 +19,7 @@ from semix.pipeline.annotate import Encoders
 from semix.pipeline.checks import check_clip
 from semix.pipeline.clip import ClipEncoder, image_tower, preprocess, unsupported
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
-from semix.pipeline.estimate import clip_work
+from semix.pipeline.estimate import clip_cost
 from semix.pipeline.generators.loading import module_bytes
 
 from tests.pipeline import roots
@@ -234,7 +234,7 @@ def test_a_coca_makes_a_dataset(coca, hasty_config, tmp_path):
     """From the check of the models to the commit record, which says what CLIP computed."""
     config = roots.altered(hasty_config, f"annotation.model=local-dir:{coca}")
     root = roots.made(config, tmp_path / "mixed", "--shards", "0")
-    stored, (work, width) = roots.features(root, 0)["features"], clip_work(config.annotation)
+    stored, (work, width) = roots.features(root, 0)["features"], clip_cost(config.annotation)
     assert stored.shape[-1] == width
     record = root.committed()[0]
     assert record.tflop is not None and record.tflop > work / 1e12 > 0

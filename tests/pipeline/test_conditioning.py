@@ -5,7 +5,7 @@ import torch
 from semix.data.errors import InputError
 from semix.pipeline.conditioning import Conditioning, concatenate, interpolate, mix
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.prompts import padded_names, prompts, spoken_names
+from semix.pipeline.prompts import padded_names, prompt_names, prompts
 
 
 def config(**settings) -> GeneratorConfig:
@@ -22,13 +22,13 @@ def test_prompts_put_the_name_in_and_nothing_else():
 
 
 def test_a_class_can_be_called_something_else():
-    spoken = spoken_names(config(names={"crane": "crane bird"}), ("crane", "dog"))
+    spoken = prompt_names(config(names={"crane": "crane bird"}), ("crane", "dog"))
     assert spoken == ["crane bird", "dog"]
 
 
 def test_renaming_a_class_that_is_not_there_is_an_error():
     with pytest.raises(InputError, match=r"generator\.names = cranes: is no class .*crane, dog"):
-        spoken_names(config(names={"cranes": "crane bird"}), ("crane", "dog"))
+        prompt_names(config(names={"cranes": "crane bird"}), ("crane", "dog"))
 
 
 def words(text: str) -> int:

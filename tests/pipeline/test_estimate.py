@@ -14,22 +14,22 @@ from semix.data.images import ENCODINGS
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import AnnotationConfig, BuildConfig, GeneratorConfig
 from semix.pipeline.estimate import (
-    clip_work,
+    clip_cost,
     computed_groups,
     estimate,
     flops,
-    generator_work,
+    generator_cost,
     hours,
-    series_work,
+    series_cost,
 )
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_calls, network_rows
 from semix.pipeline.model_paths import NotHere
 from semix.pipeline.plan import BuildPlan
-from semix.pipeline.rehearsal import device_rate, rehearse
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
+from semix.pipeline.timing import device_rate, time_batch
 
 from tests.pipeline.published import (
     DIT_XL_2,
@@ -98,7 +98,7 @@ COMPUTED = 6
 )
 def test_published_networks(tmp_path, family, pipeline, networks, row, decode):
     model = configs_of(tmp_path, pipeline, networks)
-    found = generator_work(GeneratorConfig(family=family, model=model, guidance_scale=0))
+    found = generator_cost(GeneratorConfig(family=family, model=model, guidance_scale=0))
     assert found.row / GIGA == pytest.approx(row, rel=2e-3)
     assert found.decode / GIGA == pytest.approx(decode, rel=1e-3)
     assert found.image_size == {"dit": 256, "stable_diffusion": 512}.get(family, 1024)
@@ -108,7 +108,7 @@ def test_published_networks(tmp_path, family, pipeline, networks, row, decode):
     ("name", "published"), [("ViT-B-32-quickgelu", 8.82), ("ViT-L-14", 162.0), ("ViT-H-14", 334.6)]
 )
 def test_published_clip_towers(name, published):
-    work, width = clip_work(AnnotationConfig(model=name, pretrained="openai"))
+    work, width = clip_cost(AnnotationConfig(model=name, pretrained="openai"))
     assert work / GIGA == pytest.approx(published, rel=1e-3)
     assert width == {"B": 512, "L": 768, "H": 1024}[name[4]]
 
@@ -130,7 +130,7 @@ def test_the_loaded_model_computes_as_much(family, fixture, dtype, request, tiny
     latents = torch.randn(1, *generator.latent_shape)
     inputs = latents.to(generator.dtype)
     counted, _ = flops(lambda: generator.denoiser(inputs, torch.tensor(500), condition))
-    found = generator_work(config)
+    found = generator_cost(config)
     assert found.row == counted
     assert found.decode == flops(lambda: generator.decode(latents))[0]
 
@@ -140,7 +140,7 @@ def test_the_loaded_clip_computes_as_much(hasty_config):
     encoder = ClipEncoder(config, device="cpu")
     pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
     with attention_in_the_open():
-        assert clip_work(config)[0] == flops(lambda: encoder.encode(pixels))[0]
+        assert clip_cost(config)[0] == flops(lambda: encoder.encode(pixels))[0]
 
 
 def test_a_whole_text_and_image_model_gives_the_same():
@@ -148,7 +148,7 @@ def test_a_whole_text_and_image_model_gives_the_same():
     model = create_model("RN50", load_weights=False).eval()
     size = model.visual.image_size
     counted, _ = flops(lambda: model.encode_image(torch.randn(1, 3, size, size)))
-    assert clip_work(AnnotationConfig(model="RN50", pretrained="openai"))[0] == counted
+    assert clip_cost(AnnotationConfig(model="RN50", pretrained="openai"))[0] == counted
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
@@ -160,17 +160,17 @@ def test_sampling_computes_as_much_as_its_rows(tiny_sd_epsilon, tiny_names, guid
     noise = torch.randn(1, *generator.latent_shape)
     told = generator.encode(tiny_names[:1])
     counted, _ = flops(lambda: generator.sample(noise, told))
-    assert counted == network_rows(config, 1) * generator_work(config).row
+    assert counted == network_rows(config, 1) * generator_cost(config).row
 
 
 def test_models_that_are_not_here_are_not_counted(tmp_path):
-    message = r"^generator\.model = owner/model: is not on this machine; what it costs can be told"
+    message = r"^generator\.model = owner/model: is not on this machine; its cost is known once"
     with pytest.raises(NotHere, match=message):
-        generator_work(GeneratorConfig(model="owner/model", revision="0" * 40))
+        generator_cost(GeneratorConfig(model="owner/model", revision="0" * 40))
     with pytest.raises(InputError, match=r"^generator\.model = .+/gone: there is no such folder"):
-        generator_work(GeneratorConfig(model=str(tmp_path / "gone")))
+        generator_cost(GeneratorConfig(model=str(tmp_path / "gone")))
     with pytest.raises(NotHere, match=r"^annotation\.model = owner/clip: is not on this machine"):
-        clip_work(AnnotationConfig(model="hf-hub:owner/clip", revision="0" * 40))
+        clip_cost(AnnotationConfig(model="hf-hub:owner/clip", revision="0" * 40))
 
 
 def test_a_hub_model_is_counted_once_all_of_it_was_fetched(tiny_sd, tmp_path, monkeypatch):
@@ -180,12 +180,12 @@ def test_a_hub_model_is_counted_once_all_of_it_was_fetched(tiny_sd, tmp_path, mo
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = GeneratorConfig(model="owner/model", revision=COMMIT)
     with pytest.raises(NotHere, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
-        generator_work(config)
+        generator_cost(config)
     (copy / "unet").mkdir()
     with pytest.raises(NotHere, match=r"^generator\.model = owner/model: cannot be loaded"):
-        generator_work(config)
+        generator_cost(config)
     shutil.copy(tiny_sd / "unet" / "config.json", copy / "unet")
-    assert generator_work(config) == generator_work(GeneratorConfig(model=str(tiny_sd)))
+    assert generator_cost(config) == generator_cost(GeneratorConfig(model=str(tiny_sd)))
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_rows_by_hand(small):
 
 def test_tflop_by_hand(small):
     config = small("noise.strategy=select", "noise.max_cost=9")
-    work, found = series_work(config), estimate(BuildPlan(config))
+    work, found = series_cost(config), estimate(BuildPlan(config))
     row, decode = work.generator.row, work.generator.decode
     generated = found.network_rows * row + COMPUTED * 4 * decode + 20 * work.clip
     # 8 candidates at 3 alphas, 3 steps there and 3 back, for each series; by whole batches.
@@ -314,7 +314,7 @@ def test_network_calls_of_the_families(request, small, family, fixture, override
     model = request.getfixturevalue(fixture)
     more = (f"generator.family={family}", f"generator.model={model}", "generator.steps=7")
     config = small(*more, *overrides)
-    found = generator_work(config.generator)
+    found = generator_cost(config.generator)
     assert found.calls == network_calls(config.generator) == calls
     assert found.image_size == 16  # latents of 8 pixels and a VAE that doubles them
 
@@ -378,9 +378,9 @@ def test_a_batch_that_fills_up_is_counted_as_it_runs(make_config, hasty_standins
     config = make_config(
         hasty_standins, "mixing.pairs.kind=sampled", "mixing.pairs.count=3", "generator.steps=1"
     )
-    found = rehearse(BuildPlan(config), device="cpu", noise_ratio=0.5)
+    found = time_batch(BuildPlan(config), device="cpu", noise_ratio=0.5)
     assert found.images == 3 * 4
-    work = series_work(config)
+    work = series_cost(config)
     generated = 4 * (4 * 2 * work.generator.row + 4 * work.generator.decode)
     assert found.tflop == pytest.approx((generated + 3 * 4 * work.clip) / 1e12)
     assert found.build_seconds == pytest.approx(1.5 * found.seconds)  # one batch is all of it
@@ -392,7 +392,7 @@ def test_similar_pairs_need_not_be_known(make_config, hasty_standins):
     config = make_config(
         hasty_standins, "mixing.pairs.kind=similar", "mixing.pairs.count=20", "generator.steps=1"
     )
-    found = rehearse(BuildPlan(config), device="cpu", noise_ratio=0)
+    found = time_batch(BuildPlan(config), device="cpu", noise_ratio=0)
     # 20 series in shards of 6: 8 + 8 + 8 + 4 are computed, in batches of 4.
     assert found.build_seconds == pytest.approx(7 * found.seconds)
 

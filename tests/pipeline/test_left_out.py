@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from semix.data.contact_sheet import read_series, some_of_all_pairs
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
 from semix.data.pinned import Pinned
 from semix.data.root import Root
-from semix.data.series import read_series, some_of_all_pairs
 from semix.data.verify import verify
 from semix.pipeline.audit import audit
 from semix.pipeline.audit.page import write_page

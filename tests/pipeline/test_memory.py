@@ -7,7 +7,7 @@ import torch
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig, GeneratorConfig
-from semix.pipeline.estimate import TERA, generator_work
+from semix.pipeline.estimate import TERA, generator_cost
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.loading import META, load_pipeline, network_bytes, refuse_too_large
 from semix.pipeline.generators.schedulers import network_rows
@@ -173,7 +173,7 @@ def test_readme_says_what_published_models_take(hasty_config, name, tmp_path):
     base = {"real": hasty_config.real.model_dump()}
     config = load_settings(BuildConfig, base | changes)
     offloaded = load_settings(BuildConfig, base | changes, ["generator.offload=model"])
-    needed, work = memory_needed(config), generator_work(config.generator)
+    needed, work = memory_needed(config), generator_cost(config.generator)
     found = [
         f"{network_rows(config.generator, 1)} \N{MULTIPLICATION SIGN} {work.row / TERA:.1f}",
         f"{needed.network / 1e9:.1f} + {needed.texts / 1e9:.1f}",

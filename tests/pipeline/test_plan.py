@@ -142,7 +142,7 @@ def test_out_of_range_indices_are_errors():
     ("override", "message"),
     [
         ("mixing.alphas=[0, 1.5]", r"mixing\.alphas = .*1\.5 must lie in \[0, 1\]; 1 is the first"),
-        ("mixing.alphas=1", "give 2 to 100 images a series"),
+        ("mixing.alphas=1", "give 2 to 100 images per series"),
         ("generator.prompt=a photo", r"must contain \{class\} exactly once"),
         ("annotation.scale=-1", "must be positive, or auto"),
         ("generator.guidance=3", r"did you mean generator\.guidance_scale"),

@@ -33,7 +33,7 @@ def test_one_worker_measures_and_the_others_wait(make_config, hasty_standins, tm
         beats.append(sorted(root.store.list("")))
         ensure_prototypes(root, device="cpu")
 
-    prepare(root, device="cpu", beat=other_process)
+    prepare(root, device="cpu", heartbeat=other_process)
     assert len(beats) == 1 and PROTOTYPES not in beats[0]
     assert len(json.loads(root.store.get("pairs.json"))) == 3
     assert root.store.get("leases/prototypes.json") == held_by(os.getppid())
@@ -80,7 +80,7 @@ def test_damaged_prototypes_are_refused(hasty_config, tmp_path, damage):
     root = begun(hasty_config, tmp_path / "root")
     root.store.put(PROTOTYPES, damage(root.store.get(PROTOTYPES)))
     with pytest.raises(
-        ValueError, match=r"not a complete safetensors file|damaged: not of the SHA"
+        ValueError, match=r"not a complete safetensors file|damaged: does not have the SHA"
     ):
         read_prototypes(root)
 

@@ -1,19 +1,17 @@
 """Every file under configs/ is what its command reads."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from semix.calib.check import check
 from semix.calib.config import TrainConfig
 from semix.calib.study import StudyConfig, cells_of, check_cells
+from semix.configs import FOLDER as CONFIGS
 from semix.data.errors import InputError
 from semix.data.settings import load_settings
 from semix.flows.study_builds import mixed_plans
 from semix.pipeline.checks import check_generator
 from semix.pipeline.config import BuildConfig
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 FROM_HUB = {
     "cifar10-sd15.yaml",

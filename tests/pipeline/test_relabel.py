@@ -51,7 +51,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 def own_features(labels: LabelSet, shard: int) -> dict[str, Tensor]:
     """Those that the set keeps itself."""
-    return load(labels.store.get(labels.heads()[shard].features.name))
+    return load(labels.store.get(labels.headers()[shard].features.name))
 
 
 def test_another_sharpening_comes_from_stored_features(root):
@@ -118,7 +118,7 @@ def test_the_same_clip_from_images_gives_the_weights_of_the_build(root, hasty_st
     for group, sample in samples(root).items():
         ours, theirs = (torch.tensor(w) for w in (found[group].weights, sample.record.weights))
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    for shard, head in labels.heads().items():
+    for shard, head in labels.headers().items():
         both = own_features(labels, shard), features(root, shard)
         ours, theirs = (found["features"].float() for found in both)
         torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=5e-3)
@@ -202,14 +202,14 @@ def test_a_killed_worker_is_continued_and_ends_as_an_unbroken_one(root, unbroken
     labels = begin_set(root, f"model=local-dir:{other_clip}")
     process = start_worker(root, labels)
     deadline = time.monotonic() + 120
-    while not labels.heads() and time.monotonic() < deadline:
+    while not labels.headers() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = labels.heads()
+    before = labels.headers()
     assert before
     assert work(root, "--labels", labels.digest) == 0
-    assert {shard: labels.heads()[shard] for shard in before} == before
+    assert {shard: labels.headers()[shard] for shard in before} == before
     assert contents(root, labels.folder) == unbroken
     assert labels.failures() == {}
 

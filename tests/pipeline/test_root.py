@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from semix.data.errors import InputError
 from semix.data.formats import PLAN, CommitRecord, record_name
-from semix.data.layout import next_extension, stretch_of, write_extension
+from semix.data.layout import next_extension, segment_of, write_extension
 from semix.data.root import Root
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import create_root, extend_root, open_root, plan_of
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.command import semix
@@ -106,7 +106,7 @@ def test_a_root_goes_on_with_models_that_were_moved(make_config, hasty_standins,
     assert f"annotation.model = {here}/clip: there is no such folder" in capsys.readouterr().err
     again = create_root(config(there), root.url)
     assert again.plan.config["generator"]["model"] == f"{here}/sd"  # plan.json stays
-    assert Worker(Building(again), 0, 1, device="cpu").run() == 0
+    assert Worker(BuildJob(again), 0, 1, device="cpu").run() == 0
     assert tars(root) == tars(whole)
     root.discard(1)
     assert work(root, *(word for change in again.overrides for word in ("--set", change))) == 0
@@ -181,7 +181,7 @@ def test_the_groups_that_come_are_those_of_a_larger_plan(empty, hasty_config):
         g for i in range(plan.num_shards) for g in range(plan.shard(i).start, plan.shard(i).stop)
     ]
     assert covered == list(range(135))
-    added = stretch_of(again.extensions[0])
+    added = segment_of(again.extensions[0])
     assert (added.first_group, added.last_group) == (45, 134)
     assert (added.first_shard, added.last_shard) == (8, 22)
 

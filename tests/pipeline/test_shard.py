@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from scipy.special import expit, softmax
+from semix.data.contact_sheet import read_series
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.images import decode_image
 from semix.data.root import Root
-from semix.data.series import read_series
 from semix.data.store import Store
 from semix.data.verify import verify
 from semix.pipeline.annotate import simplex_projection
@@ -38,7 +38,7 @@ from semix.pipeline.shard import (
     resized,
     same_pixels,
 )
-from semix.pipeline.work import finish
+from semix.pipeline.shard_job import finish
 
 from tests.pipeline.roots import altered, contents, features, made, samples, tars
 

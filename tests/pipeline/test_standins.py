@@ -17,7 +17,7 @@ from semix.data.errors import InputError
 from semix.data.files import published
 from semix.data.real import ImageSplit, RealDataset
 from semix.pipeline.prompts import prompts
-from semix.pipeline.standins import Recipe, Stage, StandIns, standins_digest, train_standins
+from semix.pipeline.standins import Recipe, StandIns, TrainingStage, standins_digest, train_standins
 from semix.pipeline.standins.diffusion import encode, fold_standardisation, train_autoencoder
 from semix.pipeline.standins.fitting import batches, fit, load_images, seeded
 from semix.pipeline.standins.recipe import Lines, recipe_for
@@ -31,7 +31,7 @@ from semix.pipeline.standins.text import (
 )
 from semix.pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
 
-HASTY = Recipe(Stage(2, 4, 1e-3), Stage(2, 4, 1e-3), Stage(2, 4, 1e-3))
+HASTY = Recipe(TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3))
 ODD_NAMES = (
     "Great White-shark's fin",
     "café_noir",
@@ -126,7 +126,7 @@ def test_open_clip_loads_model_transform_and_tokenizer(models):
 
 @pytest.mark.process
 def test_a_clip_trained_beside_is_the_one_trained_here(tmp_path):
-    real, recipe = make_real(), replace(HASTY, clip=Stage(WORTH_A_PROCESS, 4, 1e-3))
+    real, recipe = make_real(), replace(HASTY, clip=TrainingStage(WORTH_A_PROCESS, 4, 1e-3))
     models = train_standins(real, tmp_path, recipe=recipe, progress=silent)
     beside = load_file(models.clip / "open_clip_model.safetensors")
     captions = captions_of(ODD_NAMES, recipe.templates)
@@ -179,7 +179,7 @@ def test_a_reloaded_autoencoder_is_the_one_that_was_trained(tmp_path):
 @pytest.mark.parametrize("size", [24, 40, 72])
 def test_any_multiple_of_eight_pixels_will_do(tmp_path, size):
     recipe = recipe_for(num_images=4, image_size=size)
-    stage = Stage(1, 2, 1e-3)
+    stage = TrainingStage(1, 2, 1e-3)
     hasty = replace(recipe, autoencoder=stage, denoiser=stage, clip=stage)
     real = make_real(["cat", "dog"], size=size)
     trained = train_standins(real, tmp_path, recipe=hasty, progress=silent)
@@ -282,7 +282,7 @@ def test_the_digest_follows_what_decides_the_weights():
         standins_digest(make_real(seed=1), HASTY),
         standins_digest(replace(real, class_names=("other", *ODD_NAMES[1:])), HASTY),
         standins_digest(real, replace(HASTY, seed=1)),
-        standins_digest(real, replace(HASTY, clip=Stage(3, 4, 1e-3))),
+        standins_digest(real, replace(HASTY, clip=TrainingStage(3, 4, 1e-3))),
     ]
     assert len({digest, *others}) == 5
 
@@ -436,7 +436,9 @@ def test_fit_learns_and_leaves_the_averaged_weights():
         seen.append(line.weight.item())
         return torch.nn.functional.mse_loss(line(inputs), 3 * inputs + 1)
 
-    assert list(fit([line], loss, stage=Stage(300, 1, 0.1), average_decay=0.9)) == [*range(301)]
+    assert list(fit([line], loss, stage=TrainingStage(300, 1, 0.1), average_decay=0.9)) == [
+        *range(301)
+    ]
     torch.testing.assert_close(line.weight, torch.tensor([[3.0]]), atol=0.05, rtol=0)
     torch.testing.assert_close(line.bias, torch.tensor([1.0]), atol=0.05, rtol=0)
     assert line.weight.item() not in seen

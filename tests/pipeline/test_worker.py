@@ -17,21 +17,21 @@ import torch
 from semix.data.errors import InputError
 from semix.data.formats import Failure, shard_stem
 from semix.data.leases import claim
-from semix.data.ranges import Part, parse_part
+from semix.data.ranges import Partition, parse_partition
 from semix.data.store import Store
 from semix.data.verify import verify
 from semix.pipeline.shard import make_batch
-from semix.pipeline.work import Making
+from semix.pipeline.shard_job import Making
 from semix.pipeline.worker import (
     DeviceError,
     FailsAlways,
-    Held,
+    LeaseBackoff,
+    PendingShards,
     Share,
-    Walk,
     Worker,
-    _chosen,
-    _is_passing,
+    _is_transient,
     _parse,
+    _requested_shards,
 )
 from semix.pipeline.worker import main as worker
 
@@ -85,12 +85,12 @@ class Numbers:
     def lease(self, shard: int) -> str:
         return f"numbers-{shard}"
 
-    def load(self, *, device: str, beat) -> None:
+    def load(self, *, device: str, heartbeat) -> None:
         self.loads += 1
 
-    def make(self, shard: int, *, beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat) -> Making[str]:
         self.tried.append(shard)
-        beat()
+        heartbeat()
         if shard in self.errors:
             raise self.errors[shard]
         yield
@@ -159,18 +159,18 @@ def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
 def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
     work = Numbers(tmp_path, count=3)
     work.record_failure(note(0))
-    walk = Walk(work, Share(0, 1))
-    assert walk.look()
+    pending = PendingShards(work, Share(0, 1))
+    assert pending.refresh()
     for shard in (0, 1, 2, 2):
         work.record_failure(note(shard))
-    assert walk.look()
-    assert list(walk) == [1, 0]
-    assert walk.failed == {2}
-    walk.give_up(1)
+    assert pending.refresh()
+    assert list(pending) == [1, 0]
+    assert pending.failed == {2}
+    pending.give_up(1)
     work.record_failure(note(1))
-    assert walk.look()
-    assert list(walk) == [0]
-    assert walk.failed == {1, 2}
+    assert pending.refresh()
+    assert list(pending) == [0]
+    assert pending.failed == {1, 2}
 
 
 def always(count: int) -> dict[int, Exception]:
@@ -251,11 +251,11 @@ def test_what_a_sick_worker_failed_at_a_healthy_one_makes(tmp_path):
     healthy = Numbers(tmp_path, count=30)
     make = healthy.make
 
-    def make_while_another_fails(shard: int, *, beat) -> Making[str]:
+    def make_while_another_fails(shard: int, *, heartbeat) -> Making[str]:
         while not healthy.tried and len(sick.tried) < 12:  # its slot gives up after four lives
             with pytest.raises(FailsAlways):
                 run(sick, slot=1, slots=2)
-        return make(shard, beat=beat)
+        return make(shard, heartbeat=heartbeat)
 
     healthy.make = make_while_another_fails  # type: ignore[method-assign]
     assert run(healthy, slot=0, slots=2) == 0
@@ -267,10 +267,10 @@ def test_a_shard_that_we_failed_at_and_another_made_is_no_failure_in_the_end(tmp
     work = Numbers(tmp_path, count=2, errors={0: ValueError("no")})
     make = work.make
 
-    def make_what_failed(shard: int, *, beat) -> Making[str]:
+    def make_what_failed(shard: int, *, heartbeat) -> Making[str]:
         if shard == 1:
             work.store.create("done/0", b"")
-        return make(shard, beat=beat)
+        return make(shard, heartbeat=heartbeat)
 
     work.make = make_what_failed  # type: ignore[method-assign]
     assert run(work) == 0
@@ -313,13 +313,13 @@ def test_what_another_worker_holds_is_waited_for_and_taken_over(tmp_path):
     assert holder.stdout.readline() == "held\n"
     beats = []
 
-    def beat() -> None:
+    def heartbeat() -> None:
         beats.append(list(work.tried))
         if len(beats) == 3:  # it waited: the holder goes without letting go
             holder.kill()
             holder.wait()
 
-    assert run(work, beat=beat) == 0
+    assert run(work, heartbeat=heartbeat) == 0
     assert work.tried == [1, 0]
     assert beats[2] == [1]
 
@@ -340,20 +340,20 @@ def test_leases_are_renewed_while_a_shard_is_made(tmp_path, monkeypatch):
     name = "leases/numbers-0.json"
     seen = []
 
-    def beat() -> None:
+    def heartbeat() -> None:
         with suppress(FileNotFoundError):  # published by now
             seen.append((tmp_path / name).stat().st_mtime_ns)
 
     make = work.make
 
-    def slow(shard: int, *, beat) -> Making[str]:
+    def slow(shard: int, *, heartbeat) -> Making[str]:
         for _ in range(3):
             time.sleep(0.02)
-            beat()
-        return make(shard, beat=beat)
+            heartbeat()
+        return make(shard, heartbeat=heartbeat)
 
     work.make = slow  # type: ignore[method-assign]
-    assert run(work, beat=beat) == 0
+    assert run(work, heartbeat=heartbeat) == 0
     assert len(set(seen)) > 2
 
 
@@ -363,14 +363,14 @@ def test_the_lease_of_a_shard_is_renewed_until_it_is_published(tmp_path, monkeyp
     leases = [tmp_path / f"leases/numbers-{shard}.json" for shard in range(2)]
     make, seen, looked = work.make, [], Event()
 
-    def overlapping(shard: int, *, beat) -> Making[str]:
+    def overlapping(shard: int, *, heartbeat) -> Making[str]:
         if shard == 1:
             for _ in range(3):
                 time.sleep(0.02)
-                beat()
+                heartbeat()
                 seen.append([lease.stat().st_mtime_ns for lease in leases])
             looked.set()
-        making = make(shard, beat=beat)
+        making = make(shard, heartbeat=heartbeat)
         yield next(making)
         assert looked.wait(30)
         assert leases[shard].exists()
@@ -394,11 +394,11 @@ def test_a_lease_that_cannot_be_read_costs_no_shard(tmp_path, monkeypatch, broke
     work = Numbers(tmp_path, count=3)
     make = work.make
 
-    def make_and_break(shard: int, *, beat) -> Making[str]:
+    def make_and_break(shard: int, *, heartbeat) -> Making[str]:
         lease = tmp_path / f"leases/numbers-{shard}.json"
         if shard == 1 and broken_at == "renewal":
             unreadable(lease)
-        said = yield from make(shard, beat=beat)
+        said = yield from make(shard, heartbeat=heartbeat)
         if shard == 1 and broken_at == "release":
             unreadable(lease)
         return said
@@ -430,7 +430,7 @@ def test_a_store_that_fails_asks_for_a_new_process(capsys, root):
     ],
 )
 def test_only_what_may_pass_asks_for_a_new_process(error, passes):
-    assert _is_passing(error) is passes
+    assert _is_transient(error) is passes
 
 
 def test_a_lease_that_cannot_be_renewed_is_no_shards_failure(tmp_path, monkeypatch):
@@ -512,7 +512,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, beat):
+    def make(self, shard, *, heartbeat):
         print("making", flush=True)
         time.sleep(600)
 
@@ -541,7 +541,7 @@ from semix.pipeline.worker import Worker, _stop
 from tests.pipeline.test_worker import Numbers
 
 class Slow(Numbers):
-    def make(self, shard, *, beat):
+    def make(self, shard, *, heartbeat):
         if shard == 1:
             try:
                 print("making shard 1", flush=True)
@@ -551,7 +551,7 @@ class Slow(Numbers):
         yield
         while not self.store.exists("go"):
             time.sleep(0.01)
-        return (yield from super().make(shard, beat=beat))
+        return (yield from super().make(shard, heartbeat=heartbeat))
 
 signal.signal(signal.SIGTERM, _stop)
 Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
@@ -560,7 +560,7 @@ Worker(Slow(Path(sys.argv[1]), count=2), 0, 1, device="cpu").run()
 
 def test_a_part_comes_first_then_the_next_ones_backwards(tmp_path):
     work = Numbers(tmp_path, count=9)
-    assert run(work, slot=1, slots=2, part=Part(1, 3)) == 0
+    assert run(work, slot=1, slots=2, part=Partition(1, 3)) == 0
     assert work.tried == [3, 5, 4, 8, 7, 6, 2, 1, 0]
 
 
@@ -568,9 +568,9 @@ def test_shards_and_part_may_be_named_on_the_command_line(tmp_path):
     file = tmp_path / "shards"
     file.write_text("0,2-3")
     options = _parse(["/root", "--range", "1/4", "--shards-file", str(file)])
-    assert parse_part(options.range) == Part(1, 4)
-    assert list(_chosen(options)) == [0, 2, 3]
-    assert _chosen(_parse(["/root"])) is None
+    assert parse_partition(options.range) == Partition(1, 4)
+    assert list(_requested_shards(options)) == [0, 2, 3]
+    assert _requested_shards(_parse(["/root"])) is None
 
 
 def test_a_part_that_is_none_is_told_by_the_exit_status(tmp_path, capsys, root):
@@ -591,16 +591,16 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("semix.pipeline.worker.LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.LOOKS_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_SHARE", 0)
     work = Numbers(tmp_path, count=100)
     asked = []
     make, is_done = work.make, work.is_done
 
-    def make_one_and_others_the_rest(shard: int, *, beat) -> Making[str]:
+    def make_one_and_others_the_rest(shard: int, *, heartbeat) -> Making[str]:
         for other in range(1, work.count):
             work.store.create(f"done/{other}", b"")
-        return make(shard, beat=beat)
+        return make(shard, heartbeat=heartbeat)
 
     work.make = make_one_and_others_the_rest  # type: ignore[method-assign]
     work.missing = lambda: [s for s in range(work.count) if not is_done(s)]  # type: ignore
@@ -611,7 +611,7 @@ def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, 
 
 
 def test_a_million_shards_are_walked_without_a_copy_of_them():
-    share = Share(1, 8, Part(3, 10))
+    share = Share(1, 8, Partition(3, 10))
     total = 10**6
     tracemalloc.start()
     try:
@@ -628,7 +628,7 @@ def test_a_million_shards_are_walked_without_a_copy_of_them():
 def test_the_longer_a_shard_is_held_the_less_often_it_is_asked_for(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    held, asked = Held(), []
+    held, asked = LeaseBackoff(), []
     for _ in range(20_000):
         if held.due(7):
             asked.append(now[0] - 100)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 from semix.calib.corruptions import corrupt
-from semix.calib.corruptions.digital import _affine_places
+from semix.calib.corruptions.digital import _affine_coordinates
 from semix.calib.corruptions.pixels import mirrored, read_at, reflected
 
 
@@ -68,14 +68,14 @@ def test_images_are_read_between_their_pixels():
 
 
 def test_an_affine_map_takes_the_corners_where_it_says():
-    rows, columns = _affine_places(np.zeros((1, 3, 2)), 8)
+    rows, columns = _affine_coordinates(np.zeros((1, 3, 2)), 8)
     assert np.allclose(rows[0], np.indices((8, 8))[0])
     assert np.allclose(columns[0], np.indices((8, 8))[1])
-    rows, columns = _affine_places(np.tile([2.0, -1.0], (1, 3, 1)), 8)
+    rows, columns = _affine_coordinates(np.tile([2.0, -1.0], (1, 3, 1)), 8)
     assert np.allclose(rows[0, 3, 3], 4)  # what is here was one row below
     assert np.allclose(columns[0, 3, 3], 1)  # and two columns to the left
     # Of the corners (x, y) = (6, 6), (6, 2) and (2, 2) the first goes one column to the right.
-    rows, columns = _affine_places(np.array([[[1.0, 0], [0, 0], [0, 0]]]), 8)
+    rows, columns = _affine_coordinates(np.array([[[1.0, 0], [0, 0], [0, 0]]]), 8)
     places = [(columns[0, y, x], rows[0, y, x]) for x, y in ((7, 6), (6, 2), (2, 2))]
     assert np.allclose(places, [(6, 6), (6, 2), (2, 2)])
 

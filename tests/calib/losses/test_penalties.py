@@ -349,7 +349,7 @@ def test_crl_leaves_its_history_in_eval_mode():
 
 def test_bad_input_of_crl_is_named():
     logits, targets = batch(samples=4)
-    with pytest.raises(ValueError, match=r"indices are None: CRL needs \[4\], one a sample"):
+    with pytest.raises(ValueError, match=r"indices are None: CRL needs \[4\]"):
         crl()(logits, targets)
     with pytest.raises(ValueError, match=r"indices are \(3,\): CRL needs \[4\]"):
         crl()(logits, targets, indices=torch.arange(3))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from torch import Tensor, nn
 
 CLASSES, SIZE = 5, 4
@@ -32,15 +32,15 @@ def linear() -> Linear:
 
 
 @pytest.fixture
-def make_batch() -> Callable[..., Batch]:
+def make_batch() -> Callable[..., TrainingBatch]:
     """make_batch(samples, seed): random images of random classes."""
 
-    def make(samples: int = 8, seed: int = 0) -> Batch:
+    def make(samples: int = 8, seed: int = 0) -> TrainingBatch:
         rng = torch.Generator().manual_seed(seed)
         shape = (samples, SIZE, SIZE, 3)
         images = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
         targets = torch.randint(CLASSES, (samples,), generator=rng)
-        return Batch(images, targets, torch.arange(samples))
+        return TrainingBatch(images, targets, torch.arange(samples))
 
     return make
 

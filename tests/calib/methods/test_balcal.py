@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from semix.calib.batches import Batch
+from semix.calib.batches import TrainingBatch
 from semix.calib.losses import REAL_LOSSES, build_loss, build_mixed_loss
 from semix.calib.losses.base import Outputs
 from semix.calib.methods import build_method
@@ -50,7 +50,7 @@ def test_rare_classes_of_a_batch_have_longer_vectors():
 def test_loss_and_gradient_in_numpy(peer, start):
     method, backbone = adapted(start=start)
     head, seen = backbone.classifier, features()
-    batch = Batch(torch.zeros(8, 4, 4, 3), TARGETS, torch.arange(8))
+    batch = TrainingBatch(torch.zeros(8, 4, 4, 3), TARGETS, torch.arange(8))
     outcome = method(lambda images: (head(seen), seen), batch, CE)
     with torch.no_grad():
         directions = head.adaptor(seen).double().numpy()  # batch norms see the same batch again

@@ -7,7 +7,7 @@ import pytest
 import torch
 from semix.calib.metrics import bootstrap_intervals, calibration_metrics
 from semix.calib.metrics.bootstrap import INTERVALS, resampled
-from semix.calib.metrics.one_pass import as_given, read_predictions
+from semix.calib.metrics.one_pass import read_predictions, validated_inputs
 from torch import Tensor
 
 
@@ -38,7 +38,7 @@ def test_a_resample_draws_the_same_images_whatever_was_predicted_of_them():
     logits, targets = random_case(4, 30)
     cooler = logits * torch.linspace(0.2, 3, 30)[:, None]  # another order, the same predictions
     one, other = (
-        resampled(read_predictions(*as_given(each, targets), 10), 10, resamples=5, seed=0)
+        resampled(read_predictions(*validated_inputs(each, targets), 10), 10, resamples=5, seed=0)
         for each in (logits, cooler)
     )
     assert one[:, 0].tolist() == pytest.approx(other[:, 0].tolist(), abs=1e-12)  # accuracy

@@ -362,7 +362,7 @@ def test_conformal_sets_keep_their_promise_on_exchangeable_images():
         targets = torch.multinomial((logits / 2).softmax(1), 1, generator=rng)[:, 0]
         held_out, test = (logits[:100], targets[:100]), (logits[100:], targets[100:])
         for score in SCORES:
-            found = conformal_sets(held_out, test, score=score, miss=0.1)
+            found = conformal_sets(held_out, test, score=score, miscoverage=0.1)
             missed[score] += (1 - found.coverage) / 200
             assert 1 <= found.size <= 5
     assert max(missed.values()) < 0.1 + 0.005
@@ -370,7 +370,7 @@ def test_conformal_sets_keep_their_promise_on_exchangeable_images():
 
 def test_too_few_held_out_images_give_whole_sets():
     logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
-    found = conformal_sets((logits, targets), (logits, targets), score="thr", miss=0.1)
+    found = conformal_sets((logits, targets), (logits, targets), score="thr", miscoverage=0.1)
     assert (found.coverage, found.size) == (1, 3)
 
 

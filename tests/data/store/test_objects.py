@@ -117,10 +117,10 @@ def test_a_damaged_object_is_replaced_and_an_equal_one_is_not(store, tmp_path, d
     store.put("a.tar", damage)
     store.publish(path, "a.tar")
     assert store.get("a.tar") == b"equal bytes"
-    modified = store.facts("")["a.tar"]
+    modified = store.infos("")["a.tar"]
     time.sleep(1.1)  # S3 tells whole seconds
     store.publish(path, "a.tar")
-    assert store.facts("")["a.tar"] == modified
+    assert store.infos("")["a.tar"] == modified
 
 
 def test_a_killed_upload_shows_nothing_and_is_swept(store, large, faulty_s3):
@@ -197,7 +197,7 @@ def test_more_objects_than_a_page_holds_are_listed(store):
     for name in names:
         client.put_object(Bucket=bucket, Key=f"root/{name}", Body=b"1")
     assert store.list("shards") == names
-    assert list(store.facts("shards")) == names
+    assert list(store.infos("shards")) == names
 
 
 def test_google_takes_a_large_file_in_chunks(gs_bucket, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import traceback
 import pytest
 from semix.data.errors import InputError
 from semix.data.store import Store, services
-from semix.data.store.services import Patience, retrying
+from semix.data.store.services import RetryPolicy, retrying
 
 from tests.s3 import KEY_ID, SECRET, s3_client
 
@@ -43,7 +43,7 @@ def test_a_fifth_of_the_requests_may_fail(store, faulty_s3, faults):
     store.put("a/0", b"0")
     names = [f"a/{number}" for number in range(8)]
     assert store.list("a") == names
-    assert [fact.bytes for fact in store.facts("a").values()] == [1] + 7 * [len(CONTENT)]
+    assert [fact.bytes for fact in store.infos("a").values()] == [1] + 7 * [len(CONTENT)]
     assert store.get_many(names) == {"a/0": b"0"} | dict.fromkeys(names[1:], CONTENT)
     with store.open("a/3") as file:
         assert hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(CONTENT).digest()
@@ -77,8 +77,8 @@ def test_an_open_file_goes_on_where_it_was_cut(store, faulty_s3):
 
 def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
-        Patience(seconds=0.5, attempts=1, connect_s=1, answer_s=1),
+        "semix.data.store.services.DEFAULT_RETRIES",
+        RetryPolicy(seconds=0.5, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
     store.put("shard.tar", CONTENT)
@@ -94,8 +94,8 @@ def test_an_open_file_never_ends_short(store, faulty_s3, monkeypatch):
 
 def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
-        Patience(seconds=1.0, attempts=1, connect_s=1, answer_s=0.5),
+        "semix.data.store.services.DEFAULT_RETRIES",
+        RetryPolicy(seconds=1.0, attempts=1, connect_s=1, answer_s=0.5),
     )
     store = Store(store.url)
     store.put("a", b"1")
@@ -194,8 +194,8 @@ def test_a_server_that_overwrites_is_refused(store, faulty_s3):
 
 def test_no_secret_in_logs_errors_or_pickles(store, faulty_s3, caplog, monkeypatch):
     monkeypatch.setattr(
-        "semix.data.store.services.PATIENT",
-        Patience(seconds=2, attempts=1, connect_s=1, answer_s=1),
+        "semix.data.store.services.DEFAULT_RETRIES",
+        RetryPolicy(seconds=2, attempts=1, connect_s=1, answer_s=1),
     )
     store = Store(store.url)
     assert not store.exists("a")  # connected, which may take a busy machine all the patience
@@ -224,13 +224,13 @@ def test_pauses_grow_and_end(monkeypatch):
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", heals=lambda error: "slow", patience=services.PATIENT)
+        retrying(fail, what="a", is_transient=lambda error: "slow", policy=services.DEFAULT_RETRIES)
     # The last pause is the one that would have ended too late: at most 24 s are left over.
     assert 96 < sum(slept) <= 120
     assert 0.1 <= slept[0] <= 0.3 and max(slept) <= 24
     assert slept[3] > slept[0] and slept[6] > slept[3]
     with pytest.raises(TimeoutError):
-        retrying(fail, what="a", heals=lambda error: None, patience=services.PATIENT)
+        retrying(fail, what="a", is_transient=lambda error: None, policy=services.DEFAULT_RETRIES)
 
 
 def test_the_bytes_are_those_that_another_client_sees(bucket):

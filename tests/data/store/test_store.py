@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from semix.data.errors import InputError, TooLarge
+from semix.data.installation import install_command
 from semix.data.store import Store
 
 
@@ -88,7 +89,7 @@ def test_a_missing_package_is_named(protocol, package):
         f"from semix.data.store import Store\nStore('{protocol}://bucket/x')\n"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    remedy = f"url = {protocol}://bucket/x: needs {package}: pip install 'semix[{protocol}]'"
+    remedy = f"url = {protocol}://bucket/x: needs {package}: {install_command(protocol)}"
     assert remedy in found.stderr
 
 
@@ -127,7 +128,7 @@ def test_facts_are_by_the_clock_of_the_store(store):
     before = store.now()
     store.put("a/b/c/d.json", b"12345")
     store.put("a/e.json", b"")
-    facts = store.facts("a")
+    facts = store.infos("a")
     assert [(name, fact.bytes) for name, fact in facts.items()] == [
         ("a/b/c/d.json", 5),
         ("a/e.json", 0),
@@ -135,7 +136,7 @@ def test_facts_are_by_the_clock_of_the_store(store):
     # S3 tells whole seconds.
     assert all(before - 1 <= fact.modified <= store.now() + 1 for fact in facts.values())
     assert abs(store.now() - time.time()) < 5
-    assert store.facts("none") == {}
+    assert store.infos("none") == {}
 
 
 def test_get_many_leaves_out_what_is_not_there(store):
@@ -243,7 +244,7 @@ def test_names_that_lead_out_of_the_store_are_refused(store, name):
         lambda: store.get_many([name]),
         lambda: store.staging(name),
         lambda: store.publish(Path("x"), name),
-        lambda: store.facts(name or "/"),
+        lambda: store.infos(name or "/"),
     ):
         with pytest.raises(ValueError, match="is not a name within a store"):
             attempt()
@@ -294,14 +295,14 @@ def test_a_place_that_can_be_written_is_left_as_it_was(store, tmp_path):
 def test_a_place_that_holds_something_else_is_refused(store):
     for name in (".DS_Store", ".cache/a", "probe-host-1"):  # hidden, or another who tries it
         store.put(name, b"")
-    store.refuse_strangers("mixed dataset", own="plan.json")
+    store.require_empty_or_own("mixed dataset", own="plan.json")
     for name in ("cats/1.jpg", "dogs/1.jpg", "readme.txt", "x/y/z"):
         store.put(name, b"")
     told = rf"^out = {store.url}: holds cats, dogs, readme.txt and 1 more, and is no mixed dataset;"
     with pytest.raises(InputError, match=told):
-        store.refuse_strangers("mixed dataset", own="plan.json")
+        store.require_empty_or_own("mixed dataset", own="plan.json")
     store.put("plan.json", b"{}")
-    store.refuse_strangers("mixed dataset", own="plan.json")
+    store.require_empty_or_own("mixed dataset", own="plan.json")
 
 
 def test_what_is_larger_than_its_reader_takes_is_refused_by_name(store):

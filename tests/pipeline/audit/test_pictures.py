@@ -7,7 +7,7 @@ from semix.pipeline.audit.pictures import (
     Duplicates,
     difference_hash,
     find_duplicates,
-    look_at,
+    measure_pictures,
 )
 
 ALPHAS = np.linspace(0, 1, 3)
@@ -25,7 +25,7 @@ def ramp(side: int = 16) -> np.ndarray:
 
 
 def faults(images: np.ndarray) -> list[set[str]]:
-    found = look_at(images, np.linspace(0, 1, len(images))).faults
+    found = measure_pictures(images, np.linspace(0, 1, len(images))).faults
     return [{name for bit, name in enumerate(FAULTS) if value >> bit & 1} for value in found]
 
 
@@ -61,26 +61,26 @@ def test_hash_ignores_noise_on_a_flat_background():
 @pytest.mark.parametrize("side", [7, 8, 9, 30])
 def test_any_size_gives_a_hash(side):
     images = np.random.default_rng(1).integers(0, 256, (2, side, side + 3, 3), dtype=np.uint8)
-    found = look_at(images, ALPHAS[:2])
+    found = measure_pictures(images, ALPHAS[:2])
     assert found.hashes.shape == (2, 2) and found.coarse.shape == (2, 19)
 
 
 def test_coarse_thumbnail_is_a_mean_of_each_cell_and_of_each_colour():
     image = np.zeros((1, 8, 8, 3), dtype=np.uint8)
     image[0, :2, :2] = (90, 60, 30)  # the first of 4 x 4 cells
-    found = look_at(image, ALPHAS[:1]).coarse[0]
+    found = measure_pictures(image, ALPHAS[:1]).coarse[0]
     assert found[:16].tolist() == [60] + 15 * [0]
     assert found[16:].tolist() == [round(level * 4 / 64) for level in (90, 60, 30)]
 
 
 def test_steps_follow_alpha_and_not_the_order_of_storage():
     images = grey(0, 30, 10)
-    assert look_at(images, np.array([0.0, 1.0, 0.5])).steps.tolist() == [10.0, 20.0]
+    assert measure_pictures(images, np.array([0.0, 1.0, 0.5])).steps.tolist() == [10.0, 20.0]
 
 
 def test_equal_pixels_alone_have_equal_digests():
     images = np.stack([ramp(), ramp(), ramp() + np.uint8(1)])
-    first, same, other = look_at(images, ALPHAS).exact
+    first, same, other = measure_pictures(images, ALPHAS).exact
     assert first == same != other
 
 
@@ -102,7 +102,7 @@ def images() -> np.ndarray:
 
 def find(images: np.ndarray, usable: np.ndarray | None = None) -> Duplicates:
     alphas = np.linspace(0, 1, images.shape[1])
-    found = [look_at(series, alphas) for series in images]
+    found = [measure_pictures(series, alphas) for series in images]
     parts = (np.stack([getattr(f, key) for f in found]) for key in ("hashes", "coarse", "exact"))
     everything = np.ones(images.shape[:2], dtype=bool)
     return find_duplicates(*parts, usable=everything if usable is None else usable)

@@ -104,7 +104,7 @@ def reference(generator: Any, names: list[str], noise: Tensor, output: str) -> n
         pipeline.scheduler = generator.scheduler
     written = prompts(config.prompt, names)
     if config.pad_names:
-        written = checked_prompts(config, names, generator.denoiser.texts.tokenizers)[0]
+        written = checked_prompts(config, names, generator.denoiser.prompt_encoder.tokenizers)[0]
     flux = config.family == "flux"
     images = pipeline(
         prompt=written,

@@ -13,7 +13,7 @@ from semix.data.settings import load_settings
 from semix.pipeline.checks import check_generator, check_prompts
 from semix.pipeline.conditioning import Conditioning
 from semix.pipeline.config import BuildConfig, GeneratorConfig
-from semix.pipeline.generators import flow_models, load_generator, texts
+from semix.pipeline.generators import flow_models, load_generator, prompt_encoder
 from semix.pipeline.generators.flow_models import packed, unpacked
 from semix.pipeline.generators.loading import load_pipeline
 from semix.pipeline.generators.schedulers import inversion_pair, network_rows
@@ -211,7 +211,7 @@ def test_prompts_are_encoded_as_z_images_own_pipeline_does(tiny_z_image):
     denoiser = load_generator(settings(tiny_z_image, Z_IMAGE), device="cpu").denoiser
     pipeline = ZImagePipeline.from_pretrained(tiny_z_image, use_safetensors=True)
     (theirs,), (empty,) = pipeline.encode_prompt("a photo of a dog")
-    torch.testing.assert_close(denoiser.texts.of(["a photo of a dog"]).tokens[0], theirs)
+    torch.testing.assert_close(denoiser.prompt_encoder.rows(["a photo of a dog"]).tokens[0], theirs)
     torch.testing.assert_close(denoiser.unconditional.tokens[0], empty)
     assert len(empty) < len(theirs)
 
@@ -235,10 +235,10 @@ def test_prompts_are_encoded_once_on_a_machine_and_before_the_transformer_comes(
     loaded = []
 
     def watch(config, *, device, **parts):
-        loaded.append({*texts.ENCODERS, *texts.IMAGES} - set(parts))
+        loaded.append({*prompt_encoder.ENCODERS, *prompt_encoder.IMAGES} - set(parts))
         return load_pipeline(config, device=device, **parts)
 
-    for module in (texts, flow_models):
+    for module in (prompt_encoder, flow_models):
         monkeypatch.setattr(module, "load_pipeline", watch)
     config, names = settings(request.getfixturevalue(model), values), ["dog", "crane"]
     first = load_generator(config, device="cpu", names=names).encode(names)

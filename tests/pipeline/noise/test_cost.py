@@ -1,4 +1,4 @@
-"""What choosing noise costs, against figures worked out by hand."""
+"""What selecting noise costs, against figures worked out by hand."""
 
 import math
 import subprocess
@@ -96,7 +96,7 @@ def test_what_is_too_dear_is_refused_with_its_price_and_what_to_do():
     with pytest.raises(InputError) as refused:
         refuse_cost(plan)
     assert str(refused.value) == (
-        "noise.candidates = 96: choosing noise would cost 18 times what generating costs "
+        "noise.candidates = 96: selecting noise would cost 18 times what generating costs "
         "(1,036,800 network rows against 57,600), above noise.max_cost = 2; take fewer "
         "candidates, noise.halving: true, or raise noise.max_cost"
     )

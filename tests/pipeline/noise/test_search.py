@@ -9,7 +9,13 @@ from semix.pipeline.config import BuildConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import ddim_pair
 from semix.pipeline.noise import initial_noise, inversion_stability, select_noise
-from semix.pipeline.noise.cost import Rung, choices_at_once, production_batch, rungs, selection_rows
+from semix.pipeline.noise.cost import (
+    Rung,
+    production_batch,
+    rungs,
+    selection_rows,
+    selections_at_once,
+)
 from semix.pipeline.noise.search import Scorer
 from semix.pipeline.noise.source import scoring_points
 from torch import Tensor
@@ -320,7 +326,7 @@ def test_the_rows_are_those_that_were_counted_beforehand(
     generator, embeddings, overrides, tiny_names
 ):
     config = build_config("noise.steps=6", "noise.candidates=8", *overrides)
-    noise, choices = config.noise, choices_at_once(config)
+    noise, choices = config.noise, selections_at_once(config)
     assert choices == (2 if noise.strategy == "select" else 1)
     rows, sizes = [], set()
 

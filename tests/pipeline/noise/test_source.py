@@ -21,7 +21,7 @@ from semix.pipeline.noise import initial_noise, inversion_stability
 from semix.pipeline.noise.source import noise_digest, noise_source
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import load_models, mix_groups, regenerate
-from semix.pipeline.work import Building
+from semix.pipeline.shard_job import BuildJob
 from semix.pipeline.worker import Worker
 
 from tests.pipeline.roots import begun, made, samples, tars, work
@@ -148,7 +148,7 @@ def test_leases_are_renewed_while_noise_is_chosen(
     root = begun(make_config(hasty_standins, *SETTINGS, *one), tmp_path)
     forgotten, held = [], []
 
-    def beat() -> None:
+    def heartbeat() -> None:
         """All leases are old after each beat, unless they are renewed at the next."""
         names, now = root.store.list("leases"), root.store.now()
         held.append({name.split("/")[1] for name in names})
@@ -156,7 +156,7 @@ def test_leases_are_renewed_while_noise_is_chosen(
         for name in names:
             os.utime(f"{root.url}/{name}", (now - 2 * TIME_TO_LIVE,) * 2)
 
-    assert Worker(Building(root), 0, 1, device="cpu", beat=beat).run() == 0
+    assert Worker(BuildJob(root), 0, 1, device="cpu", heartbeat=heartbeat).run() == 0
     assert held.count({"0000000.json"}) >= 2
     assert not any(forgotten)
 
@@ -198,7 +198,7 @@ def test_a_scheduler_that_cannot_be_inverted_is_refused_while_loading(built):
 
 def test_beats_come_while_noise_is_chosen(built):
     plan, beats = plan_of(built), []
-    models = load_models(built, plan, device="cpu", beat=lambda: beats.append(1))
+    models = load_models(built, plan, device="cpu", heartbeat=lambda: beats.append(1))
     models.noise([plan.group(0)])
     assert len(beats) == 3  # batches: 3 groups x 3 candidates x 3 alphas in at most 12 rows
 

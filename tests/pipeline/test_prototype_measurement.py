@@ -20,15 +20,20 @@ from semix.data.machine import cache_folder
 from semix.data.real import ImageSplit, RealDataConfig, load_real
 from semix.data.settings import load_settings
 from semix.data.store import Store
-from semix.pipeline import survey
+from semix.pipeline import prototype_measurement
 from semix.pipeline.annotate import class_prototypes
 from semix.pipeline.clip import ClipEncoder
 from semix.pipeline.config import AnnotationConfig
-from semix.pipeline.measurement import Measurement, WeightVariance, coinciding, measured
+from semix.pipeline.prototype_measurement import FeatureChunks, similar_pairs
+from semix.pipeline.prototype_statistics import (
+    Measurement,
+    WeightVariance,
+    coinciding,
+    measure_features,
+)
 from semix.pipeline.prototypes import ensure_prototypes, measure, read_prototypes, unpack
 from semix.pipeline.provenance import annotation_identity
 from semix.pipeline.root import create_root
-from semix.pipeline.survey import FeatureChunks, similar_pairs
 
 from tests.pipeline.roots import altered, begun
 
@@ -60,8 +65,8 @@ def encoded(monkeypatch) -> list[int]:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(survey, "BATCH", 32)
-    monkeypatch.setattr(survey, "CHUNK", 64)
+    monkeypatch.setattr(prototype_measurement, "BATCH", 32)
+    monkeypatch.setattr(prototype_measurement, "CHUNK", 64)
 
 
 def test_a_second_root_measures_nothing(hasty_config, tmp_path, cache, encoded):
@@ -126,10 +131,10 @@ KILLED = """
 import os, sys
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.pipeline import survey
+from semix.pipeline import prototype_measurement
 from semix.pipeline.prototypes import ensure_prototypes
 
-survey.BATCH, survey.CHUNK = 32, 64
+prototype_measurement.BATCH, prototype_measurement.CHUNK = 32, 64
 create, made = Store.create, []
 
 def killed_after_two(self, name, content):
@@ -233,7 +238,7 @@ def test_a_class_without_training_images_is_named(hasty_config, tmp_path, monkey
     kept = real.train.targets != 3
     train = ImageSplit(real.train.targets[kept], real.train.load, real.train.content)
     lacking = type(real)(real.class_names, train, real.validation, real.test)
-    monkeypatch.setattr(survey, "load_real", lambda config: lacking)
+    monkeypatch.setattr(prototype_measurement, "load_real", lambda config: lacking)
     with pytest.raises(InputError, match="real = class 'three': has no training images; add some"):
         measured_for(hasty_config.annotation, RealDataConfig(name="digits"), tmp_path)
 
@@ -296,7 +301,7 @@ def test_a_dial_as_set_is_printed_where_it_is_unusual(hasty_config, tmp_path, ca
 def test_whoever_watches_hears_of_each_batch(hasty_config, tmp_path, cache, small_chunks):
     beats: list[int] = []
     root = create_root(hasty_config, str(tmp_path / "root"))
-    ensure_prototypes(root, device="cpu", beat=lambda: beats.append(1))
+    ensure_prototypes(root, device="cpu", heartbeat=lambda: beats.append(1))
     assert len(beats) == 10  # 300 images in chunks of 64, batches of 32
 
 
@@ -347,7 +352,7 @@ def numpy_variance(features, targets, means, prototypes) -> float:
 
 def test_a_stream_measures_what_all_features_at_once_say():
     features, targets = real_features()
-    found = measured(in_batches(features, targets), CLASSES)
+    found = measure_features(in_batches(features, targets), CLASSES)
     assert torch.equal(found.prototypes, class_prototypes(features, targets, CLASSES))
     f, t = features.double().numpy(), targets.numpy()
     means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
@@ -357,7 +362,7 @@ def test_a_stream_measures_what_all_features_at_once_say():
 
 def test_unit_features_have_prototypes_and_a_spread_of_their_own():
     features, targets = real_features()
-    found = measured(in_batches(features, targets), CLASSES)
+    found = measure_features(in_batches(features, targets), CLASSES)
     f = features.double().numpy()
     f, t = f / np.linalg.norm(f, axis=1, keepdims=True), targets.numpy()
     means = np.stack([f[t == k].mean(0) for k in range(CLASSES)])
@@ -370,8 +375,8 @@ def test_unit_features_have_prototypes_and_a_spread_of_their_own():
 def test_order_and_batches_do_not_show():
     features, targets = real_features()
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
-    one = measured(in_batches(features, targets), CLASSES)
-    other = measured(in_batches(features[order], targets[order], 64), CLASSES)
+    one = measure_features(in_batches(features, targets), CLASSES)
+    other = measure_features(in_batches(features[order], targets[order], 64), CLASSES)
     assert torch.equal(one.prototypes, other.prototypes)
     assert one.variance == pytest.approx(other.variance, rel=1e-12)
 
@@ -395,8 +400,8 @@ import sys
 import numpy as np, psutil, torch
 from semix.data.real import ImageSplit
 from semix.data.store import Store
-from semix.pipeline.measurement import measured
-from semix.pipeline.survey import FeatureChunks
+from semix.pipeline.prototype_statistics import measure_features
+from semix.pipeline.prototype_measurement import FeatureChunks
 
 matrix = torch.randn(192, 512, generator=torch.Generator().manual_seed(0))
 
@@ -415,7 +420,7 @@ def run(count, folder):
         return images.flatten(1).float() @ matrix
 
     chunks = FeatureChunks(split, encode, Store(sys.argv[1]), folder, size=1024, batch=256)
-    measured(chunks, 10)
+    measure_features(chunks, 10)
     return max(held)
 
 small = run(4_000, "small")

@@ -1,4 +1,4 @@
-"""Single series of a root, found by their numbers and drawn: what a person looks at first."""
+"""Contact sheets: series of a root, read by their numbers and drawn."""
 
 import math
 import unicodedata
@@ -21,16 +21,16 @@ from semix.data.tar import GroupSample, read_shard
 CELL = 72  # pixels, side of each image shown
 GAP = 6
 NAME_WIDTH = 92
-NAME_SIZES = (14, 10)  # the smaller where a name would else be higher than its images
+NAME_SIZES = (14, 10)  # the smaller one if a name would be higher than its images
 SMALL = ImageFont.load_default(10)
 TEXT = 30  # pixels below an image: alpha and weight, then the bar of the soft label
-PAPER = "#ffffff"  # a picture of its own, which viewers show on any ground
+PAPER = "#ffffff"  # background, because viewers show a picture on any colour
 
-HARD = 0.05  # of `entropy_share`: less is nearly hard
+HARD = 0.05  # of `entropy_share`: labels below it are nearly hard
 
 
 def some_of_all_pairs(root: Root, count: int = 10) -> list[int]:
-    """Committed group numbers of as many sets of classes as possible, not chosen by look."""
+    """Committed group numbers of as many sets of classes as possible, chosen without the images."""
     shards = list(root.entries())
     if not shards:
         raise InputError("url", root.url, "holds no finished series yet; run `semix resume`")
@@ -53,13 +53,13 @@ def spread_over_sets(sets: np.ndarray, count: int) -> list[int]:
             for turn in range(count)
             for at in [(2 * turn + 1) * len(starts) // (2 * count)]
         ]
-    before = np.arange(len(sets)) - np.repeat(starts, sizes)  # how often its set came already
-    taken: list[int] = order[np.lexsort((order, before))][:count].tolist()
-    return taken
+    before = np.arange(len(sets)) - np.repeat(starts, sizes)  # earlier series of the same set
+    positions: list[int] = order[np.lexsort((order, before))][:count].tolist()
+    return positions
 
 
 def shard_of(root: Root, group: int) -> int:
-    """The shard that a group belongs to, made or not. Raises InputError."""
+    """The shard that a group belongs to, even if it is not made yet. Raises InputError."""
     last = root.plan.num_groups - 1
     if not 0 <= group <= last:
         raise InputError("group", group, f"{root.url} has groups 0 to {last}")
@@ -67,32 +67,32 @@ def shard_of(root: Root, group: int) -> int:
 
 
 def read_series(root: Root, groups: Sequence[int]) -> list[GroupSample]:
-    """The series of these groups, in their order; only their shards are read.
+    """Read the series of these groups, in their order; only their shards are read.
 
     Raises:
         InputError: a group that is in no committed shard, or was left out of its shard.
         ValueError: a shard is damaged.
     """
-    wanted = set(groups)
-    found: dict[int, GroupSample] = {}
+    requested = set(groups)
+    series_by_group: dict[int, GroupSample] = {}
     for shard in sorted({shard_of(root, group) for group in groups}):
         record = root.record(shard)
         if record is None:
             continue
         for series in record.left_out:
-            if series.group in wanted:
+            if series.group in requested:
                 raise InputError("group", series.group, f"was left out: {series.reason}")
         samples = read_shard(root.store, record, num_classes=root.num_classes)
-        found |= {s.record.group: s for s in samples if s.record.group in wanted}
+        series_by_group |= {s.record.group: s for s in samples if s.record.group in requested}
     for group in groups:
-        if group not in found:
+        if group not in series_by_group:
             remedy = f"is not made yet; run `semix resume {root.url} --shards "
             raise InputError("group", group, f"{remedy}{shard_of(root, group)}`")
-    return [found[group] for group in groups]
+    return [series_by_group[group] for group in groups]
 
 
 def entropy_share(samples: Sequence[GroupSample]) -> float:
-    """Mean entropy of the labels of these series, in that of labels even over their classes."""
+    """Mean entropy of the labels, as a share of the entropy of uniform labels of their series."""
     shares = [
         -sum(p * math.log(p) for _, p in label if p > 0) / math.log(len(sample.record.classes))
         for sample in samples
@@ -102,10 +102,9 @@ def entropy_share(samples: Sequence[GroupSample]) -> float:
 
 
 def contact_sheet(samples: Sequence[GroupSample]) -> Image.Image:
-    """One row a series with its number, alpha growing to the right, a class name at either end.
+    """Draw one row per series: its number, alpha growing to the right, a class name at each end.
 
-    Below each image stand its alpha and its raw CLIP weight; the bar shows the soft label in
-    the colours of the two names.
+    Below each image are alpha and raw CLIP weight; a bar in two colours shows the soft label.
     """
     columns = max(len(sample.images) for sample in samples)
     width = 2 * NAME_WIDTH + columns * (CELL + GAP) + GAP
@@ -149,7 +148,7 @@ def _draw_image(
         draw.rectangle((split, bar, left + CELL - 1, bar + 5), LIGHT.first)
 
 
-# Names: other people's text, in any script
+# Class names: users' text, in any script
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,13 @@ class Name:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Name":
-        """Each name from a line of its own on, in the largest size that is no higher than CELL."""
+        """Wrap the names, each from a new line on, in the largest size not higher than CELL."""
         shown = [_legible(name) for name in names]
         for size in NAME_SIZES:
-            found = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
-            if found.height <= CELL:
+            fitted = cls(tuple(chain.from_iterable(_wrapped(name, size) for name in shown)), size)
+            if fitted.height <= CELL:
                 break
-        return found
+        return fitted
 
     @property
     def line_height(self) -> int:
@@ -185,7 +184,7 @@ class Name:
         *,
         to_the_left: bool = False,
     ) -> None:
-        """Draw beside `corner`, which is at half their height."""
+        """Draw the lines beside `corner`, which is at half their height."""
         x, y = corner[0], corner[1] - self.height // 2 + self.size
         for number, line in enumerate(self.lines):
             left = x - _width(line, self.size) if to_the_left else float(x)
@@ -195,13 +194,13 @@ class Name:
 
 
 def _legible(name: str) -> str:
-    """The name with each letter that no font here has as its code point, `<U+1F600>`."""
+    """The name, with the code point, `<U+1F600>`, for each letter that no font here has."""
     text = printable(unicodedata.normalize("NFC", " ".join(name.split())))
     return "".join(c if _font_file(c) else f"<U+{ord(c):04X}>" for c in text)
 
 
 def _wrapped(text: str, size: int) -> Iterator[str]:
-    """Lines of the names' width; broken behind a space, a hyphen or `_` where there is one."""
+    """Lines of at most NAME_WIDTH, broken after a space, a hyphen or `_` where possible."""
     room = NAME_WIDTH - 2 * GAP
     while _width(text, size) > room:
         lengths = range(1, min(len(text), room) + 1)  # hardly a letter is narrower than a pixel
@@ -217,7 +216,7 @@ def _width(text: str, size: int) -> float:
 
 
 def _runs(text: str, size: int) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
-    """The text in pieces of one font each; all its letters have one."""
+    """Split the text into runs of one font each; every letter has a font."""
     for file, letters in groupby(text, key=_font_file):
         assert file is not None
         yield _font(file, size), "".join(letters)
@@ -230,33 +229,33 @@ def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
 
 @cache
 def _font_file(letter: str) -> str | None:
-    """The first font that has a letter: matplotlib's DejaVu Sans, else one of this machine."""
+    """The first font with this letter: matplotlib's DejaVu Sans, else one of this machine."""
     return next((file for file in _font_files() if _has(file, letter)), None)
 
 
 @cache
 def _font_files() -> list[str]:
-    """DejaVu Sans, which is there wherever we are; then the machine's, upright and regular first.
+    """DejaVu Sans, which is always there; then the machine's fonts, upright and regular first.
 
-    Others of matplotlib's are for formulas, and one has a box for every letter.
+    The other fonts of matplotlib are for formulas, and one has a box for every letter.
     """
     import matplotlib.font_manager  # takes a second; most commands draw nothing
 
     shipped = Path(matplotlib.get_data_path())
-    found = sorted(
+    fonts = sorted(
         (font.style != "normal", font.weight != 400, font.fname)
         for font in matplotlib.font_manager.fontManager.ttflist
         if not Path(font.fname).is_relative_to(shipped)
     )
-    return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in found)]
+    return [str(shipped / "fonts" / "ttf" / "DejaVuSans.ttf"), *(file for *_, file in fonts)]
 
 
 def _has(file: str, letter: str) -> bool:
-    """Whether a font draws this letter; a space is one that shows nothing."""
+    """Whether a font draws this letter, or has it as a space."""
     letters = _letters(file)
     if ord(letter) not in letters:
         return False
-    with suppress(OSError):  # a font of pictures, in other sizes alone
+    with suppress(OSError):  # a font of bitmaps that lacks this size
         return letter.isspace() or _font(file, NAME_SIZES[0]).getmask(letter).getbbox() is not None
     return False
 
@@ -265,12 +264,12 @@ def _has(file: str, letter: str) -> bool:
 def _letters(file: str) -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
-    with suppress(RuntimeError, OSError):  # a damaged file is a font without letters
+    with suppress(RuntimeError, OSError):  # a damaged file counts as a font without letters
         return frozenset(FT2Font(file).get_charmap())
     return frozenset()
 
 
 def _sets(root: Root) -> int:
-    """After how many groups a plan begins anew with its first classes."""
+    """Number of sets of classes: after so many groups a plan repeats them from the first."""
     turns = root.plan.config["mixing"]["groups_per_pair"]
-    return max(1, root.layout.stretches[0].groups // turns)
+    return max(1, root.layout.segments[0].groups // turns)

@@ -1,4 +1,4 @@
-"""How fast this device is: on a matrix product, and on one warm batch of a build."""
+"""Measure how fast this device is: on a matrix product, and on one warm batch of a build."""
 
 import time
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 import torch
 from semix.data.device import resolve_device, resolve_dtype
 from semix.pipeline.annotate import Annotator, Encoders
-from semix.pipeline.estimate import TERA, computed_groups, work_or_reason
+from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise.source import random_noise
 from semix.pipeline.plan import BuildPlan, Similar
-from semix.pipeline.prompts import spoken_names
+from semix.pipeline.prompts import prompt_names
 from semix.pipeline.shard import Models, class_embeddings, make_batch
 from semix.pipeline.shard_writer import Stopwatch
 
-SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices; large enough to fill the device
+SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices, which fill the device
 SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """One batch on one device, after another that warmed it up and compiled.
+class BatchTiming:
+    """Time of one batch on one device, after a first batch that warmed up and compiled.
 
     Attributes:
-        images: made, without those that fill up the batch.
-        seconds: from noise to CLIP features; encoding and writing go on beside the next batch.
-        build_seconds: of all batches, and of choosing noise at the same price a row.
-        tflop: of the batch; None where that cannot be counted.
+        images: generated images, without padding.
+        seconds: from noise to CLIP features; encoding and writing run beside the next batch.
+        build_seconds: of all batches, and of selecting noise at the same cost per row.
+        tflop: of the batch; None where it cannot be counted.
     """
 
     images: int
@@ -37,7 +37,7 @@ class Rehearsal:
 
 
 def device_rate(device: str, dtype: str) -> float:
-    """TFLOP/s of a matrix product, the median of about half a second.
+    """Median TFLOP/s of a matrix product, over about half a second.
 
     Args:
         dtype: float32, float16 or bfloat16.
@@ -46,7 +46,7 @@ def device_rate(device: str, dtype: str) -> float:
     """
     kind = torch.device(device)
     side = SIDES[kind.type]
-    # Zeros would flatter: a GPU clocks higher where nothing switches.
+    # Random numbers, since a GPU clocks higher on zeros, where no bits switch.
     precision = resolve_dtype(dtype, device, field="dtype")
     left, right = (torch.randn(side, side, device=kind).to(precision) for _ in range(2))
     torch.mm(left, right)
@@ -60,11 +60,11 @@ def device_rate(device: str, dtype: str) -> float:
     return 2 * side**3 / sorted(seconds)[len(seconds) // 2] / TERA
 
 
-def rehearse(plan: BuildPlan, *, device: str, noise_ratio: float) -> Rehearsal:
+def time_batch(plan: BuildPlan, *, device: str, noise_ratio: float) -> BatchTiming:
     """Load the models and time the second of two batches.
 
     Args:
-        noise_ratio: cost of choosing noise, in times that of generating.
+        noise_ratio: cost of selecting noise, as a multiple of that of generating.
     Raises:
         InputError: a model cannot be loaded or does not suit.
     """
@@ -78,20 +78,20 @@ def rehearse(plan: BuildPlan, *, device: str, noise_ratio: float) -> Rehearsal:
         make_batch(groups, plan, models=models, clock=clock)
         seconds = clock.wall  # the features are on the CPU, so the device is done
     batches = computed_groups(plan) / batch
-    work, _ = work_or_reason(plan.config)
-    return Rehearsal(
+    cost, _ = cost_or_reason(plan.config)
+    return BatchTiming(
         images=len(groups) * plan.images_per_group,
         seconds=seconds,
         stages={str(stage): taken for stage, taken in clock.seconds.items()},
         build_seconds=batches * seconds * (1 + noise_ratio),
-        tflop=work.tflop(groups=len(groups), computed=batch) if work else None,
+        tflop=cost.tflop(groups=len(groups), computed=batch) if cost else None,
     )
 
 
 def _models(plan: BuildPlan, device: str) -> Models:
-    """As a worker loads them, but for prototypes and chosen noise, which no batch waits for."""
+    """Load models as a worker does, without prototypes and noise selection."""
     config = plan.config
-    names = spoken_names(config.generator, plan.class_names)
+    names = prompt_names(config.generator, plan.class_names)
     generator = load_generator(config.generator, device=device, names=names)
     annotator = Annotator(config.annotation, {}, Encoders(config.annotation, device=device))
     embeddings = class_embeddings(generator, plan)
@@ -99,13 +99,13 @@ def _models(plan: BuildPlan, device: str) -> Models:
 
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
-    """Any pair does where similar ones would have to be measured first."""
+    """The plan with an arbitrary pair where similar pairs would have to be measured first."""
     if isinstance(plan.sets, Similar) and plan.sets.sets is None:
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan
 
 
 def _synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

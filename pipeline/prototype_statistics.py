@@ -1,4 +1,4 @@
-"""What labels need of the real images, measured in two passes over their CLIP features."""
+"""Statistics of real images that labels need, in two passes over CLIP features, and their file."""
 
 import json
 import logging
@@ -9,19 +9,19 @@ from typing import Any, Self
 
 import torch
 from semix.data.errors import InputError
-from semix.data.tensors import Facts, open_sealed, seal
+from semix.data.tensors import Metadata, open_sealed, seal
 from semix.pipeline.config import AnnotationConfig, hard_labels, implied_label
 from semix.pipeline.provenance import EncoderIdentity
 from torch import Tensor
 from torch.nn.functional import normalize
 
-FEATURES, SECOND = "features", "second"  # what the features of each encoder are called in files
+FEATURES, SECOND = "features", "second"  # names of the features of each encoder in files
 COINCIDE = 1e-8  # squared distance below which two prototypes define no line
-ROWS = 256  # features compared with all classes at once, which bounds memory
+ROWS = 256  # features compared with all classes at once, to bound memory
 SCALE_RANGE = (1.0, 20.0)
-USUAL = (0.6, 0.99)  # labels of an average real image: less says little, more is nearly certain
-# By encoder: names of its tensors, and what the names of its facts begin with.
-PLACES = {
+USUAL = (0.6, 0.99)  # label of an average real image: less says little, more is nearly certain
+# Names of each encoder's tensors, and the prefix of the names of its facts.
+TENSOR_NAMES = {
     FEATURES: (("prototypes", "unit"), ""),
     SECOND: (("second", "second_unit"), "second_"),
 }
@@ -31,13 +31,13 @@ log = logging.getLogger("semix.build")
 
 @dataclass(frozen=True)
 class Measurement:
-    """The real images of a training split as one encoder sees them; any rule can use it.
+    """Statistics of a training split under one encoder; any label rule can use them.
 
     Attributes:
         prototypes: mean feature of each class, float32 [K, D].
         unit: mean unit feature of each class at length 1, float32 [K, D].
-        variance, unit_variance: of the weight of real images in their class, on the lines
-            between either.
+        variance, unit_variance: of the weight of real images within their class, on the lines
+            between `prototypes` or between `unit`.
     """
 
     prototypes: Tensor
@@ -51,23 +51,23 @@ class Measurement:
             return configured
         variance = self.unit_variance if normalize else self.variance
         least, most = SCALE_RANGE
-        return 1 / min(max(variance, 1 / most), 1 / least)  # none at all, with one image a class
+        return 1 / min(max(variance, 1 / most), 1 / least)  # variance 0 with one image per class
 
-    def chosen(self, *, normalize: bool) -> Tensor:
-        """The prototypes that an annotation with or without `normalize` uses."""
+    def prototypes_for(self, *, normalize: bool) -> Tensor:
+        """The prototypes of an annotation with or without `normalize`."""
         return self.unit if normalize else self.prototypes
 
-    def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Facts]:
-        """Tensors and facts for a file, by the names that this encoder has there."""
-        (raw, short), prefix = PLACES[encoder]
+    def parts(self, encoder: str = FEATURES) -> tuple[dict[str, Tensor], Metadata]:
+        """Tensors and facts for a file, under the names of this encoder."""
+        (raw, short), prefix = TENSOR_NAMES[encoder]
         facts = {"weight_variance": self.variance, "unit_weight_variance": self.unit_variance}
         named = {f"{prefix}{name}": repr(value) for name, value in facts.items()}
         return {raw: self.prototypes, short: self.unit}, named
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Any], facts: Facts, encoder: str = FEATURES) -> Self:
-        """From what `parts` gave. Raises ValueError: some of it is not there."""
-        names, prefix = PLACES[encoder]
+    def of(cls, tensors: Mapping[str, Any], facts: Metadata, encoder: str = FEATURES) -> Self:
+        """The inverse of `parts`. Raises ValueError: a tensor or fact is missing."""
+        names, prefix = TENSOR_NAMES[encoder]
         try:
             raw, short = (torch.from_numpy(tensors[name]) for name in names)
             spread = float(facts[f"{prefix}weight_variance"])
@@ -77,8 +77,8 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one encoder measured, and its identity."""
+class EncoderMeasurement:
+    """The measurement of one encoder, and its identity."""
 
     identity: EncoderIdentity
     measurement: Measurement
@@ -86,14 +86,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class PrototypeFile:
-    """prototypes.safetensors: what one or two encoders measured, with facts for a reader.
+    """prototypes.safetensors: the measurements of one or two encoders, with facts for readers.
 
     Attributes:
         parts: by the name of the features, `features` and perhaps `second`.
         real: digest of the images that were measured.
     """
 
-    parts: Mapping[str, Seen]
+    parts: Mapping[str, EncoderMeasurement]
     class_names: tuple[str, ...]
     real: str
 
@@ -101,12 +101,12 @@ class PrototypeFile:
         """The file of one annotation; its scale is among the facts."""
         tensors: dict[str, Tensor] = {}
         facts = {"real": self.real, "class_names": json.dumps(self.class_names)}
-        for name, seen in self.parts.items():
-            own, said = seen.measurement.parts(name)
-            prefix, scale = PLACES[name][1], scale_of(seen.measurement, config)
-            tensors |= own
-            facts |= said | {
-                f"{prefix}encoder": json.dumps(seen.identity, sort_keys=True),
+        for name, part in self.parts.items():
+            part_tensors, part_facts = part.measurement.parts(name)
+            prefix, scale = TENSOR_NAMES[name][1], scale_of(part.measurement, config)
+            tensors |= part_tensors
+            facts |= part_facts | {
+                f"{prefix}encoder": json.dumps(part.identity, sort_keys=True),
                 f"{prefix}scale": repr(scale),
                 f"{prefix}label_of_average_real_image": repr(implied_label(scale)),
             }
@@ -117,29 +117,31 @@ class PrototypeFile:
         """Raises ValueError: another file, or a damaged one."""
         tensors, facts = open_sealed(content)
         parts = {
-            name: Seen(json.loads(facts[f"{prefix}encoder"]), Measurement.of(tensors, facts, name))
-            for name, (_, prefix) in PLACES.items()
+            name: EncoderMeasurement(
+                json.loads(facts[f"{prefix}encoder"]), Measurement.of(tensors, facts, name)
+            )
+            for name, (_, prefix) in TENSOR_NAMES.items()
             if f"{prefix}encoder" in facts
         }
         return cls(parts, tuple(json.loads(facts["class_names"])), facts["real"])
 
     def refuse_coinciding(self, config: AnnotationConfig) -> None:
-        """Raises InputError for two classes between whose prototypes no line lies."""
-        for seen in self.parts.values():
-            pair = coinciding(seen.measurement.chosen(normalize=config.normalize))
+        """Raises InputError for two classes whose prototypes coincide."""
+        for part in self.parts.values():
+            pair = coinciding(part.measurement.prototypes_for(normalize=config.normalize))
             if pair is not None:
                 first, second = (repr(self.class_names[k]) for k in pair)
-                remedy = f"have one CLIP prototype under {seen.identity['model']}, so that no "
+                remedy = f"have one CLIP prototype under {part.identity['model']}, so that no "
                 remedy += "image lies between them; give each images of its own, or leave one out"
                 raise InputError("real", f"classes {first} and {second}", remedy)
 
     def say_scale(self, config: AnnotationConfig) -> None:
-        """Log the dial that `scale` is, by the label that it gives to an average real image,
-        where it was measured or is far from usual; the facts have it always."""
+        """Log the scale and the label that it gives to an average real image, if the scale was
+        measured or is unusual; the facts always have both."""
         if config.rule != "projection":
             return
-        for name, seen in self.parts.items():
-            scale = scale_of(seen.measurement, config)
+        for name, part in self.parts.items():
+            scale = scale_of(part.measurement, config)
             measured = config.scale == "auto"
             if measured or not USUAL[0] <= implied_label(scale) <= USUAL[1]:
                 text = "sharpening of %s: scale %.3g (%s); an average real image would be labelled"
@@ -150,15 +152,15 @@ class PrototypeFile:
 
 
 def scale_of(measurement: Measurement, config: AnnotationConfig) -> float:
-    """The sharpening that these settings mean."""
+    """The sharpening under these settings."""
     return measurement.scale(config.scale, normalize=config.normalize)
 
 
-def measured(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:
-    """Two passes over features [n, D] and targets [n]; memory does not grow with their number.
+def measure_features(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Measurement:
+    """Measure in two passes over features [n, D] and targets [n]; memory does not grow with n.
 
     Args:
-        batches: can be walked twice, and gives the same both times.
+        batches: can be iterated twice, with the same result.
     Raises:
         ValueError: a class has no features.
     """
@@ -177,7 +179,7 @@ def measured(batches: Iterable[tuple[Tensor, Tensor]], num_classes: int) -> Meas
 
 
 class ClassSums:
-    """Running sums of the features of each class, in float64: no order or chunk shows."""
+    """Sums of the features of each class, in float64, so that order and chunks do not matter."""
 
     def __init__(self, num_classes: int) -> None:
         self.counts = torch.zeros(num_classes, dtype=torch.int64)
@@ -216,32 +218,32 @@ class WeightVariance:
 
     def add(self, features: Tensor, targets: Tensor) -> None:
         """Args: features [N, D]; targets int64 [N]."""
-        for rows, own in zip(features.split(ROWS), targets.split(ROWS), strict=True):
-            self._add(rows.double(), own)
+        for rows, labels in zip(features.split(ROWS), targets.split(ROWS), strict=True):
+            self._add(rows.double(), labels)
 
     def value(self) -> float:
-        """The variance; infinite where two prototypes coincide."""
+        """The variance; infinite if two prototypes coincide."""
         return self._total / self._count if self._least >= COINCIDE else math.inf
 
     def _add(self, features: Tensor, targets: Tensor) -> None:
-        own = self._prototypes[targets]  # [N, D]
+        ends = self._prototypes[targets]  # [N, D]
         deviations = features - self._means[targets]
-        along = (deviations * own).sum(1, keepdim=True) - deviations @ self._prototypes.T  # [N, K]
-        lengths_sq = squared_distances(own, self._prototypes)
-        lengths_sq.scatter_(1, targets[:, None], math.inf)  # no line leads from a class to itself
+        along = (deviations * ends).sum(1, keepdim=True) - deviations @ self._prototypes.T  # [N, K]
+        lengths_sq = squared_distances(ends, self._prototypes)
+        lengths_sq.scatter_(1, targets[:, None], math.inf)  # no line joins a class to itself
         self._least = min(self._least, float(lengths_sq.min()))
         self._total += float((along / lengths_sq).square().sum())
         self._count += len(features) * (len(self._prototypes) - 1)
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
-    """float64 [N, D], [K, D] -> [N, K]."""
+    """Squared distances between rows, float64 [N, D], [K, D] -> [N, K]."""
     inner = first @ second.T
     return first.square().sum(1)[:, None] + second.square().sum(1)[None] - 2 * inner
 
 
 def coinciding(prototypes: Tensor) -> tuple[int, int] | None:
-    """Two classes between whose prototypes [K, D] no line lies, or None."""
+    """Two classes whose prototypes [K, D] coincide, or None."""
     exact = prototypes.double()
     for index in range(1, len(exact)):
         close = squared_distances(exact[index : index + 1], exact[:index])[0] < COINCIDE

@@ -1,7 +1,7 @@
-"""What a flow model's text encoders say of prompts: made before its transformer, kept by content.
+"""Encode prompts with a flow model's text encoders before its transformer is loaded; cache them.
 
-T5 takes 9.5 GB in half precision, Qwen3 8: their embeddings are made once on a machine, and whoever
-finds them loads no text encoder.
+T5 takes 9.5 GB in half precision, Qwen3 8 GB: embeddings are computed once per machine, and cached
+ones need no text encoder.
 """
 
 import gc
@@ -22,7 +22,7 @@ from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators.loading import KINDS, META, load_pipeline
 from semix.pipeline.model_paths import local_path
-from semix.pipeline.prompts import as_read, checked_prompts
+from semix.pipeline.prompts import checked_prompts, configure_tokenizer
 from semix.pipeline.provenance import file_hashes, library_versions
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
@@ -30,72 +30,76 @@ TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 IMAGES = ("transformer", "vae")
 log = logging.getLogger("semix.generators")
 
-Ask = Callable[[Any, str], Conditioning]  # a pipeline with its text encoders, and a prompt
+EncodePrompt = Callable[[Any, str], Conditioning]  # (pipeline with text encoders, prompt)
 
 
-class Texts:
-    """Conditionings of prompts, one row each.
+class PromptEncoder:
+    """Encodes prompts, one row each.
 
     Args:
-        ask: gives the row of a prompt.
+        encode_prompt: encodes one prompt to one row.
     Raises:
         InputError: the model cannot be loaded.
     """
 
-    def __init__(self, config: GeneratorConfig, *, device: str, ask: Ask) -> None:
-        self.config, self.device, self.ask = config, device, ask
-        silent = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
-        found = [(name, getattr(silent, name, None)) for name in TOKENIZERS]
-        self.tokenizers = [as_read(part, config, name) for name, part in found if part is not None]
-        self.known: dict[str, Conditioning] = {}
+    def __init__(
+        self, config: GeneratorConfig, *, device: str, encode_prompt: EncodePrompt
+    ) -> None:
+        self.config, self.device, self.encode_prompt = config, device, encode_prompt
+        loaded = load_pipeline(config, device=device, **self.without(*ENCODERS, *IMAGES))
+        parts = [(name, getattr(loaded, name, None)) for name in TOKENIZERS]
+        self.tokenizers = [
+            configure_tokenizer(part, config, name) for name, part in parts if part is not None
+        ]
+        self.cache: dict[str, Conditioning] = {}
 
     def without(self, *parts: str) -> dict[str, None]:
-        """What `load_pipeline` is told to leave these out."""
-        taken = inspect.signature(KINDS[self.config.family].__init__).parameters
-        return {part: None for part in parts if part in taken}
+        """Arguments of `load_pipeline` that leave out these parts."""
+        parameters = inspect.signature(KINDS[self.config.family].__init__).parameters
+        return {part: None for part in parts if part in parameters}
 
-    def first(self, names: Sequence[str]) -> Conditioning:
-        """The row of the empty prompt; those of these classes are made with the same loading."""
+    def prefetch(self, names: Sequence[str]) -> Conditioning:
+        """Return the row of the empty prompt; encode these classes in the same go."""
         versions = checked_prompts(self.config, names, self.tokenizers)
         self.prepare(["", *(text for texts in versions for text in texts)])
-        return self.of([""])
+        return self.rows([""])
 
     def encode(self, names: Sequence[str]) -> Conditioning:
-        """A row for each class name, the mean over the templates.
+        """Encode class names, one row per name, the mean over the templates.
 
         Raises:
             InputError: a prompt is longer than a text encoder reads.
         """
         versions = checked_prompts(self.config, names, self.tokenizers)
-        self.prepare(text for texts in versions for text in texts)  # all with one loading
-        return template_mean([self.of(texts) for texts in versions])
+        self.prepare(text for texts in versions for text in texts)  # loads encoders only once
+        return template_mean([self.rows(texts) for texts in versions])
 
-    def of(self, texts: Sequence[str]) -> Conditioning:
-        """A row for each prompt; the encoders are gone when it returns."""
+    def rows(self, texts: Sequence[str]) -> Conditioning:
+        """One row per prompt; the text encoders are removed when it returns."""
         self.prepare(texts)
-        return concatenate(self.known[text] for text in texts)
+        return concatenate(self.cache[text] for text in texts)
 
     def prepare(self, texts: Iterable[str]) -> None:
-        """Find the prompts, or ask for those that are not there."""
+        """Take prompts from the cache, and encode the missing ones."""
         texts = list(dict.fromkeys(texts))
         for text in texts:
-            if text not in self.known and (kept := self._kept(text)) is not None:
-                self.known[text] = kept
-        if missing := [text for text in texts if text not in self.known]:
+            if text not in self.cache and (row := self._read(text)) is not None:
+                self.cache[text] = row
+        if missing := [text for text in texts if text not in self.cache]:
             pipeline = load_pipeline(self.config, device=self.device, **self.without(*IMAGES))
             for text in missing:
-                # One prompt a call: the embedding then never depends on which others there are.
+                # One prompt per call, so that an embedding does not depend on the other prompts.
                 with torch.no_grad():
-                    self.known[text] = self.ask(pipeline, text)
-                self._keep(text)
+                    self.cache[text] = self.encode_prompt(pipeline, text)
+                self._write(text)
             pipeline.remove_all_hooks()
             del pipeline
-            gc.collect()  # layers that were hooked hold each other
+            gc.collect()  # layers with hooks refer to each other
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _kept(self, text: str) -> Conditioning | None:
-        """What this machine has of the prompt; a damaged file counts as nothing."""
+    def _read(self, text: str) -> Conditioning | None:
+        """The cached row of a prompt; None if there is none or it is damaged."""
         digest = self._digest(text)
         if digest is None:
             return None
@@ -112,9 +116,9 @@ class Texts:
             log.warning("%s is not used, and made again: %s", path, error)
             return None
 
-    def _keep(self, text: str) -> None:
-        """Put it into the cache folder; one that cannot be written is only worth a warning."""
-        digest, row = self._digest(text), self.known[text]
+    def _write(self, text: str) -> None:
+        """Write a row to the cache folder; only warn if it cannot be written."""
+        digest, row = self._digest(text), self.cache[text]
         if digest is None:
             return
         parts = {"tokens": row.tokens.cpu()}
@@ -123,22 +127,22 @@ class Texts:
         try:
             write_atomically(_cache(digest), seal(parts, {"digest": digest}))
         except OSError as error:
-            log.warning("what a prompt encodes to is not cached: %s", error)
+            log.warning("the encoding of a prompt is not cached: %s", error)
 
     def _digest(self, text: str) -> str | None:
-        """None on the meta device, where nothing has a value."""
+        """Digest of a prompt; None on the meta device, where tensors have no values."""
         return None if self.device == META else fingerprint([self._identity, text])
 
     @cached_property
     def _identity(self) -> object:
-        """All that decides the numbers: encoders and tokenizers, how they are asked, and where."""
+        """All that decides the encoding: text encoders, tokenizers, settings and device."""
         config, folder = self.config, local_path(self.config.model)
         source: object = [config.model, config.revision]
         if folder is not None:
             parts = (folder / part for part in (*ENCODERS, *TOKENIZERS))
             source = [file_hashes(part, variant=config.variant) for part in parts]
-        asked = [config.family, config.prompt_length, config.dtype, config.variant]
-        return [source, asked, torch.device(self.device).type, library_versions()]
+        settings = [config.family, config.prompt_length, config.dtype, config.variant]
+        return [source, settings, torch.device(self.device).type, library_versions()]
 
 
 def _cache(digest: str) -> Path:

@@ -1,7 +1,7 @@
-"""The real images as an annotation's encoders see them: known, cached, or measured now.
+"""Measure class prototypes of the real images, or take them from another file or the cache.
 
-Their features wait in the store chunk by chunk, so that a killed measurement goes on; what was
-measured is cached on this machine, by content, so that another root need not measure again.
+Features are stored chunk by chunk until the measurement is complete, so that a killed one can
+continue. Measurements are cached on this machine by content, for other roots.
 """
 
 import logging
@@ -26,26 +26,32 @@ from semix.data.store import MOST, Store
 from semix.data.tensors import open_sealed, seal
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
-from semix.pipeline.measurement import PLACES, Measurement, PrototypeFile, Seen, measured
+from semix.pipeline.prototype_statistics import (
+    TENSOR_NAMES,
+    EncoderMeasurement,
+    Measurement,
+    PrototypeFile,
+    measure_features,
+)
 from semix.pipeline.provenance import AnnotationIdentity, EncoderIdentity, encoder_content
 from torch import Tensor
 
 BATCH = 256  # images encoded at once
-CHUNK = 16 * BATCH  # images whose features are one file; a kill loses that many at most
-MOST_THREADS = 16  # that decode
-LIBRARIES = ("torch", "open_clip_torch")  # others may give other last bits
+CHUNK = 16 * BATCH  # images per file of features; a kill loses at most this many
+MOST_THREADS = 16  # for decoding
+LIBRARIES = ("torch", "open_clip_torch")  # another version may give other last bits
 SAY_EVERY_S = 30.0
 
 log = logging.getLogger("semix.build")
 
 
 @dataclass
-class Survey:
-    """One training split, seen by any encoder: known, cached, or measured now.
+class PrototypeMeasurement:
+    """Measures one training split with any encoder, unless it is known or cached.
 
     Attributes:
-        known: measured before of the same images; its encoders need no images.
-        store: where features wait, chunk by chunk, until all are there; below `folder`.
+        known: earlier measurements of the same images; their encoders need no images.
+        store: holds chunks of features below `folder` until all are measured.
     """
 
     real: RealDataConfig
@@ -53,45 +59,47 @@ class Survey:
     store: Store
     folder: str
     known: PrototypeFile | None = None
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
 
     def file(self, config: AnnotationConfig, identity: AnnotationIdentity) -> PrototypeFile:
-        """What all encoders of an annotation measure.
+        """Measure with all encoders of an annotation.
 
         Args:
             identity: `semix.pipeline.provenance.annotation_identity(config)`.
         """
         identities = [identity, *([identity["second"]] if "second" in identity else [])]
         parts = {
-            name: self.seen_by(encoder, told, field)
-            for name, told, (field, encoder) in zip(
-                PLACES, identities, config.encoders, strict=False
+            name: self.encoded_by(encoder, part, field)
+            for name, part, (field, encoder) in zip(
+                TENSOR_NAMES, identities, config.encoders, strict=False
             )
         }
         if self.known:
             return PrototypeFile(parts, self.known.class_names, self.known.real)
         return PrototypeFile(parts, self.data.class_names, self.data.train.digest)
 
-    def seen_by(self, config: EncoderConfig, identity: EncoderIdentity, field: str) -> Seen:
-        """What one encoder measures; `field` names its settings in error messages."""
+    def encoded_by(
+        self, config: EncoderConfig, identity: EncoderIdentity, field: str
+    ) -> EncoderMeasurement:
+        """Measure with one encoder; `field` names its settings in error messages."""
         content = encoder_content(identity)
-        for seen in self.known.parts.values() if self.known else ():
-            if encoder_content(seen.identity) == content:
-                return Seen(identity, seen.measurement)
+        for part in self.known.parts.values() if self.known else ():
+            if encoder_content(part.identity) == content:
+                return EncoderMeasurement(identity, part.measurement)
         digest = self._digest(content)
-        found = _cached(digest)
-        if found is None:
-            found = self._measure(config, digest, field, dtype=identity["dtype"])
-            _keep(digest, found)
-        return Seen(identity, found)
+        measurement = _cached(digest)
+        if measurement is None:
+            measurement = self._measure(config, digest, field, dtype=identity["dtype"])
+            _cache(digest, measurement)
+        return EncoderMeasurement(identity, measurement)
 
     @cached_property
     def data(self) -> RealDataset:
-        found = load_real(self.real)
-        if self.known and self.known.real != found.train.digest:
+        data = load_real(self.real)
+        if self.known and self.known.real != data.train.digest:
             remedy = "its images changed since prototypes were measured; restore them"
             raise InputError("real", self.real.path or self.real.name, remedy)
-        return found
+        return data
 
     def _digest(self, content: Mapping[str, object]) -> str:
         return fingerprint(
@@ -125,20 +133,20 @@ class Survey:
             f"{self.folder}{digest}",
             size=CHUNK,
             batch=BATCH,
-            beat=Progress(len(train), self.beat),
+            heartbeat=EncodingProgress(len(train), self.heartbeat),
         )
-        return measured(chunks, len(names))
+        return measure_features(chunks, len(names))
 
 
 @dataclass(frozen=True)
 class FeatureChunks:
-    """The features of all images of a split, of which one chunk at a time is in memory.
+    """The features of all images of a split, with one chunk at a time in memory.
 
     Attributes:
         encode: uint8 [N, H, W, 3] -> float32 [N, D] on the CPU.
-        folder: in the store, for features of this encoder, split and layout alone.
-        size: images a file; batch: images encoded at once.
-        beat: called after each batch, with how far in the split it reaches.
+        folder: in the store, for features of this encoder, split and layout only.
+        size: images per file; batch: images encoded at once.
+        heartbeat: called after each batch, with how far in the split it reaches.
     """
 
     split: ImageSplit
@@ -147,10 +155,10 @@ class FeatureChunks:
     folder: str
     size: int
     batch: int
-    beat: Callable[[int], None] = field(default=lambda position: None)
+    heartbeat: Callable[[int], None] = field(default=lambda position: None)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features float32 [n, D] and targets int64 [n], in the order of the split."""
+        """Yield features float32 [n, D] and targets int64 [n], in the order of the split."""
         for start in range(0, len(self.split), self.size):
             stop = min(start + self.size, len(self.split))
             yield self._features(start, stop), torch.from_numpy(self.split.targets[start:stop])
@@ -158,22 +166,22 @@ class FeatureChunks:
     def _features(self, start: int, stop: int) -> Tensor:
         name = f"{self.folder}/{start // self.size:07d}.safetensors"
         facts = {"images": f"{start} to {stop - 1}"}
-        found = self._stored(name, facts)
-        if found is None:
-            found = self._encoded(start, stop)
-            self.store.create(name, seal({"features": found}, facts))
-        return found
+        features = self._stored(name, facts)
+        if features is None:
+            features = self._encoded(start, stop)
+            self.store.create(name, seal({"features": features}, facts))
+        return features
 
     def _stored(self, name: str, facts: Mapping[str, str]) -> Tensor | None:
         try:
-            tensors, there = open_sealed(self.store.get(name))
-            if there == facts:
+            tensors, stored = open_sealed(self.store.get(name))
+            if stored == facts:
                 return torch.from_numpy(tensors["features"])
         except FileNotFoundError:
             return None
         except ValueError:
             pass  # damaged, but the images are still there
-        with suppress(FileNotFoundError):  # another process saw it too
+        with suppress(FileNotFoundError):  # another process deleted it
             self.store.delete(name)
         return None
 
@@ -182,7 +190,7 @@ class FeatureChunks:
         for images in decoded(self.split, start, stop, batch=self.batch):
             parts.append(self.encode(images))
             position += len(images)
-            self.beat(position)
+            self.heartbeat(position)
         features = torch.cat(parts)
         bad = ~torch.isfinite(features).all(1)
         if bad.any():
@@ -195,7 +203,7 @@ class FeatureChunks:
 
 
 def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator[Tensor]:
-    """Images `start` to `stop - 1` in order, uint8 [n, S, S, 3], decoded on threads ahead."""
+    """Yield images `start` to `stop - 1` in order, uint8 [n, S, S, 3], decoded ahead on threads."""
     threads = min(MOST_THREADS, cores())
     firsts = range(start, stop, batch)
     batches = (np.arange(first, min(first + batch, stop)) for first in firsts)
@@ -214,31 +222,31 @@ def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator
             waiting = []
 
 
-class Progress:
-    """Says now and then how far a pass over the real images is; `beat` hears of each batch."""
+class EncodingProgress:
+    """Logs the progress of a pass over the real images; calls `heartbeat` after each batch."""
 
-    def __init__(self, total: int, beat: Callable[[], None]) -> None:
+    def __init__(self, total: int, heartbeat: Callable[[], None]) -> None:
         self.total = total
-        self.beat = beat
+        self.heartbeat = heartbeat
         self.started = self.said = time.monotonic()
         self.first: int | None = None
 
     def __call__(self, position: int) -> None:
-        """At this position of the split."""
-        self.beat()
+        """Report that the pass is at this position of the split."""
+        self.heartbeat()
         now = time.monotonic()
-        if self.first is None:  # a pass that goes on after a kill starts in the middle
+        if self.first is None:  # a pass that continues after a kill starts in the middle
             self.first, self.started = position, now
         if now - self.said < SAY_EVERY_S:
             return
         self.said = now
         rate = (position - self.first) / max(now - self.started, 1e-9)
-        log.info("prototypes: %d of %d images, %.0f a second", position, self.total, rate)
+        log.info("prototypes: %d of %d images, %.0f per second", position, self.total, rate)
 
 
 def _cached(digest: str) -> Measurement | None:
-    """What this machine measured before under this digest; a damaged file counts as none."""
-    path = _cache(digest)
+    """The cached measurement with this digest; None if there is none or it is damaged."""
+    path = _cache_path(digest)
     try:
         tensors, facts = open_sealed(read_bytes(path, most=MOST))
         if facts.get("digest") != digest:
@@ -251,16 +259,16 @@ def _cached(digest: str) -> Measurement | None:
         return None
 
 
-def _keep(digest: str, measurement: Measurement) -> None:
-    """Put it into the cache folder; one that cannot be written is only worth a warning."""
+def _cache(digest: str, measurement: Measurement) -> None:
+    """Write a measurement to the cache folder; only warn if it cannot be written."""
     tensors, facts = measurement.parts()
     try:
-        write_atomically(_cache(digest), seal(tensors, facts | {"digest": digest}))
+        write_atomically(_cache_path(digest), seal(tensors, facts | {"digest": digest}))
     except OSError as error:
         log.warning("prototypes are not cached: %s", error)
 
 
-def _cache(digest: str) -> Path:
+def _cache_path(digest: str) -> Path:
     return cache_folder() / f"prototypes-{digest}.safetensors"
 
 
@@ -269,8 +277,8 @@ def similar_pairs(
 ) -> list[tuple[int, int]]:
     """Draw `count` different pairs with odds exp(cosine / temperature), in ascending order.
 
-    Adding Gumbel noise to the log-odds and keeping the largest draws without replacement
-    (Efraimidis and Spirakis 2006). Memory is that of one row of pairs and of the result.
+    Keeping the largest sums of log-odds and Gumbel noise draws without replacement (Efraimidis and
+    Spirakis 2006). Memory holds one row of pairs and the result.
 
     Args:
         prototypes: [K, D]; count: at most K (K - 1) / 2.

@@ -1,4 +1,4 @@
-"""What a worker makes: the shards of one kind of work; building is one kind."""
+"""The jobs a worker can do, shard by shard; making the images of a root is one."""
 
 import re
 import time
@@ -18,60 +18,60 @@ if TYPE_CHECKING:  # diffusers and open_clip cost seconds, and stored features n
     from semix.pipeline.shard import Models
 
 T = TypeVar("T")
-Beat = Callable[[], None]
-# Pauses once at most, where what is left may go on on another thread; in the end it returns.
+HeartbeatCallback = Callable[[], None]
+# Pauses at most once, where the rest may continue on another thread; returns a value at its end.
 Making = Generator[None, None, T]
 
 
 def finish(making: Making[T]) -> T:
-    """Run it to its end, here and now; what it returns."""
+    """Run a generator to its end on this thread and return its value."""
     while True:
         try:
             next(making)
-        except StopIteration as end:
-            returned: T = end.value
-            return returned
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
 
 
-class Work(Protocol):
-    """Shards to make, each a function of the store alone; which are done the store says."""
+class ShardJob(Protocol):
+    """Shards to make, each from the store alone; the store also says which are done."""
 
     @property
     def store(self) -> Store: ...
 
     @property
     def num_shards(self) -> int:
-        """Of the whole plan."""
+        """Number of shards of the whole plan."""
 
     def missing(self) -> Sequence[int]:
-        """Shard numbers, ascending; there may be a million."""
+        """Numbers of the missing shards, ascending; there may be a million."""
 
     def is_done(self, shard: int) -> bool: ...
 
     def failed_attempts(self, missing: Sequence[int]) -> Mapping[int, int]:
-        """How many attempts failed at each of these shards, of those that any did."""
+        """Number of failed attempts at each of these shards that has any."""
 
     def lease(self, shard: int) -> int | str:
-        """What a worker claims while it makes this shard."""
+        """Name of the lease that a worker holds while it makes this shard."""
 
-    def load(self, *, device: str, beat: Beat) -> None:
-        """Load the models once, before any shard is claimed: their errors are no shard's.
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
+        """Load the models once, before any shard is claimed: their errors are no shard's fault.
 
         Args:
-            beat: called by the models whenever they went on, now and in `make`.
+            heartbeat: called by the models whenever there was progress, now and in `make`.
         """
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         """Make and commit one shard; returns a few words for the log.
 
-        Pauses once it is made: what is left, to publish it, needs no models and calls no beat.
+        Pauses once the shard is made: publishing it needs no models and calls no heartbeat.
         """
 
     def record_failure(self, failure: Failure) -> None: ...
 
 
-class Building:
-    """The images of a root, as its plan says."""
+class BuildJob:
+    """Makes the images of a root from its plan."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
@@ -98,18 +98,22 @@ class Building:
     def lease(self, shard: int) -> int:
         return shard
 
-    def load(self, *, device: str, beat: Beat) -> None:
+    def load(self, *, device: str, heartbeat: HeartbeatCallback) -> None:
         from semix.pipeline.shard import load_models
 
-        prepare(self.root, device=device, beat=beat)
-        self.models = load_models(self.root, self.plan, device=device, beat=beat)
+        prepare(self.root, device=device, heartbeat=heartbeat)
+        self.models = load_models(self.root, self.plan, device=device, heartbeat=heartbeat)
 
-    def make(self, shard: int, *, beat: Beat) -> Making[str]:
+    def make(self, shard: int, *, heartbeat: HeartbeatCallback) -> Making[str]:
         from semix.pipeline.shard import generate_shard
 
         assert self.models is not None, "load() comes first"
         record = yield from generate_shard(
-            self.plan.shard(shard), self.plan, models=self.models, root=self.root, beat=beat
+            self.plan.shard(shard),
+            self.plan,
+            models=self.models,
+            root=self.root,
+            heartbeat=heartbeat,
         )
         return f"{record.groups} groups, {record.tar}"
 
@@ -118,11 +122,11 @@ class Building:
 
 
 def failure_of(shard: int, error: Exception) -> Failure:
-    """The record of the exception being handled, with its group where it names one."""
+    """Record the exception being handled, with its group where the message names one."""
     group = re.search(r"\bgroup (\d+)\b", str(error))
     return Failure(
         shard=shard,
-        attempt=1,  # whoever writes it down counts
+        attempt=1,  # `record_failure` counts
         error=type(error).__name__,
         message=str(error),
         traceback=[line[:1000] for line in traceback.format_exc().splitlines()[-20:]],

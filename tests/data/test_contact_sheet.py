@@ -8,6 +8,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import ImageColor
+from semix.data.contact_sheet import (
+    CELL,
+    GAP,
+    NAME_WIDTH,
+    contact_sheet,
+    entropy_share,
+    read_series,
+    some_of_all_pairs,
+    spread_over_sets,
+)
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
@@ -18,16 +28,6 @@ from semix.data.label_sets import LabelSet
 from semix.data.pages import LIGHT
 from semix.data.pinned import Pinned
 from semix.data.root import Root
-from semix.data.series import (
-    CELL,
-    GAP,
-    NAME_WIDTH,
-    contact_sheet,
-    entropy_share,
-    read_series,
-    some_of_all_pairs,
-    spread_over_sets,
-)
 from semix.data.store import Store
 from semix.data.stream import mixed_pipeline
 from semix.data.tar import GroupSample
