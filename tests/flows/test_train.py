@@ -77,7 +77,7 @@ def test_bad_settings_start_nothing(config, tmp_path):
         (
             ["accumulate=4"],
             2,
-            r"^accumulate = 4: the 75 real images of a process do not divide into",
+            r"^accumulate = 4: the 75 real images of a process do not",
         ),
     ],
 )
