@@ -378,7 +378,23 @@ def check_prefect(subject: Subject) -> Iterator[Finding]:
     else:
         remedy = "set PREFECT_HOME to a folder that you can write"
         yield Finding("Prefect home", FAILED, f"{home} cannot be written", remedy)
-    yield judged_server(probe(url)) if url else _own_server(home / "prefect.db")
+    server = judged_server(probe(url)) if url else _own_server(home / "prefect.db")
+    yield server
+    if url and server.state != FAILED:
+        yield from _outdated_deployments()
+
+
+def _outdated_deployments() -> Iterator[Finding]:
+    """A warning if deployments name entry points from before the import name `semix.flows`."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        deployments = client.read_deployments()
+    names = [each.name for each in deployments if (each.entrypoint or "").startswith("flows.")]
+    if names:
+        result = f"{', '.join(sorted(names))}: entry points of an earlier version, as flows.NAME"
+        remedy = "deploy anew: prefect --no-prompt deploy --all"
+        yield Finding("deployments", WARNING, result, remedy)
 
 
 def judged_server(facts: ServerFacts) -> Finding:

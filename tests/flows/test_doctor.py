@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from prefect.client.orchestration import get_client
 from safetensors.numpy import load_file, save_file
 from semix.data.errors import InputError
 from semix.data.formats import LabelSetRecord, SeriesLabels
@@ -339,6 +340,18 @@ def test_a_server_that_is_not_there_is_shown_without_its_secret(home):
     assert done.exit_code == 1 and "secret" not in done.stdout
     assert "start it, or unset this" in done.stdout
     assert "1 of" in done.stdout and "checks failed" in done.stdout
+
+
+def test_deployments_of_an_earlier_version_are_named(prefect_api):
+    with get_client(sync_client=True) as client:
+        flow = client.create_flow_from_name("semix-build")
+        made = client.create_deployment(flow, "nightly", entrypoint="flows.build_flow.build_flow")
+        (found,) = [each for each in examine(Subject()) if each.check == "deployments"]
+        client.delete_deployment(made)
+    assert found.state == "warning"
+    assert found.found == "nightly: entry points of an earlier version, as flows.NAME"
+    assert found.remedy == "deploy anew: prefect --no-prompt deploy --all"
+    assert "deployments" not in {each.check for each in examine(Subject())}
 
 
 def test_a_server_that_answers_is_asked_for_its_version(prefect_api):
