@@ -70,7 +70,8 @@ def _similarity(series: EncodedSeries) -> Tensor:
     """Each class's share of the similarity to the prototypes of all classes."""
     shape, temperature = series.features.shape[:2], series.config.temperature
     labels = similarity_labels(series.features.flatten(0, 1), series.prototypes, temperature)
-    return labels.unflatten(0, shape)
+    rows: Tensor = labels.unflatten(0, shape)
+    return rows
 
 
 def _mixing_ratio(series: EncodedSeries) -> Tensor:

@@ -113,6 +113,7 @@ def mix(
 
     def mixed(tensor: Tensor) -> Tensor:
         ends = torch.stack([tensor[k] for k in classes])  # a list as index is copied to the device
-        return torch.tensordot(mixture.to(tensor), ends, dims=1)
+        rows: Tensor = torch.tensordot(mixture.to(tensor), ends, dims=1)
+        return rows
 
     return embeddings.map(mixed)

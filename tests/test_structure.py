@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from semix.data.installation import DISTRIBUTION
 
+import semix
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("data", "pipeline", "calib", "flows")
 HEAVY = [
@@ -62,6 +64,13 @@ def test_every_folder_with_code_is_a_package_of_the_distribution():
     names = {".".join(("semix", *folder.relative_to(ROOT).parts)) for folder in folders}
     declared = set(project["tool"]["setuptools"]["packages"])
     assert declared == {"semix", "semix.configs", *names}
+
+
+def test_modules_of_public_names_are_typed_throughout():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (strict,) = project["tool"]["mypy"]["overrides"]
+    assert strict["disallow_any_generics"] and strict["warn_return_any"]
+    assert set(strict["module"]) == {"semix", *semix._HOMES}
 
 
 def test_every_hint_installs_this_distribution():
