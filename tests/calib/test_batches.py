@@ -63,7 +63,7 @@ def test_what_cannot_be_shared_is_refused(count, size):
 
 
 def test_one_image_alone_is_no_batch():
-    remedy = r"with 2 of the 1 training images for each at least"
+    remedy = r"at least 2 of the 1 training images for each"
     with pytest.raises(InputError, match=rf"^batch_size = 4: .*{remedy}"):
         batches(1, 4)
 

@@ -114,7 +114,7 @@ for name, values in settings["curves"].items():
         save_file(state, run / f"{name}.safetensors")
 if accelerator.is_main_process:
     (run / "curves.json").write_text(json.dumps(curves))
-real = semix.data.real
+real = data.real
 odd = replace(real, validation=replace(real.validation, targets=real.validation.targets[:29]))
 data = TrainingData(odd, None, data.side)
 found = SplitOutputs(stage.network, data, accelerator).outputs("validation")

@@ -123,7 +123,7 @@ def other(tmp_path):
 
 @pytest.mark.process
 def test_another_training_of_the_seed_is_named(other, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_folder, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(run_folder, "LOCK_TIMEOUT_S", 0.3)
     said = rf"^run = {tmp_path}: another training works in seed-0; wait for its end, or stop it"
     with (
         pytest.raises(InputError, match=said),

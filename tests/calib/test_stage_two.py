@@ -240,7 +240,7 @@ def test_each_view_is_made_once_and_used_in_turn(make_stage: Make):
 
 def test_a_view_that_is_being_made_can_be_stopped(make_stage: Make, monkeypatch):
     stage = trained(make_stage(), range(1))
-    monkeypatch.setattr(type(stage.views), "part", BATCH)
+    monkeypatch.setattr(type(stage.views), "pass_size", BATCH)
     with pytest.raises(Stopped):
         stage.train_epoch(1, stop_after(steps=1))
     assert stage.mid_epoch is None
@@ -316,13 +316,13 @@ def test_features_that_do_not_fit_are_refused_before_any_is_made(
     passes = []
     network.backbone.features.register_forward_hook(lambda *_: passes.append(1))
     view = 60 * network.num_features * 4
-    monkeypatch.setattr(features, "LIMIT", 3 * view)
+    monkeypatch.setattr(features, "MEMORY_LIMIT", 3 * view)
     make_stage("head.views=3")
     make_stage("head.views=4", "head.epochs=3")  # the fourth is never made
     passes.clear()
     with pytest.raises(InputError, match=r"^head\.views = 4: .* of 60 images .* at most 3$"):
         make_stage("head.views=4")
-    monkeypatch.setattr(features, "LIMIT", view - 1)
+    monkeypatch.setattr(features, "MEMORY_LIMIT", view - 1)
     with pytest.raises(InputError, match=r"^head\.views = None: .* smaller real\.train_per_class"):
         make_stage()
     assert passes == []
