@@ -74,7 +74,11 @@ def test_bad_settings_start_nothing(config, tmp_path):
     ("overrides", "processes", "text"),
     [
         ([], 4, r"^batch_size = 150: 4 processes share it equally; choose a multiple of 4"),
-        (["accumulate=4"], 2, r"^accumulate = 4: the 75 real images of a process make no such"),
+        (
+            ["accumulate=4"],
+            2,
+            r"^accumulate = 4: the 75 real images of a process do not",
+        ),
     ],
 )
 def test_what_processes_cannot_share_starts_nothing(config, tmp_path, overrides, processes, text):
