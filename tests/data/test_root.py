@@ -17,7 +17,7 @@ from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.verify import damage, quarantine
-from semix.flows.build_steps import Selection, gaps
+from semix.flows.build_steps import ShardSelection, gaps
 
 from tests.data.whole_roots import Counting, commit_record, empty_root, failure, whole_root
 from tests.simulated import PAGE, SimulatedShards, index_of, simulated
@@ -218,7 +218,7 @@ def test_a_look_takes_few_bytes_a_shard():
 
         def look():
             assert root.status()["done"] == SOME - LACKING
-            assert len(root.missing()) == len(Selection().wanted(root)) == LACKING
+            assert len(root.missing()) == len(ShardSelection().shards_to_make(root)) == LACKING
             assert [len(part) for part in gaps(root, (), allowed=None)] == [LACKING, 0]
             assert root.failures() == {}
 
