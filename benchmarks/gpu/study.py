@@ -37,10 +37,10 @@ from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
 from semix.data.settings import load_settings
 from semix.flows.study_builds import (
-    begun,
     is_built,
     mixed_plans,
     models_for,
+    open_build,
     write_figures_of,
 )
 
@@ -165,7 +165,7 @@ class Story:
 
         plan = next(plan for plan in self.plans if plan.url == url)
         models = models_for(plan, self.plans, self.study, self.out, device=self.device)
-        root, _ = begun(plan, models)
+        root, _ = open_build(plan, models)
         status = work([root.url, "--device", self.device])
         if status == 0:
             root.write_index()

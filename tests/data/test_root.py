@@ -219,7 +219,7 @@ def test_a_look_takes_few_bytes_a_shard():
         def look():
             assert root.status()["done"] == SOME - LACKING
             assert len(root.missing()) == len(ShardSelection().shards_to_make(root)) == LACKING
-            assert [len(part) for part in gaps(root, (), allowed=None)] == [LACKING, 0]
+            assert [len(part) for part in gaps(root, (), allowed_failures=None)] == [LACKING, 0]
             assert root.failures() == {}
 
         assert peak(look) < 2500 * SOME  # of which the index is 550
