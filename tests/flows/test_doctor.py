@@ -270,6 +270,8 @@ def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatc
     status, found = doctor(config_file, "--set", "generator.dtype=float16")
     assert status == 0 and found["device"]["state"] == "warning"
     assert "or --set generator.dtype=float32" in found["device"]["remedy"]
+    _, found = doctor("configs/quickstart/ce.yaml", "--set", "mixed_precision=bf16")
+    assert found["device"]["remedy"].endswith("or --set mixed_precision=no")
 
 
 @pytest.mark.parametrize(
