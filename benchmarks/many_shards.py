@@ -16,7 +16,7 @@ from benchmarks.measure import Result
 SHARDS, SLOTS = 10_000, 2
 LOOK_EVERY_S = 1.0
 WARM = 0.1  # of the shards: after these, what a process needs anyway is loaded
-MOST_TASK_RUNS = 200
+MAX_TASK_RUNS = 200
 TABLES = ("flow_run", "task_run", "log", "events", "artifact", "artifact_collection")
 
 
@@ -120,5 +120,5 @@ def prefect_kept(result: Result, home: Path) -> None:
     with sqlite3.connect(f"file:{home / 'prefect.db'}?mode=ro", uri=True) as database:
         counts = {table: database.execute(f"select count(*) from {table}") for table in TABLES}
         rows = {table: cursor.fetchone()[0] for table, cursor in counts.items()}
-    result.at_most("task runs", rows["task_run"], MOST_TASK_RUNS)
+    result.at_most("task runs", rows["task_run"], MAX_TASK_RUNS)
     result.figures |= {"rows": rows, "database_bytes": sum(sizes.values())}

@@ -14,7 +14,7 @@ from benchmarks.measure import Result
 SIZES = (1_000, 1_000_000)
 LACKING = 300  # the last folder is not full
 GROWN = 50  # shards that are made between two status calls
-MOST_MB, MOST_SECONDS = 1000, 120  # to read all records, or the index that has them
+MAX_MB, MAX_SECONDS = 1000, 120  # to read all records, or the index that has them
 READING = {"no index": "without an index", "status": "from an index"}
 Figures = dict[str, dict[str, Any]]
 
@@ -32,8 +32,8 @@ def run() -> Result:
     million = str(SIZES[-1])
     for name, how in READING.items():
         cost = result.figures[name][million]
-        result.at_most(f"MB of a status {how}", cost["peak_mb"], MOST_MB)
-        result.at_most(f"seconds of a status {how}", cost["seconds"], MOST_SECONDS)
+        result.at_most(f"MB of a status {how}", cost["peak_mb"], MAX_MB)
+        result.at_most(f"seconds of a status {how}", cost["seconds"], MAX_SECONDS)
     requests = {name: cost["requests"] for name, cost in result.figures["second look"].items()}
     result.equal("requests of a second look", requests[million], requests[str(SIZES[0])])
     result.figures["seconds of 1000 lookups in a plan"] = lookups()
@@ -109,11 +109,11 @@ def _opened(shards: int, index: str | None) -> Iterator[tuple[Any, Any]]:
     from tests.simulated import SimulatedShards, simulated
 
     class Shards(SimulatedShards):
-        def get(self, name: str, most: int) -> bytes:
+        def get(self, name: str, max_bytes: int) -> bytes:
             if index and name == "index/0.json":
                 self.requests.add("get")
                 return Path(index).read_bytes()
-            return super().get(name, most)
+            return super().get(name, max_bytes)
 
     store = Shards(shards, shards - LACKING, index=b"a file" if index else None)
     with simulated(store) as root:

@@ -90,7 +90,7 @@ class Search:
         self.embeddings = self.generator.encode(class_names(config.real))
         self.rows = 0
         pair = inversion_pair(self.generator.denoiser.scheduler)
-        self.scorer = Scorer(self.predict, pair, guidance_scale=1.0, most_rows=64)
+        self.scorer = Scorer(self.predict, pair, guidance_scale=1.0, max_rows=64)
 
     def predict(self, latents: torch.Tensor, *rest: Any) -> torch.Tensor:
         self.rows += len(latents)

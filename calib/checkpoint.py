@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from semix.data.errors import InputError
 from semix.data.files import (
-    MOST_TENSORS,
+    MAX_TENSORS,
+    check_size,
     read_json,
-    refuse_larger,
     remove_tree,
     require_no_link,
     sync_folder,
@@ -191,7 +191,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, on the CPU. Raises InputError for any other file."""
-    refuse_larger(path, most=MOST_TENSORS)
+    check_size(path, max_bytes=MAX_TENSORS)
     with _refused_unless_safetensors(path):
         return load_file(path)
 
@@ -213,7 +213,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         return {}
-    refuse_larger(path, most=MOST_TENSORS)
+    check_size(path, max_bytes=MAX_TENSORS)
     with _refused_unless_safetensors(path), safe_open(path, framework="pt") as file:
         return file.metadata() or {}
 

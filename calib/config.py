@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from semix.calib.parameters import choose, refuse_unknown
+from semix.calib.parameters import check_known, choose
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
 from semix.data.settings import Settings
@@ -87,7 +87,7 @@ class PartConfig(Settings):
 
     def check(self, known: Parameters, field: str) -> None:
         """Raises InputError for a name or a parameter that is not known."""
-        refuse_unknown(self.params, choose(known, self.name, field=f"{field}.name"), field=field)
+        check_known(self.params, choose(known, self.name, field=f"{field}.name"), field=field)
 
     @property
     def params(self) -> Mapping[str, Any]:

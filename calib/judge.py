@@ -39,7 +39,7 @@ class Judge:
         which = "a classifier" if len(seeds) == 1 else f"the mean of {len(seeds)} classifiers"
         self.name = f"{which} trained on real images alone"
 
-    def refuse_other_classes(self, class_names: tuple[str, ...]) -> None:
+    def require_same_classes(self, class_names: tuple[str, ...]) -> None:
         """Raise InputError if the run has other classes."""
         known = tuple(read_data(self.run)["class_names"])
         if known != tuple(class_names):

@@ -21,12 +21,12 @@ from semix.calib.losses import MixedLoss, build_mixed_loss
 from semix.calib.losses.base import RealLoss
 from semix.calib.methods import Method
 from semix.calib.network import Network, mixed_pass
-from semix.calib.processes import Vote, share_gradients, wait_for_all
+from semix.calib.processes import StopVote, average_gradients, wait_for_all
 from semix.calib.run_folder import HISTORY
 from semix.calib.stopping import Interrupted, ShouldStop, Stopped
 from semix.calib.trackers import Tracking
 from semix.data.errors import InputError
-from semix.data.files import MOST_JSON, full_disk_named, read_bytes, write_atomically
+from semix.data.files import MAX_JSON, add_path_to_disk_errors, read_bytes, write_atomically
 from semix.data.machine import keep_compiled_to_ourselves
 from torch import Tensor, nn
 
@@ -86,10 +86,10 @@ class Trainer:
     position: int = 0
     seconds: float = 0.0
     begun_s: float = 0.0
-    vote: Vote = field(init=False)
+    vote: StopVote = field(init=False)
 
     def __post_init__(self) -> None:
-        self.vote = Vote(self.stop, self.accelerator)
+        self.vote = StopVote(self.stop, self.accelerator)
 
     def resume_from(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Take position and seconds from a checkpoint, which is returned.
@@ -102,7 +102,7 @@ class Trainer:
             self.begun_s = checkpoint.state["begun_s"]
         if self.accelerator.is_main_process:
             path = self.folder / HISTORY
-            lines = read_bytes(path, most=MOST_JSON).splitlines(True) if path.is_file() else []
+            lines = read_bytes(path, max_bytes=MAX_JSON).splitlines(True) if path.is_file() else []
             write_atomically(path, b"".join(lines[: self.position]))
             self.tracking.start([json.loads(line) for line in lines[: self.position]])
         return checkpoint
@@ -162,7 +162,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             line = {"stage": stage.name, "epoch": epoch, "seconds": seconds, **figures}
             path = self.folder / HISTORY
-            with full_disk_named(path), path.open("a") as file:
+            with add_path_to_disk_errors(path), path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             self.tracking.note(self.position, line)
         return figures
@@ -251,8 +251,8 @@ class TrainingStep:
         return torch.cat([figures, mixed_means])
 
     def _update(self) -> None:
-        share_gradients(self.loss.parameters(), self.accelerator)
-        share_gradients(self.method.parameters(), self.accelerator)
+        average_gradients(self.loss.parameters(), self.accelerator)
+        average_gradients(self.method.parameters(), self.accelerator)
         self.method.after_backward(self.network.backbone)
         if self.config.optimiser.clip_norm is not None:
             limit = self.config.optimiser.clip_norm
@@ -400,7 +400,7 @@ def divergence_remedy(mixed_precision: str) -> str:
     return f"{change}, and train in a fresh run folder"
 
 
-def refuse_not_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Raises Diverged if a value is NaN or infinite; names the first such tensor."""
     floating = {name: t for name, t in tensors.items() if t.is_floating_point()}
     finite = torch.stack([tensor.isfinite().all() for tensor in floating.values()])  # one wait

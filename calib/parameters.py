@@ -28,11 +28,11 @@ def construct(
     what = "give a whole number of at least 2"
     in_range("num_classes", num_classes, low=2, what=what, whole=True)
     known = [name for name in inspect.signature(kind).parameters if name != "num_classes"]
-    refuse_unknown(params, known, field=field)
+    check_known(params, known, field=field)
     return kind(num_classes, **params)
 
 
-def refuse_unknown(params: Mapping[str, Any], known: Sequence[str], *, field: str) -> None:
+def check_known(params: Mapping[str, Any], known: Sequence[str], *, field: str) -> None:
     """Raises InputError for the first parameter that is not among the known ones."""
     for name, value in params.items():
         if name not in known:

@@ -119,7 +119,7 @@ def _best_inverse(logits: Tensor, targets: Tensor) -> float:
 PENALTY = 1e-8
 
 
-def refuse_other_classes(logits: Tensor, classes: int) -> None:
+def require_same_classes(logits: Tensor, classes: int) -> None:
     """Raise ValueError for logits that are not [N, classes]."""
     if logits.ndim != 2 or logits.shape[1] != classes:
         text = f"logits have shape {tuple(logits.shape)}"
@@ -139,7 +139,7 @@ class VectorScaling:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        refuse_other_classes(logits, len(self.weight))
+        require_same_classes(logits, len(self.weight))
         return logits.detach().cpu().double() * self.weight + self.bias
 
 
@@ -240,7 +240,7 @@ class Isotonic:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        refuse_other_classes(logits, len(self.knots))
+        require_same_classes(logits, len(self.knots))
         p = logits.detach().cpu().double().softmax(1).numpy()
         mapped = [np.interp(p[:, k], x, y) for k, (x, y) in enumerate(self.knots)]
         raised = torch.from_numpy(np.stack(mapped, axis=1)).clamp(min=self.floor)

@@ -21,7 +21,7 @@ MAX_POLL_S = 0.5  # longest pause between two polls of a waiting process
 _waits = itertools.count()  # equal in all processes, which wait equally often
 
 
-def warn_once() -> None:
+def log_from_main_process() -> None:
     """Send our warnings to standard error: from the main process only, and each kind once."""
     main = os.environ.get("RANK", "0") == "0"  # set by torchrun, before the process group exists
     handler = logging.StreamHandler() if main else logging.NullHandler()
@@ -78,7 +78,7 @@ def broadcast_from_main(ask: Callable[[], T], accelerator: Accelerator | None) -
     return result
 
 
-def share_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
+def average_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
     """Average the gradients of parameters that accelerate has not wrapped."""
     if accelerator.num_processes > 1:
         for parameter in parameters:
@@ -86,7 +86,7 @@ def share_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator
                 parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
 
 
-def share_buffers(module: nn.Module, accelerator: Accelerator) -> None:
+def average_buffers(module: nn.Module, accelerator: Accelerator) -> None:
     """Average the batch norms' statistics, which differ between processes."""
     if accelerator.num_processes > 1:
         for buffer in module.buffers():
@@ -94,7 +94,7 @@ def share_buffers(module: nn.Module, accelerator: Accelerator) -> None:
                 buffer.copy_(accelerator.reduce(buffer, reduction="mean"))
 
 
-class Vote:
+class StopVote:
     """Whether any process was asked to stop: called after every step, with one answer for all.
 
     Several processes must exchange their answers, which waits for the slowest one and for the

@@ -130,7 +130,7 @@ def open_data(
         compare_splits: search for images that two splits share. This decodes all images; only
             training images in memory need not be decoded again later.
     Raises:
-        InputError: as `load_real`, `MixedDataset` and `refuse_overlap`; mixed images of another
+        InputError: as `load_real`, `MixedDataset` and `check_overlap`; mixed images of another
             size, of other classes, without one of the classes, or with invalid labels.
     """
     real = load_real(config.real)
@@ -148,7 +148,7 @@ def open_data(
         weights=weights,
     )
     if compare_splits:
-        refuse_overlap(data, allowed=config.real.allow_overlap)
+        check_overlap(data, allowed=config.real.allow_overlap)
     return data
 
 
@@ -156,16 +156,16 @@ def prepare(data: TrainingData, accelerator: Accelerator, *, allowed: int = 0) -
     """Read all images once, in the main process only, and broadcast what every process needs.
 
     Raises:
-        InputError: as `refuse_overlap`, in every process.
+        InputError: as `check_overlap`, in every process.
     """
     data.images("train", accelerator)
-    broadcast_from_main(partial(refuse_overlap, data, allowed=allowed), accelerator)
+    broadcast_from_main(partial(check_overlap, data, allowed=allowed), accelerator)
     for name in ("train_pixels", "record"):
         value = broadcast_from_main(partial(getattr, data, name), accelerator)
         vars(data)[name] = value  # fills the cached property
 
 
-def refuse_overlap(data: TrainingData, *, allowed: int = 0) -> None:
+def check_overlap(data: TrainingData, *, allowed: int = 0) -> None:
     """Raises InputError if more than `allowed` images of a split are in an earlier one as well."""
     with ExitStack() as stack:
         parts = {split: stack.enter_context(closing(_parts(data, split))) for split in SPLITS}
@@ -211,7 +211,7 @@ def _open_mixed(
         raise InputError("mixed.url", config.url, remedy)
     if config.class_matched:
         try:
-            mixed.refuse_missing(torch.from_numpy(real.train.targets))
+            mixed.check_groups_exist(torch.from_numpy(real.train.targets))
         except InputError as error:
             raise _as_setting(error) from None
     return mixed

@@ -20,11 +20,11 @@ from semix.calib.run_folder import (
     Row,
     Shift,
     StageName,
+    check_stored_settings,
     damage_of,
     measured_as,
     measured_seed,
     read_data,
-    refuse_differing,
     trained_run,
 )
 from semix.data.errors import InputError
@@ -345,11 +345,11 @@ def load_methods(runs: Sequence[Path]) -> list[MethodResult]:
     for label in labels:
         if labels.count(label) > 1:
             raise InputError("name", label, "two runs have this name; give each its own")
-    _refuse_other_bins(methods)
+    _check_same_bins(methods)
     return methods
 
 
-def _refuse_other_bins(methods: Sequence[MethodResult]) -> None:
+def _check_same_bins(methods: Sequence[MethodResult]) -> None:
     bins = {str(m.run): sorted({row.bins for row in m.seeds.values()}) for m in methods}
     if len(known := sorted({count for counts in bins.values() for count in counts})) < 2:
         return
@@ -408,7 +408,7 @@ def measured_seeds(config: TrainConfig, run: Path, *, stage: str) -> dict[int, S
     for seed in config.seeds:
         evaluation = measured_seed(run, seed)
         if evaluation is not None:
-            refuse_differing(evaluation["config"], config.identity(), run)
+            check_stored_settings(evaluation["config"], config.identity(), run)
             if measured_as(config, evaluation):
                 rows = (StageResult.read(row, run) for row in evaluation["rows"])
                 results[seed] = next(row for row in rows if row.stage == stage)

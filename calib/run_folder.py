@@ -180,19 +180,19 @@ def claim_run(config: TrainConfig, run: Path) -> Path:
         InputError: seeds were begun under other settings, which are named; or the folder is not
             empty and no run folder.
     """
-    refuse_other_run(config, run)
+    check_same_config(config, run)
     path = run / CONFIG
     write_json(path, config.model_dump(mode="json"))
     return path
 
 
-def refuse_other_run(config: TrainConfig, run: Path) -> None:
+def check_same_config(config: TrainConfig, run: Path) -> None:
     """Raises InputError as `claim_run`, and writes nothing."""
     path = run / CONFIG
     if not is_run(run):
         Store(str(run)).require_empty_or_own("training run")
     if path.is_file() and _begun(run):
-        refuse_differing(read_json(path), config.model_dump(mode="json"), run)
+        check_stored_settings(read_json(path), config.model_dump(mode="json"), run)
 
 
 def stored_settings(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -314,7 +314,7 @@ def run_digest(config: TrainConfig, data: DataRecord) -> str:
     return fingerprint({"config": config.identity(), "data": dict(data)})
 
 
-def refuse_differing(
+def check_stored_settings(
     stored: Mapping[str, object], requested: Mapping[str, object], run: Path
 ) -> None:
     """Raises InputError if settings that training depends on differ; names them."""

@@ -15,16 +15,16 @@ from semix.calib.loop import (
     EpochRecord,
     Figures,
     check_compiler,
+    check_finite,
     divergence_remedy,
     learning_rate,
     prepare_step,
-    refuse_not_finite,
     set_learning_rate,
 )
 from semix.calib.losses import build_training_loss
 from semix.calib.methods import build_method
 from semix.calib.network import Network, SplitOutputs, WeightAverage
-from semix.calib.processes import share_buffers
+from semix.calib.processes import average_buffers
 from semix.calib.real_data import TrainingData
 from semix.calib.selection import EpochSelection, validation_measures
 from semix.calib.stopping import ShouldStop, Stopped, never
@@ -103,7 +103,7 @@ class BaseStage:
         self.feedback.forget()  # the method may have changed the outputs
         self.loss.end_epoch(self.feedback)
         if self.average:
-            share_buffers(self.average.network, self.accelerator)
+            average_buffers(self.average.network, self.accelerator)
             self.average.copy_buffers(self.network)
             self.selection_feedback.forget()
         return figures | self._judge(epoch)
@@ -162,9 +162,9 @@ class BaseStage:
                 lines.show_step(epoch, step + 1)
                 if step + 1 < steps and stop():
                     self._stop(step + 1, record, batch)
-        share_buffers(self.network, self.accelerator)
+        average_buffers(self.network, self.accelerator)
         record.check()
-        refuse_not_finite(self.network.state_dict())
+        check_finite(self.network.state_dict())
         means = {name: mean for name, mean in record.means().items() if self._has(name)}
         return {**means, "learning_rate": rate, **self.loss.pop_health()}
 
@@ -178,7 +178,7 @@ class BaseStage:
     def _stop(self, done: int, record: EpochRecord, batch: TrainingBatch) -> None:
         """Note the position and raise Stopped; raises Diverged for weights that are no use."""
         record.check()
-        refuse_not_finite(self.network.state_dict())
+        check_finite(self.network.state_dict())
         progress = {"figures": record.figures[:done].cpu(), "drawn": batch.drawn}
         self.mid_epoch = MidEpochState.gather(
             done, progress, modules=self._modules(), accelerator=self.accelerator

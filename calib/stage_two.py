@@ -36,14 +36,14 @@ from semix.calib.loop import (
     Diverged,
     Figures,
     build_optimiser,
+    check_finite,
     learning_rate,
-    refuse_not_finite,
     set_learning_rate,
 )
 from semix.calib.losses import build_training_loss
 from semix.calib.losses.base import CrossEntropy, RealLoss
 from semix.calib.network import Network
-from semix.calib.processes import share_gradients
+from semix.calib.processes import average_gradients
 from semix.calib.real_data import TrainingData
 from semix.calib.selection import EpochSelection, validation_measures
 from semix.calib.stopping import ShouldStop, Stopped, never
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         objective.after_backward(); optimiser.step(); objective.after_step()
         objective.end_epoch(accuracy=..., confidence=...)
 
-    and, after the last epoch, `objective.refuse_lost()`.
+    and, after the last epoch, `objective.check_head_above_chance()`.
 
     Attributes:
         extra_pass: whether accuracy and confidence come from a pass after the epoch, in eval
@@ -95,7 +95,7 @@ class Objective(nn.Module):
     def end_epoch(self, *, accuracy: float, confidence: float) -> None:
         """Called after every epoch with means over the training images, in [0, 1]."""
 
-    def refuse_lost(self) -> None:
+    def check_head_above_chance(self) -> None:
         """Called after the last epoch. Raises Diverged for a head no better than chance."""
 
     def objects(self) -> StateDict:
@@ -153,7 +153,7 @@ class MaskedObjective(Objective):
         # Rounding may lift a mean of float32 confidences above 1 by a last digit.
         self.controller.end_epoch(accuracy=accuracy, confidence=min(confidence, 1.0))
 
-    def refuse_lost(self) -> None:
+    def check_head_above_chance(self) -> None:
         if self.controller.at_chance():
             share = 100 * self.controller.history[-1]["accuracy"]
             reason = (
@@ -174,12 +174,12 @@ class MaskedObjective(Objective):
         return {"p": state["retention"].item(), "kept_weights": shares}
 
 
-def refuse_diverged(loss: float, objective: nn.Module) -> None:
+def check_converging(loss: float, objective: nn.Module) -> None:
     """Raises Diverged if the loss, or anything in the state, is NaN or infinite."""
     try:
         if not math.isfinite(loss):
             raise Diverged("the loss is NaN or infinite")
-        refuse_not_finite(objective.state_dict())
+        check_finite(objective.state_dict())
     except Diverged as error:
         remedy = "lower head.optimiser.learning_rate, and train in a fresh run folder"
         raise Diverged(f"{error}; {remedy}") from None
@@ -295,12 +295,12 @@ class HeadStage:
             if step + 1 < self.steps and stop():
                 self._stop(step + 1, figures, sums)
         loss, accuracy, confidence = means(sums, self.images, self.accelerator)
-        refuse_diverged(loss, self.objective)
+        check_converging(loss, self.objective)
         if self.objective.extra_pass:
             accuracy, confidence = measure(self.head, features, self.targets, self.accelerator)
         self.objective.end_epoch(accuracy=accuracy, confidence=confidence)
         if epoch + 1 == self.epochs:
-            self.objective.refuse_lost()
+            self.objective.check_head_above_chance()
         figures |= {"loss": loss, "accuracy": accuracy, "confidence": confidence}
         figures |= {**self.loss.pop_health(), **self._judge(epoch)}
         self.history.append({"epoch": epoch, **figures})
@@ -357,7 +357,7 @@ class HeadStage:
 
     def _stop(self, done: int, figures: Figures, sums: Tensor) -> None:
         """Note the position and raise Stopped; raises Diverged for weights that are no use."""
-        refuse_diverged(means(sums, self.images, self.accelerator)[0], self.objective)
+        check_converging(means(sums, self.images, self.accelerator)[0], self.objective)
         self.mid_epoch = MidEpochState.gather(
             done,
             {"figures": figures, "sums": sums.cpu()},
@@ -376,7 +376,7 @@ class HeadStage:
         loss, logits = self.objective(features, targets, indices)
         # Processes average their gradients, so each multiplies by the batch size of all.
         (loss * self.scale).backward()
-        share_gradients(self.parameters, self.accelerator)
+        average_gradients(self.parameters, self.accelerator)
         self.objective.after_backward()
         if self.rates.clip_norm is not None:
             clip_grad_norm_(self.head.parameters(), self.rates.clip_norm)

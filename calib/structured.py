@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from semix.calib.metrics.one_pass import validated_float64
-from semix.calib.posthoc import minimise, nll_temperature, refuse_other_classes
+from semix.calib.posthoc import minimise, nll_temperature, require_same_classes
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +40,7 @@ class Structured:
         Raises:
             ValueError: the logits have another number of classes.
         """
-        refuse_other_classes(logits, len(self.bias))
+        require_same_classes(logits, len(self.bias))
         scores = mixed_logits(logits.detach().cpu().double(), self.temperature, self.uniform)
         if self.weight.ndim == 1:
             return scores * self.weight + self.bias

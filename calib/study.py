@@ -197,7 +197,7 @@ def cells_of(study: StudyConfig, out: Path = Path()) -> list[Cell]:
             mixed images that a method cannot have, different bins, or settings that no training
             run accepts.
     """
-    _refuse_unknown(study)
+    _check_methods(study)
     cells = [
         Cell(
             dataset,
@@ -338,7 +338,7 @@ def draws_of(study: StudyConfig, method: MethodConfig) -> tuple[int | None, ...]
     return study.draws or (None,) if isinstance(method.mixed, str) else (None,)
 
 
-def _refuse_unknown(study: StudyConfig) -> None:
+def _check_methods(study: StudyConfig) -> None:
     if study.baseline not in study.methods:
         raise InputError("baseline", study.baseline, f"choose one of {', '.join(study.methods)}")
     if study.methods[study.baseline].grid:
@@ -352,14 +352,14 @@ def _refuse_unknown(study: StudyConfig) -> None:
             known = f"choose one of {', '.join(study.builds)}" if study.builds else "it has none"
             raise InputError(f"methods.{key}.mixed", method.mixed, f"a key of `builds`; {known}")
     rows = rows_of(study)
-    _refuse_rows(rows)
+    _check_rows(rows)
     for label in (label for pair in study.contrasts for label in pair):
         if label not in (row.label for row in rows):
             known = ", ".join(row.label for row in rows)
             raise InputError("contrasts", label, f"no row has this name; choose from {known}")
 
 
-def _refuse_rows(rows: Sequence[RowConfig]) -> None:
+def _check_rows(rows: Sequence[RowConfig]) -> None:
     labels, folders = list[str](), set[tuple[str, str]]()
     for row in rows:
         if row.label in labels:
@@ -399,7 +399,7 @@ def _settings(
             values = merged(values, {"mixed.url": url})
         if split is not None:
             values = merged(values, {"real.split_seed": split})
-        _refuse_misplaced(values, dataset, mixed=bool(config.mixed))
+        _check_overrides(values, dataset, mixed=bool(config.mixed))
         label = config.name or method
         name = f"{label} ({', '.join(point.choices)})" if point.choices else label
         return load_settings(TrainConfig, {**values, "name": name, "seeds": study.seeds})
@@ -414,7 +414,7 @@ def _first_alike(study: StudyConfig, dataset: str) -> str:
     return next(key for key in study.datasets if real(key) == real(dataset))
 
 
-def _refuse_misplaced(values: Overrides, dataset: str, *, mixed: bool) -> None:
+def _check_overrides(values: Overrides, dataset: str, *, mixed: bool) -> None:
     for key in ("name", "seeds"):
         if key in values:
             raise InputError(key, values[key], "leave it out; a study gives each run its own")

@@ -20,7 +20,12 @@ from semix.calib.loop import CHECKPOINT, Diverged, Trainer, TrainingStage
 from semix.calib.models.complexity import complexity
 from semix.calib.network import load_classifier
 from semix.calib.parameters import one_of
-from semix.calib.processes import broadcast_from_main, leave_group, wait_for_all, warn_once
+from semix.calib.processes import (
+    broadcast_from_main,
+    leave_group,
+    log_from_main_process,
+    wait_for_all,
+)
 from semix.calib.real_data import TrainingData, open_data, prepare
 from semix.calib.run_folder import (
     CONFIG,
@@ -28,10 +33,10 @@ from semix.calib.run_folder import (
     HEAD,
     LINEAGE,
     MODEL,
+    check_stored_settings,
     measured_seed,
     pin_data,
     pinned_index,
-    refuse_differing,
     run_digest,
     seed_evaluation,
     seed_folder,
@@ -52,7 +57,7 @@ from semix.data.device import resolve_device
 from semix.data.errors import InputError
 from semix.data.files import require_own_files, write_json
 from semix.data.lineage import read_shards
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.printable import print_line, print_traceback
 from semix.data.root import Root
 from semix.data.settings import load_settings
@@ -130,7 +135,7 @@ def write_lineage(data: TrainingData, run: Path) -> None:
     path = run / LINEAGE
     if data.mixed is None or path.is_file():
         return
-    pinned = Pinned(Root(data.mixed.url), index=data.mixed.index_name)
+    pinned = PinnedRoot(Root(data.mixed.url), index=data.mixed.index_name)
     lineage = read_shards(
         pinned.root.plan, pinned.shards, url=data.mixed.url, index=data.mixed.index_name
     )
@@ -238,12 +243,12 @@ def unfinished_seeds(config: TrainConfig, run: Path) -> set[int]:
     for seed in config.seeds:
         done = measured_seed(run, seed)
         if done is not None:
-            refuse_differing(done["config"], config.identity(), run)
+            check_stored_settings(done["config"], config.identity(), run)
             continue
         todo.add(seed)
         checkpoint = latest_checkpoint(seed_folder(run, seed) / CHECKPOINT)
         if checkpoint is not None:
-            refuse_differing(checkpoint.state["config"], config.identity(), run)
+            check_stored_settings(checkpoint.state["config"], config.identity(), run)
     return todo
 
 
@@ -343,5 +348,5 @@ def config_path(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    warn_once()
+    log_from_main_process()
     sys.exit(main())

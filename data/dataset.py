@@ -14,7 +14,7 @@ from semix.data.fingerprint import fingerprint
 from semix.data.formats import SeriesRecord
 from semix.data.labels import SoftLabels, by_ratio, joined, sharpened, sparse_arrays
 from semix.data.machine import cores
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
 from semix.data.shard_files import CACHE_LIMIT, ShardCache, ShardContents, ShardFiles
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 MEMORY_LIMIT = 8 * 2**30  # bytes of decoded images
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 Sample = dict[str, Any]
 
@@ -87,14 +87,14 @@ class MixedDataset(Dataset[Sample]):
     ) -> None:
         if rule != "stored" and (scale is not None or labels is not None):
             raise InputError("rule", rule, "takes no stored labels; leave scale and labels out")
-        source = Pinned(Root(url), index=index, labels=labels, scale=scale)
+        source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
         self.url, self.class_names = source.root.url, source.class_names
         self.index_name, self.digest = source.index, source.digest
         self.label_digest = source.label_set.digest if source.label_set else None
         self.exclude = exclude
         copies = None if source.store.local else ShardCache(cache, limit=cache_limit)
         files = ShardFiles(source.store, source.shards, cache=copies)
-        threads = threads or min(cores(), MOST_THREADS)
+        threads = threads or min(cores(), MAX_THREADS)
         loaded = _read_groups(source, files, exclude or Exclusion(), threads=threads)
         self._keep(loaded)
         self.soft_labels = loaded.labels
@@ -222,7 +222,7 @@ class MixedDataset(Dataset[Sample]):
             target = self.classes[group, side]
         return group[:, None], end_and_inner(self.soft_labels, group, target, rng=rng, count=count)
 
-    def refuse_missing(self, targets: Tensor) -> None:
+    def check_groups_exist(self, targets: Tensor) -> None:
         """Raises InputError if there is no group to draw for one of these classes, int64 [B]."""
         missing = self._of_class.missing(targets)
         if missing is None:
@@ -235,7 +235,7 @@ class MixedDataset(Dataset[Sample]):
         raise InputError("url", self.url, remedy)
 
     def _groups_for(self, targets: Tensor, rng: torch.Generator) -> Tensor:
-        self.refuse_missing(targets)
+        self.check_groups_exist(targets)
         return self._of_class.draw(targets, rng)
 
 
@@ -290,7 +290,9 @@ class _Groups:
     labels: SoftLabels
 
 
-def _read_groups(source: Pinned, files: ShardFiles, exclude: Exclusion, *, threads: int) -> _Groups:
+def _read_groups(
+    source: PinnedRoot, files: ShardFiles, exclude: Exclusion, *, threads: int
+) -> _Groups:
     """Everything but the images of the series in an index that the exclusion keeps."""
     chosen = SeriesFilter(exclude, source)
     records: list[SeriesRecord] = []
@@ -319,7 +321,11 @@ def _read_groups(source: Pinned, files: ShardFiles, exclude: Exclusion, *, threa
 
 
 def _check_series(
-    records: Sequence[SeriesRecord], contents: ShardContents, classes: np.ndarray, *, source: Pinned
+    records: Sequence[SeriesRecord],
+    contents: ShardContents,
+    classes: np.ndarray,
+    *,
+    source: PinnedRoot,
 ) -> None:
     """Raises ValueError unless the series agree with the plan and with each other."""
     images, names = source.root.plan.images_per_group, len(source.class_names)

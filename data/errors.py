@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from semix.data.printable import printable_line
 
-MOST_SHOWN = 500  # characters of a value; more would hide what is wrong with it
+MAX_SHOWN = 500  # characters of a value; more would hide what is wrong with it
 NOT_SHOWN = "as given"  # in place of a value that may be a secret, or fills the screen
 NEAR = 0.7  # how alike, of 1, a misspelt value is; below lie gpu and cpu
 
@@ -22,8 +22,8 @@ class InputError(Exception):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         text = printable_line(str(value))
-        if len(text) > MOST_SHOWN:
-            text = f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+        if len(text) > MAX_SHOWN:
+            text = f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
         shown = printable_line(field)
         self.place = shown if text == NOT_SHOWN else f"{shown} = {text}"
         super().__init__(f"{self.place}: {remedy}")
@@ -42,9 +42,9 @@ class TooLarge(InputError, ValueError):
     """
 
     @classmethod
-    def refused(cls, where: object, size: int, most: int) -> "TooLarge":
+    def for_file(cls, where: object, size: int, max_bytes: int) -> "TooLarge":
         """The error for a file of `size` bytes where at most `most` are read."""
-        remedy = f"at most {most:,} bytes of it are read; restore it from a copy"
+        remedy = f"at most {max_bytes:,} bytes of it are read; restore it from a copy"
         return cls(str(where), f"{size:,} bytes", remedy)
 
 

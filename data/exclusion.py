@@ -73,7 +73,7 @@ def flagged_groups(flags: SeriesFlags, names: Iterable[str]) -> frozenset[int]:
 def _stored(root: Root, index: str) -> Iterator[tuple[str, SeriesFlags]]:
     """All audits of an index, the newest first."""
     for name in reversed(_names(root)):
-        content = root.store.get(name, most=SeriesFlags.MOST)
+        content = root.store.get(name, max_bytes=SeriesFlags.MAX_BYTES)
         try:
             flags = SeriesFlags.read(content, where=f"{root.url}/{name}")
         except ValueError as error:

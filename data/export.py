@@ -15,9 +15,9 @@ from typing import Any, Literal
 from semix.data.errors import InputError
 from semix.data.files import published, write_json
 from semix.data.formats import ShardEntry
-from semix.data.images import MOST_PIXELS, check_header, decode_image, encode_image
+from semix.data.images import MAX_PIXELS, check_header, decode_image, encode_image
 from semix.data.installation import install_command
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.tar import GroupSample
 
 ImageFormat = Literal["keep", "png"]  # keep copies the stored bytes
@@ -29,7 +29,7 @@ COLUMNS = {  # of each image, besides its picture and its label
 LISTS = ("classes", "names", "mixture")
 UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 LONGEST = 200  # characters of a folder's name, without numbers; file systems take 255
-MOST_ROWS, MOST_BYTES = 1000, 32 * 2**20  # of a row group, which is in memory at a time
+MAX_ROWS, MAX_BYTES = 1000, 32 * 2**20  # of a row group, which is in memory at a time
 FILE_BYTES = 500 * 2**20  # of images in one parquet file, so that files can be read in parallel
 CARD = """\
 ---
@@ -79,7 +79,7 @@ class ImageRow:
 
 
 def image_rows(
-    source: Pinned,
+    source: PinnedRoot,
     shards: Sequence[ShardEntry] | None = None,
     *,
     image_format: ImageFormat = "keep",
@@ -98,7 +98,9 @@ def image_rows(
                 raise ValueError(f"{shard.tar}: group {group}: {error}") from None
 
 
-def write_image_folder(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+def write_image_folder(
+    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+) -> int:
     """Write `CLASSES/GROUP.POSITION.webp`, labels.csv and classes.json; returns the image count.
 
     Folders are named after their classes, as cat_great-dane; see `folder_names`. Lists in the
@@ -145,7 +147,7 @@ def folder_names(class_names: Sequence[str], *, together: int) -> list[str]:
     ]
 
 
-def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+def write_parquet(source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep") -> int:
     """Write one file with a row per image, including its bytes; returns the image count.
 
     Raises:
@@ -156,7 +158,9 @@ def write_parquet(source: Pinned, target: Path, *, image_format: ImageFormat = "
         return _write_rows(partial, image_rows(source, image_format=image_format), source)
 
 
-def write_hugging_face(source: Pinned, target: Path, *, image_format: ImageFormat = "keep") -> int:
+def write_hugging_face(
+    source: PinnedRoot, target: Path, *, image_format: ImageFormat = "keep"
+) -> int:
     """Write a folder that `datasets.load_dataset` opens, also offline; returns the image count.
 
     It holds data/train-00000-of-00012.parquet and so on, classes.json, and README.md as a card.
@@ -184,13 +188,13 @@ def new_target(target: Path) -> Iterator[Path]:
     Raises:
         InputError: the target exists.
     """
-    _refuse_existing(target)
+    _require_free_target(target)
     with published(target) as partial:
         yield partial
-        _refuse_existing(target)
+        _require_free_target(target)
 
 
-def _refuse_existing(target: Path) -> None:
+def _require_free_target(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise InputError("--to", target, "is there already; choose another name, or remove it")
 
@@ -219,7 +223,7 @@ def _image(sample: GroupSample, position: int, image_format: ImageFormat) -> tup
     content = sample.images[position]
     try:
         if image_format == "keep":
-            check_header(content, most_pixels=MOST_PIXELS)
+            check_header(content, max_pixels=MAX_PIXELS)
             return sample.extension, content
         return "png", encode_image(decode_image(content), "png")
     except ValueError as error:
@@ -246,7 +250,7 @@ def _pyarrow() -> ModuleType:
     return pyarrow
 
 
-def _write_rows(path: Path, rows: Iterable[ImageRow], source: Pinned) -> int:
+def _write_rows(path: Path, rows: Iterable[ImageRow], source: PinnedRoot) -> int:
     """Write one parquet file, a row group at a time."""
     pa, count = _pyarrow(), 0
     schema = _schema(source.class_names)
@@ -284,7 +288,7 @@ def _row_groups(rows: Iterable[ImageRow]) -> Iterator[list[ImageRow]]:
     for row in rows:
         part.append(row)
         size += len(row.content)
-        if len(part) == MOST_ROWS or size >= MOST_BYTES:
+        if len(part) == MAX_ROWS or size >= MAX_BYTES:
             yield part
             part, size = [], 0
     if part:
@@ -311,7 +315,7 @@ def _files(shards: Sequence[ShardEntry]) -> Iterator[list[ShardEntry]]:
         yield part
 
 
-def _card(source: Pinned, *, images: int) -> str:
+def _card(source: PinnedRoot, *, images: int) -> str:
     plan, labels = source.root.plan, source.label_set
     return CARD.format(
         images=f"{images:,}",

@@ -14,15 +14,15 @@ from typing import Any
 
 from semix.data.errors import InputError, TooLarge
 
-MOST_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
-MOST_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
+MAX_JSON = 256 * 2**20  # bytes; the largest, a lineage over a million shards, has a hundred MiB
+MAX_TENSORS = 16 * 2**30  # bytes; a billion parameters with Adam's state have twelve GiB
 # Folders in which an experiment tracker keeps its own links; nothing of ours is written there.
 TRACKERS = ("wandb",)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def full_disk_named(place: Path) -> Iterator[None]:
+def add_path_to_disk_errors(place: Path) -> Iterator[None]:
     """Add the path to the error of a full disk, which writes to an open file do not name."""
     try:
         yield
@@ -42,7 +42,7 @@ def published(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with full_disk_named(target):
+        with add_path_to_disk_errors(target):
             yield partial
             # The contents of all files reach the disk before their names do.
             for path in (partial, *partial.rglob("*")):
@@ -158,7 +158,7 @@ def _regular(path: str, flags: int) -> int:
     raise NoRegularFile(path)
 
 
-def read_bytes(path: Path, *, most: int) -> bytes:
+def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     """The content of a regular file, whose size is checked first.
 
     Raises:
@@ -167,21 +167,21 @@ def read_bytes(path: Path, *, most: int) -> bytes:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise TooLarge.refused(path, size, most)
+        if size > max_bytes:
+            raise TooLarge.for_file(path, size, max_bytes)
         return file.read(size)
 
 
-def refuse_larger(path: Path, *, most: int) -> None:
+def check_size(path: Path, *, max_bytes: int) -> None:
     """Raises TooLarge for a file of more than `most` bytes, before a library reads it."""
     size = path.stat().st_size
-    if size > most:
-        raise TooLarge.refused(path, size, most)
+    if size > max_bytes:
+        raise TooLarge.for_file(path, size, max_bytes)
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises TooLarge for more than `MOST_JSON` bytes."""
-    return json.loads(read_bytes(path, most=MOST_JSON))
+    """Read a JSON file. Raises TooLarge for more than `MAX_JSON` bytes."""
+    return json.loads(read_bytes(path, max_bytes=MAX_JSON))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,7 +19,7 @@ def canonical_json(value: Any) -> str:
     Raises:
         InputError: a part has no stable form (a set, a callable, NaN, an object), with its path.
     """
-    _refuse_unstable(value, "settings")
+    _check_stable(value, "settings")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -54,18 +54,18 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _refuse_unstable(value: Any, path: str) -> None:
+def _check_stable(value: Any, path: str) -> None:
     if value is None or isinstance(value, bool | int | str):
         return
     if isinstance(value, float) and math.isfinite(value):
         return
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _refuse_unstable(item, f"{path}[{index}]")
+            _check_stable(item, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise InputError(f"{path} key", repr(key), "keys must be text to have an identity")
-            _refuse_unstable(item, f"{path}.{key}")
+            _check_stable(item, f"{path}.{key}")
     else:
         raise InputError(path, repr(value), "has no stable form; use text, numbers, lists, maps")

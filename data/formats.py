@@ -35,16 +35,16 @@ SHARDS, FAILED, DISCARDED = "shards", "failed", "discarded"
 INDICES, AUDITS, EXTENSIONS, SETS = "index", "audit", "extensions", "labels"
 PER_FOLDER = 1000  # shards; names depend on it, so it is part of the format
 MIB = 2**20
-MOST_IMAGES = 100  # in a series: positions have two digits
-MOST_GROUPS = 10**8  # keys have eight digits
-MOST_SHARDS = 10**7  # names have seven
-MOST_SERIES = 10**6  # in a shard, far above any real one
-MOST_FEATURES = 4096 * MIB  # as much as 100,000 series of eight images in one shard
+MAX_IMAGES = 100  # in a series: positions have two digits
+MAX_GROUPS = 10**8  # keys have eight digits
+MAX_SHARDS = 10**7  # names have seven
+MAX_SERIES = 10**6  # in a shard, far above any real one
+MAX_FEATURES = 4096 * MIB  # as much as 100,000 series of eight images in one shard
 ROUNDING = 1e-3  # of probabilities, which are stored as float32
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # fits int64
-Group = Annotated[int, Field(ge=0, lt=MOST_GROUPS)]
-Number = Annotated[int, Field(ge=0, lt=MOST_SHARDS)]  # of a shard
+Group = Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
+Number = Annotated[int, Field(ge=0, lt=MAX_SHARDS)]  # of a shard
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 Text = Annotated[str, Field(max_length=1000)]
@@ -89,13 +89,13 @@ class StoredFile(Strict):
     """Base of the models that are stored as files.
 
     Attributes:
-        WHAT: its name in messages; MOST: bytes that are parsed at most.
+        WHAT: its name in messages; MAX_BYTES: bytes that are parsed at most.
         SCHEMA: version of the format, stored from 2 on. It grows with every added field, so that
             an older version of semix can tell a newer file from a damaged one.
     """
 
     WHAT: ClassVar[str]
-    MOST: ClassVar[int] = MIB  # JSON takes thirty times its size in memory
+    MAX_BYTES: ClassVar[int] = MIB  # JSON takes thirty times its size in memory
     SCHEMA: ClassVar[int] = 1
 
     schema_: int = Field(1, alias="schema", ge=1, exclude=True)
@@ -110,9 +110,9 @@ class StoredFile(Strict):
             ValueError: `what: field: problem`; InputError: a newer version of semix wrote it.
         """
         try:
-            stored = read_strictly(cls, content, what=cls.WHAT, most=cls.MOST)
+            stored = read_strictly(cls, content, what=cls.WHAT, max_bytes=cls.MAX_BYTES)
         except ValueError:
-            if len(content) <= cls.MOST:
+            if len(content) <= cls.MAX_BYTES:
                 refuse_newer(cls, content, where=where)
             raise
         _refuse_newer(cls, stored.schema_, where)
@@ -134,14 +134,14 @@ class File(Strict):
     bytes: Count
 
     @property
-    def most(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes to read at most, even if the record says more."""
-        return min(self.bytes, MOST_FEATURES)
+        return min(self.bytes, MAX_FEATURES)
 
 
 @with_config(CHECKED)
 class PlannedShards(TypedDict):
-    groups_per_shard: Annotated[int, Field(ge=1, le=MOST_SERIES)]
+    groups_per_shard: Annotated[int, Field(ge=1, le=MAX_SERIES)]
 
 
 @with_config(CHECKED)
@@ -152,7 +152,7 @@ class PlannedPairs(TypedDict):
 
 @with_config(CHECKED)
 class PlannedMixing(TypedDict):
-    groups_per_pair: Annotated[int, Field(ge=1, le=MOST_GROUPS)]
+    groups_per_pair: Annotated[int, Field(ge=1, le=MAX_GROUPS)]
     classes: NotRequired[int]
     pairs: NotRequired[PlannedPairs]
 
@@ -187,14 +187,14 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
     SCHEMA: ClassVar[int] = 3
-    MOST: ClassVar[int] = 64 * MIB
+    MAX_BYTES: ClassVar[int] = 64 * MIB
 
     schema_: int = Field(alias="schema")
     digest: Digest
     class_names: list[Text] = Field(min_length=2)
-    num_groups: int = Field(ge=0, le=MOST_GROUPS)
-    num_shards: int = Field(ge=0, le=MOST_SHARDS)
-    images_per_group: int = Field(ge=1, le=MOST_IMAGES)
+    num_groups: int = Field(ge=0, le=MAX_GROUPS)
+    num_shards: int = Field(ge=0, le=MAX_SHARDS)
+    images_per_group: int = Field(ge=1, le=MAX_IMAGES)
     config: PlannedConfig
     models: ModelIdentities
     versions: dict[Text, Text] = Field({})
@@ -203,11 +203,11 @@ class Plan(BaseModel):
     @classmethod
     def read(cls, content: bytes, *, where: str) -> Self:
         """Raises ValueError for damage, InputError for the plan of another version."""
-        versioned = read_strictly(_Versioned, content, what=PLAN, most=cls.MOST)
+        versioned = read_strictly(_Versioned, content, what=PLAN, max_bytes=cls.MAX_BYTES)
         if versioned.schema_ != cls.SCHEMA:
             remedy = f"another version of semix wrote it, this one reads {cls.SCHEMA}"
             raise InputError(f"{where} schema", versioned.schema_, f"{remedy}; use that version")
-        return read_strictly(cls, content, what=PLAN, most=cls.MOST)
+        return read_strictly(cls, content, what=PLAN, max_bytes=cls.MAX_BYTES)
 
     def written(self) -> bytes:
         values = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -230,7 +230,7 @@ class Pairs(RootModel[list[tuple[ClassIndex, ClassIndex]]]):
     @classmethod
     def read(cls, content: bytes) -> list[tuple[int, int]]:
         """Raises ValueError."""
-        return read_strictly(cls, content, what=PAIRS, most=64 * MIB).root
+        return read_strictly(cls, content, what=PAIRS, max_bytes=64 * MIB).root
 
 
 class Extension(StoredFile):
@@ -242,8 +242,8 @@ class Extension(StoredFile):
     groups_per_pair: int = Field(ge=1)
     first_group: Group
     first_shard: Number
-    groups: int = Field(ge=1, le=MOST_GROUPS)
-    shards: int = Field(ge=1, le=MOST_SHARDS)
+    groups: int = Field(ge=1, le=MAX_GROUPS)
+    shards: int = Field(ge=1, le=MAX_SHARDS)
 
 
 class LeftOut(Strict):
@@ -274,7 +274,7 @@ class ShardEntry(StoredFile):
     sha256: Sha256
     bytes: Count
     features: File
-    groups: int = Field(ge=1, le=MOST_SERIES)
+    groups: int = Field(ge=1, le=MAX_SERIES)
     first: Group
     left_out: list[LeftOut] = Field([])
     seconds: dict[ShardStage, float] = Field({})
@@ -378,7 +378,7 @@ class Labels(StoredFile):
 
     WHAT = "labels of a series"
 
-    weights: list[float] = Field(min_length=1, max_length=MOST_IMAGES)
+    weights: list[float] = Field(min_length=1, max_length=MAX_IMAGES)
     labels: list[Label]
     coordinates: list[list[float]] | None = None
     agreement: EncoderAgreement | None = None
@@ -409,7 +409,7 @@ class SeriesRecord(Labels):
     """
 
     WHAT = "record of a series"
-    MOST = 4 * MIB  # a hundred images with labels over a thousand classes
+    MAX_BYTES = 4 * MIB  # a hundred images with labels over a thousand classes
 
     group: Group
     classes: list[ClassIndex] = Field(min_length=2, max_length=16)
@@ -474,7 +474,7 @@ class ShardLabels(StoredFile):
     """
 
     WHAT = "shard labels"
-    MOST = 128 * MIB  # as much as 500 series with labels over a thousand classes
+    MAX_BYTES = 128 * MIB  # as much as 500 series with labels over a thousand classes
 
     spec: Sha256
     shard: Number
@@ -530,7 +530,7 @@ class SeriesFlags(StoredFile):
     """
 
     WHAT = "audit"
-    MOST = 1024 * MIB
+    MAX_BYTES = 1024 * MIB
 
     index: str = Field(pattern=r"^index/[0-9]{1,9}\.json$")
     digest: Sha256
@@ -552,7 +552,7 @@ class Lease(StoredFile):
     """`leases/NAME.json`: the machine and process that hold the lease."""
 
     WHAT = "lease"
-    MOST = 4096
+    MAX_BYTES = 4096
 
     host: str
     pid: int

@@ -166,7 +166,7 @@ def _still(root: Root, item: Garbage) -> bool:
         return True
     record = re.sub(r"-[0-9a-f]{8}\.(tar|features\.safetensors)$", ".json", item.name)
     try:
-        return item.name.encode() not in root.store.get(record, most=ShardLabels.MOST)
+        return item.name.encode() not in root.store.get(record, max_bytes=ShardLabels.MAX_BYTES)
     except FileNotFoundError:
         return True
     except TooLarge:  # it may name the file

@@ -18,8 +18,8 @@ from semix.data.threads import mapped
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif"}
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-MOST_THREADS = 16
-MOST_LINES = 20  # bad images, or classes without images, that a message lists
+MAX_THREADS = 16
+MAX_LINES = 20  # bad images, or classes without images, that a message lists
 
 Listener = Callable[[int, int], None]  # called with the numbers of images done and in total
 
@@ -43,7 +43,7 @@ def find_classes(config: RealDataConfig) -> tuple[str, ...]:
     return names
 
 
-def refuse_among_pictures(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
+def check_outside_images(pictures: str | None, place: str | Path, *, field: str = "out") -> None:
     """Raises InputError for a path in the folder of pictures, where it would become a class.
 
     Links are followed: to the folder, out of it, and within the path.
@@ -79,7 +79,7 @@ def load_imagefolder(config: RealDataConfig) -> RealDataset:
     else:
         parts = _made_splits(config, root, names, bad)
     for split, (paths, targets) in zip(SPLITS, parts, strict=True):
-        _refuse_empty(root, split, names, targets, folder=folders.get(split))
+        _check_nonempty(root, split, names, targets, folder=folders.get(split))
         assert len(paths) == len(targets)
     return RealDataset(names, *(_split(*part, config.image_size) for part in parts))
 
@@ -132,7 +132,7 @@ def inspect_folder(
     folders = _split_folders(root)
     split_folders = [folders[split] for split in SPLITS if split in folders] or [root]
     paths = [path for place in split_folders for path in _list(place, names)[0]]
-    threads = min(MOST_THREADS, cores())
+    threads = min(MAX_THREADS, cores())
     bad, unread = dict[Path, str](), dict[Path, str]()
     faults = mapped(lambda path: _fault(path, config.image_size), paths, threads=threads)
     for done, (path, fault) in enumerate(zip(paths, faults, strict=True), start=1):
@@ -143,14 +143,14 @@ def inspect_folder(
     if unread:
         count = f"{len(unread):,} of {len(paths):,} images cannot be read; allow or repair them"
         raise InputError("real.path", root, "\n  ".join([count, *_lines(root, unread)]))
-    _refuse_more(config, root, bad, images=len(paths))
+    _check_bad_images(config, root, bad, images=len(paths))
     keys = dict.fromkeys(name.casefold() for name in names)
     alike = [[name for name in names if name.casefold() == key] for key in keys]
     alike = [same for same in alike if len(same) > 1]
     return FolderReport(len(paths), bad, _ignored(root, split_folders, names), alike)
 
 
-def _refuse_more(
+def _check_bad_images(
     config: RealDataConfig, root: Path, bad: Mapping[Path, str], *, images: int
 ) -> None:
     """Raises InputError, with the reason for each, if more images are bad than are allowed."""
@@ -166,8 +166,8 @@ def _refuse_more(
 
 def _lines(root: Path, faults: Mapping[Path, str]) -> list[str]:
     lines = [f"{path.relative_to(root)}: {reason}" for path, reason in faults.items()]
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more"]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f"and {len(lines) - MAX_LINES:,} more"]
     return [printable_line(line) for line in lines]
 
 
@@ -254,7 +254,7 @@ def _made_splits(
     config: RealDataConfig, root: Path, names: Sequence[str], bad: Mapping[Path, str]
 ) -> list[PathsAndTargets]:
     everything = _list(root, names, bad)
-    _refuse_empty(root, "train", names, everything[1], folder=root)
+    _check_nonempty(root, "train", names, everything[1], folder=root)
     sizes = (config.train_per_class, config.validation_per_class)
     return [
         _take(everything, p) for p in stratified_split(everything[1], sizes, seed=config.split_seed)
@@ -269,7 +269,7 @@ def _given_splits(
 ) -> list[PathsAndTargets]:
     """The splits of the folders; without validation/ it is taken from the training images."""
     train, test = (_list(folders[split], names, bad) for split in ("train", "test"))
-    _refuse_empty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
+    _check_nonempty(folders["train"].parent, "train", names, train[1], folder=folders["train"])
     supplied = _list(folders["validation"], names, bad) if "validation" in folders else None
     rarest = int(np.bincount(train[1]).min())
     held_out = 0 if supplied else config.validation_per_class or max(1, rarest // 10)
@@ -279,15 +279,15 @@ def _given_splits(
     return [_take(train, chosen), supplied or _take(train, validation), test]
 
 
-def _refuse_empty(
+def _check_nonempty(
     root: Path, split: str, names: Sequence[str], targets: np.ndarray, *, folder: Path | None
 ) -> None:
     """Raises InputError with every class without images, and the other files in its folder."""
     counts = np.bincount(targets, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
-        shown = [_without(name, folder) for name in empty[:MOST_LINES]]
-        more = f" and {len(empty) - MOST_LINES:,} more" if len(empty) > MOST_LINES else ""
+        shown = [_without(name, folder) for name in empty[:MAX_LINES]]
+        more = f" and {len(empty) - MAX_LINES:,} more" if len(empty) > MAX_LINES else ""
         classes = "class" if len(empty) == 1 else "classes"
         remedy = f"{classes} {', '.join(shown)}{more} {'has' if len(empty) == 1 else 'have'} no"
         remedy += f" {split} images; add some, {PICTURES}, or remove it"

@@ -15,17 +15,17 @@ import numpy as np
 from PIL import Image, ImageOps
 from semix.data.files import open_regular
 
-MOST_PIXELS = 4096 * 4096  # four times the side that any model here generates
+MAX_PIXELS = 4096 * 4096  # four times the side that any model here generates
 # Pixels of a user's picture: as many as phones and most cameras take.
-MOST_TAKEN = 1 << 27
-MOST_BYTES = 1 << 28  # of a user's picture
-MOST_AT_ONCE = 1 << 28  # pixels of pictures decoded at once by all threads, 8 to 16 bytes each
+MAX_TAKEN = 1 << 27
+MAX_BYTES = 1 << 28  # of a user's picture
+MAX_AT_ONCE = 1 << 28  # pixels of pictures decoded at once by all threads, 8 to 16 bytes each
 BEHIND = "white"  # background of transparent pixels
-MOST_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
+MAX_SCANS = 64  # of a progressive JPEG; ours has one, common tools write about ten
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_START, JPEG_END, JPEG_SCAN = b"\xff\xd8\xff", b"\xff\xd9", b"\xff\xda"
 ANIMATED = 0x02  # flag of an extended WebP
-MOST_DRAWN = 1 << 31  # pixels in all scans of a user's picture together
+MAX_DRAWN = 1 << 31  # pixels in all scans of a user's picture together
 # The next marker: within a scan 0xFF is followed by zero, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
 FOREIGN = {  # other formats of files that are named like pictures, by their first bytes
@@ -53,20 +53,20 @@ def encode_image(pixels: np.ndarray, extension: str) -> bytes:
     return buffer.getvalue()
 
 
-def decode_image(content: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
+def decode_image(content: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decode the bytes of a file to uint8 [H, W, 3].
 
     Raises:
-        ValueError: not one whole still image, or more than `most_pixels`, which the header tells:
+        ValueError: not one whole still image, or more than `max_pixels`, which the header tells:
             a few bytes can claim gigabytes of one colour.
     """
     try:
-        check_header(content, most_pixels=most_pixels)
+        check_header(content, max_pixels=max_pixels)
         with Image.open(io.BytesIO(content), formats=READERS) as image:
             if image.format not in READERS or getattr(image, "n_frames", 1) != 1:
                 raise ValueError("it holds several pictures")
-            if image.width * image.height > most_pixels:
-                raise ValueError(f"{image.width} x {image.height} pixels, at most {most_pixels}")
+            if image.width * image.height > max_pixels:
+                raise ValueError(f"{image.width} x {image.height} pixels, at most {max_pixels}")
             return np.asarray(image.convert("RGB"))
     # Pillow's readers raise any error of their parsers: struct.error, SyntaxError, ...
     except Exception as error:
@@ -86,14 +86,14 @@ def load_square(path: Path, size: int) -> np.ndarray:
 
     Raises:
         OSError: with an `errno`, it cannot be read; without, it is not a picture, is animated, has
-            several pages, more than 16 bits per channel, or more than `MOST_TAKEN` pixels, which
+            several pages, more than 16 bits per channel, or more than `MAX_TAKEN` pixels, which
             its header tells before anything is decoded.
     """
     try:
         content = _content(path)
         width, height = picture_size(content)
-        if width * height > MOST_TAKEN:
-            most = f"at most {MOST_TAKEN} are decoded; save it smaller"
+        if width * height > MAX_TAKEN:
+            most = f"at most {MAX_TAKEN} are decoded; save it smaller"
             raise ValueError(f"{width} x {height} pixels, {most}")
         with _decode_budget.taken(width * height):
             return _square(content, size, claimed=width * height)
@@ -113,7 +113,7 @@ class DecodeBudget:
         os.register_at_fork(after_in_child=self._begin)  # a fork has no threads of its parent
 
     def _begin(self) -> None:
-        self._left, self._changed = MOST_AT_ONCE, Condition()
+        self._left, self._changed = MAX_AT_ONCE, Condition()
 
     @contextmanager
     def taken(self, pixels: int) -> Iterator[None]:
@@ -134,9 +134,9 @@ _decode_budget = DecodeBudget()
 
 def _content(path: Path) -> bytes:
     with open_regular(path) as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES} bytes; save it smaller")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes; save it smaller")
     return content
 
 
@@ -147,13 +147,13 @@ def _square(content: bytes, size: int, *, claimed: int) -> np.ndarray:
         # Cameras append a second, smaller or deeper, picture to a JPEG.
         if image.format not in ("MPO", "GIF") and getattr(image, "is_animated", False):
             raise ValueError("it is animated or has several pages; save one of them")
-        _refuse_depth(image)
+        _check_bit_depth(image)
         ImageOps.exif_transpose(image, in_place=True)
         upright = _opaque(image, deep=image.format == "PNG" and content[24] == 16)
     return np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
 
 
-def _refuse_depth(image: Image.Image) -> None:
+def _check_bit_depth(image: Image.Image) -> None:
     """Raises ValueError for pixels of unknown range, or that Pillow would invert."""
     if image.mode == "F" or (image.mode.startswith("I") and image.format == "TIFF"):
         if image.mode not in DEEP:
@@ -182,7 +182,7 @@ def _opaque(image: Image.Image, *, deep: bool) -> Image.Image:
     return opaque
 
 
-def check_header(content: bytes, *, most_pixels: int) -> None:
+def check_header(content: bytes, *, max_pixels: int) -> None:
     """Refuse an image that is cut, has bytes after its end, or would be costly to decode.
 
     Pillow allocates the whole canvas of a WebP to get its size, and draws each scan of a JPEG over
@@ -195,7 +195,7 @@ def check_header(content: bytes, *, most_pixels: int) -> None:
     encoding = _encoding_of(content)
     if encoding is None:
         raise ValueError(f"it starts with {content[:8]!r}")
-    encoding.check(content, most_pixels)
+    encoding.check(content, max_pixels)
 
 
 def picture_size(content: bytes) -> tuple[int, int]:
@@ -264,8 +264,8 @@ def _foreign(content: bytes) -> str:
     return f"it is {kinds[0] if kinds else 'something else'}, no {PICTURES}"
 
 
-def _check_png(content: bytes, most_pixels: int) -> None:
-    _check_size(*_png_size(content), most_pixels)
+def _check_png(content: bytes, max_pixels: int) -> None:
+    _check_size(*_png_size(content), max_pixels)
     _check_end(content.endswith(PNG_END))
 
 
@@ -274,12 +274,12 @@ def _png_size(content: bytes) -> tuple[int, int]:
     return width, height
 
 
-def _check_jpeg(content: bytes, most_pixels: int) -> None:
+def _check_jpeg(content: bytes, max_pixels: int) -> None:
     """Check end and scans; Pillow reads the size later, without allocating memory."""
     _check_end(content.endswith(JPEG_END))
     # Inside a scan 0xFF is always followed by zero, so this counts scans, or more than them.
-    if content.count(JPEG_SCAN) > MOST_SCANS:
-        raise ValueError(f"more than {MOST_SCANS} scans")
+    if content.count(JPEG_SCAN) > MAX_SCANS:
+        raise ValueError(f"more than {MAX_SCANS} scans")
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int]:
@@ -295,17 +295,17 @@ def _jpeg_size(content: bytes) -> tuple[int, int]:
         at += int.from_bytes(_bytes(content, at, at + 2))
     if not scans:
         raise ValueError("it is cut")
-    if scans * width * height > MOST_DRAWN:
+    if scans * width * height > MAX_DRAWN:
         raise ValueError(f"{scans} scans over {width} x {height} pixels; save it as baseline")
     return width, height
 
 
-def _check_webp(content: bytes, most_pixels: int) -> None:
+def _check_webp(content: bytes, max_pixels: int) -> None:
     size = int.from_bytes(_bytes(content, 4, 8), "little")
     _check_end(len(content) == 8 + size + size % 2)
     if content[12:16] == b"VP8X" and _bytes(content, 20, 21)[0] & ANIMATED:
         raise ValueError("it is animated")
-    _check_size(*_webp_size(content), most_pixels)
+    _check_size(*_webp_size(content), max_pixels)
 
 
 def _whole_webp_size(content: bytes) -> tuple[int, int]:
@@ -335,9 +335,9 @@ def _bytes(content: bytes, start: int, stop: int) -> bytes:
     return content[start:stop]
 
 
-def _check_size(width: int, height: int, most_pixels: int) -> None:
-    if width * height > most_pixels:
-        raise ValueError(f"{width} x {height} pixels, at most {most_pixels}")
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ValueError(f"{width} x {height} pixels, at most {max_pixels}")
 
 
 def _check_end(whole: bool) -> None:

@@ -25,7 +25,7 @@ from semix.data.store import Store
 from semix.data.strict_json import read_strictly
 
 INDEX = re.compile(rf"{INDICES}/(\d{{1,9}})\.json")
-MOST = 2048 * MIB  # bytes; a million shards are some 600
+MAX_BYTES = 2048 * MIB  # bytes; a million shards are some 600
 LINES = 1000  # parsed at a time, which bounds memory
 ROW = np.dtype(
     [
@@ -120,7 +120,7 @@ def open_index(store: Store, name: str, *, plan_digest: str | None = None) -> In
         InputError: a newer version of semix wrote it.
         FileNotFoundError: there is no such index.
     """
-    content = store.get(name, most=MOST)
+    content = store.get(name, max_bytes=MAX_BYTES)
     try:
         plan, rows = read_index(content, where=f"{store.url}/{name}")
     except ValueError as error:
@@ -147,7 +147,7 @@ def write_index(store: Store, rows: ShardRows, *, plan: str) -> str:
     if (
         names
         and store.size(names[-1]) == len(content)
-        and store.get(names[-1], most=MOST) == content
+        and store.get(names[-1], max_bytes=MAX_BYTES) == content
     ):
         return names[-1]
     number = len(names)
@@ -182,8 +182,8 @@ def read_index(content: bytes, *, where: str = "") -> tuple[str, ShardRows]:
     Raises:
         ValueError: `index: field: problem`; InputError: a newer version of semix wrote it.
     """
-    if len(content) > MOST:
-        raise ValueError(f"index: {len(content)} bytes, at most {MOST} are read")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"index: {len(content)} bytes, at most {MAX_BYTES} are read")
     # By offsets: a million shards are half a gigabyte, which should not be copied.
     start, end = content.find(b"\n") + 1, content.rfind(b"\n]}")
     if end < start or content[end + 3 :].strip():
@@ -216,7 +216,7 @@ def _parts(content: bytes, start: int, end: int) -> Iterator[bytes]:
 def _entries(lines: bytes, where: str) -> np.ndarray:
     refuse_newer(ShardEntry, lines.partition(b"\n")[0].rstrip(b","), where=where)
     content = b"[" + lines + b"]"
-    entries = read_strictly(_Entries, content, what="index", most=len(content)).root
+    entries = read_strictly(_Entries, content, what="index", max_bytes=len(content)).root
     return np.array([_row(entry) for entry in entries], ROW)
 
 

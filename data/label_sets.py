@@ -120,7 +120,7 @@ class LabelSet:
             record = self.root.record(shard)
             images = record.sha256 if record else ""
         try:
-            content = self.store.get(name, most=ShardLabels.MOST)
+            content = self.store.get(name, max_bytes=ShardLabels.MAX_BYTES)
         except FileNotFoundError:
             raise NotLabelled(f"{name}: shard {shard} has no labels of this set") from None
         try:
@@ -236,7 +236,7 @@ class LabelSet:
         names = {self.name(shard): shard for shard in shards}
         for start in range(0, len(names), AT_ONCE):
             some = list(names)[start : start + AT_ONCE]
-            for name, content in self.store.get_many(some, most=ShardLabels.MOST).items():
+            for name, content in self.store.get_many(some, max_bytes=ShardLabels.MAX_BYTES).items():
                 try:
                     stored = self._checked(content, names[name])
                 except ValueError:
@@ -278,7 +278,7 @@ def _resolved(root: Root, digest: str) -> str:
 
 def _read_set(root: Root, digest: str) -> LabelSetRecord:
     name = f"{SETS}/{digest}/set.json"
-    content = root.store.get(name, most=LabelSetRecord.MOST)
+    content = root.store.get(name, max_bytes=LabelSetRecord.MAX_BYTES)
     try:
         record = LabelSetRecord.read(content, where=f"{root.url}/{name}")
         if (record.digest, record.plan) != (digest, root.plan.digest):

@@ -112,9 +112,9 @@ def read_extensions(store: Store, plan: Plan) -> list[Extension]:
     for number in range(1, 1 + max((int(match[1]) for match in matches), default=0)):
         location = f"{store.url}/{extension_name(number)}"
         try:
-            content = store.get(extension_name(number), most=Extension.MOST)
+            content = store.get(extension_name(number), max_bytes=Extension.MAX_BYTES)
             extension = Extension.read(content, where=location)
-            _refuse_gap(extension, plan, layout_of(plan, extensions))
+            _check_continues(extension, plan, layout_of(plan, extensions))
         except TooLarge:
             raise
         except (FileNotFoundError, IsADirectoryError, ValueError) as error:
@@ -133,7 +133,7 @@ def extension_name(number: int) -> str:
     return f"{EXTENSIONS}/{number}.json"
 
 
-def _refuse_gap(extension: Extension, plan: Plan, before: Layout) -> None:
+def _check_continues(extension: Extension, plan: Plan, before: Layout) -> None:
     shards = -(-extension.groups // before.size)
     expected = Segment(before.num_groups, before.num_shards, extension.groups, shards)
     if extension.plan != plan.digest:

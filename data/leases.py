@@ -148,7 +148,7 @@ def _lives(store: Store, holder: Holder | None, info: FileInfo) -> bool:
 def _holder(store: Store, name: str) -> Holder | None:
     """Machine and process; None where there is no readable lease."""
     try:
-        note = Lease.read(store.get(name, most=Lease.MOST), where=f"{store.url}/{name}")
+        note = Lease.read(store.get(name, max_bytes=Lease.MAX_BYTES), where=f"{store.url}/{name}")
     except (FileNotFoundError, ValueError):
         return None
     return note.host, note.pid

@@ -16,7 +16,7 @@ from semix.data.formats import (
 from semix.data.index import Index, open_index
 from semix.data.label_sets import LabelSet, NotLabelled
 from semix.data.root import Root
-from semix.data.store import MOST
+from semix.data.store import MAX_BYTES
 from semix.data.tar import GroupSample, read_shard
 from semix.data.tensors import read_tensors
 from semix.data.threads import mapped
@@ -29,7 +29,7 @@ Labels = Mapping[int, SeriesLabels]  # a label set's labels of one shard, by gro
 AT_ONCE = 16  # label files read at once, one per shard
 
 
-class Pinned:
+class PinnedRoot:
     """One index of a root, under the labels in its shards or those of a label set.
 
     The index decides what is read, also when more shards are committed meanwhile. A copy in
@@ -70,7 +70,7 @@ class Pinned:
         if self.label_set is not None:
             labelled = set(self.store.list(self.label_set.folder))
             names = ((self.label_set.name(s.shard), s.shard) for s in self.shards)
-            self._refuse_missing([shard for name, shard in names if name not in labelled])
+            self._check_labelled([shard for name, shard in names if name not in labelled])
 
     def __reduce__(self) -> tuple[Any, ...]:
         digest = self.label_set.digest if self.label_set else None
@@ -127,7 +127,7 @@ class Pinned:
             ValueError: the file is missing, damaged, or of another number of groups.
         """
         file = self._features_file(shard)
-        features = self._tensor(file.name, "features", most=file.most)
+        features = self._tensor(file.name, "features", max_bytes=file.max_bytes)
         if features.ndim != 3 or len(features) != shard.groups:
             size = "x".join(map(str, features.shape))
             raise ValueError(f"{file.name}: holds {size} values, wanted {shard.groups} groups")
@@ -152,10 +152,10 @@ class Pinned:
         try:
             return self.label_set.labels(shard.shard, images=shard.sha256)
         except NotLabelled:  # no labels, or those of images that were made again since
-            self._refuse_missing([shard.shard])
+            self._check_labelled([shard.shard])
             raise
 
-    def _refuse_missing(self, shards: Sequence[int]) -> None:
+    def _check_labelled(self, shards: Sequence[int]) -> None:
         assert self.label_set is not None
         if shards:
             lacks = (
@@ -181,9 +181,9 @@ class Pinned:
         annotation = self.label_set.record.annotation if self.label_set else config
         return bool(annotation.get("normalize", False))
 
-    def _tensor(self, name: str, key: str, *, most: int = MOST) -> "Tensor":
+    def _tensor(self, name: str, key: str, *, max_bytes: int = MAX_BYTES) -> "Tensor":
         try:
-            content = self.store.get(name, most=most)
+            content = self.store.get(name, max_bytes=max_bytes)
         except FileNotFoundError:
             raise ValueError(f"{name}: is not there") from None
         tensors, _ = read_tensors(content, where=name)
@@ -196,9 +196,9 @@ def shard_urls(url: str, *, index: str | None = None) -> list[str]:
     """The tars of a root's newest index, or of the one named: paths, or URLs of the store.
 
     Raises:
-        InputError, ValueError: as `Pinned`.
+        InputError, ValueError: as `PinnedRoot`.
     """
-    pinned = Pinned(Root(url), index=index)
+    pinned = PinnedRoot(Root(url), index=index)
     return [f"{pinned.root.url}/{shard.tar}" for shard in pinned.shards]
 
 
@@ -218,8 +218,8 @@ def _open(root: Root, name: str | None) -> Index:
     return opened
 
 
-def _opened_again(url: str, index: str, labels: str | None, scale: float | None) -> Pinned:
-    return Pinned(Root(url), index=index, labels=labels, scale=scale)
+def _opened_again(url: str, index: str, labels: str | None, scale: float | None) -> PinnedRoot:
+    return PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
 
 
 def _sharpened(record: SeriesRecord, scale: float) -> list[list[tuple[int, float]]]:

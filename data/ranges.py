@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semix.data.errors import InputError
 
-MOST = 10**7  # numbers in a list; no root has more shards
+MAX_NUMBERS = 10**7  # numbers in a list; no root has more shards
 LAST = 2**31 - 1
 
 
@@ -19,8 +19,13 @@ def parse_ranges(text: str) -> list[int]:
         if not all(n.isdecimal() and len(n) < 20 for n in numbers) or int(first) > int(numbers[1]):
             raise InputError("shards", text, "write numbers and ranges such as 3,7-9")
         spans.append((int(numbers[0]), int(numbers[1]) + 1))
-    if sum(end - start for start, end in spans) > MOST or max(end for _, end in spans) > LAST:
-        raise InputError("shards", text, f"names too many, or too large ones; at most {MOST:,}")
+    if (
+        sum(end - start for start, end in spans) > MAX_NUMBERS
+        or max(end for _, end in spans) > LAST
+    ):
+        raise InputError(
+            "shards", text, f"names too many, or too large ones; at most {MAX_NUMBERS:,}"
+        )
     return sorted({number for span in spans for number in range(*span)})
 
 

@@ -26,7 +26,7 @@ from semix.data.index import ROW, Index, ShardRows, newest_index
 from semix.data.store import FileInfo, Store
 from semix.data.threads import mapped
 
-MOST_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
+MAX_MESSAGE = 10_000  # characters of an error, so that what is written can be read back
 
 RECORD = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})\.json")
 FILES = re.compile(rf"{SHARDS}/\d{{4}}/(\d{{7}})-[0-9a-f]{{8}}\.(tar|features\.safetensors)")
@@ -128,7 +128,7 @@ class Records:
         """
         name = record_name(shard)
         try:
-            record = self._checked(self._store.get(name, most=CommitRecord.MOST), shard)
+            record = self._checked(self._store.get(name, max_bytes=CommitRecord.MAX_BYTES), shard)
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return None
         return record if record.discards == discards_of(self._store, shard) else None
@@ -160,12 +160,12 @@ class Records:
         self, shards: Sequence[int], infos: Mapping[int, FileInfo], tombstones: Mapping[int, int]
     ) -> tuple[ShardRows, dict[int, tuple[FileInfo, str]]]:
         """Records that count, and why others do not; deleted ones are in neither."""
-        max_bytes, entries, refused = CommitRecord.MOST, [], {}
+        max_bytes, entries, refused = CommitRecord.MAX_BYTES, [], {}
         for shard in shards:
             if infos[shard].bytes > max_bytes:
                 refused[shard] = infos[shard], f"has {infos[shard].bytes} bytes, far too many"
         names = {record_name(shard): shard for shard in shards if shard not in refused}
-        for name, content in self._store.get_many(names, most=max_bytes).items():
+        for name, content in self._store.get_many(names, max_bytes=max_bytes).items():
             shard = names[name]
             try:
                 record = self._checked(content, shard)
@@ -219,13 +219,13 @@ class Attempts:
     def read(self, numbers: Mapping[int, Sequence[int]]) -> dict[int, list[Failure]]:
         """The records of attempts; if none of a shard can be read, a record that says why."""
         names = {attempt_name(s, n, self._folder): (s, n) for s in numbers for n in numbers[s]}
-        contents = self._store.get_many(names, most=Failure.MOST)
+        contents = self._store.get_many(names, max_bytes=Failure.MAX_BYTES)
         by_shard: dict[int, list[Failure]] = {shard: [] for shard in numbers}
         unreadable: dict[int, Failure] = {}
         for name, (shard, number) in names.items():
             try:
                 # Read again, for the reason why it is missing.
-                content = contents.get(name) or self._store.get(name, most=Failure.MOST)
+                content = contents.get(name) or self._store.get(name, max_bytes=Failure.MAX_BYTES)
                 by_shard[shard].append(Failure.read(content, where=name))
             except (FileNotFoundError, ValueError) as error:
                 log.warning("%s: %s", name, error)
@@ -238,7 +238,7 @@ class Attempts:
     def add(self, failure: Failure) -> None:
         """Write the record under the next free number; two writers at once take two numbers."""
         number = 1 + self.last(failure.shard)
-        record = failure.model_copy(update={"message": failure.message[:MOST_MESSAGE]})
+        record = failure.model_copy(update={"message": failure.message[:MAX_MESSAGE]})
         while not self._store.create(
             attempt_name(failure.shard, number, self._folder),
             record.model_copy(update={"attempt": number}).written(indent=1),
@@ -280,7 +280,9 @@ def discard_record(store: Store, shard: int, *, why: str) -> None:
     """
     name = record_name(shard)
     try:
-        content_text = store.get(name, most=CommitRecord.MOST).decode("utf-8", errors="replace")
+        content_text = store.get(name, max_bytes=CommitRecord.MAX_BYTES).decode(
+            "utf-8", errors="replace"
+        )
     except FileNotFoundError:
         return
     except TooLarge as error:

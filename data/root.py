@@ -239,7 +239,7 @@ def _named(seconds: Sequence[float]) -> dict[str, float]:
 def _read_plan(store: Store) -> Plan:
     location = f"{store.url}/{PLAN}"
     try:
-        return Plan.read(store.get(PLAN, most=Plan.MOST), where=location)
+        return Plan.read(store.get(PLAN, max_bytes=Plan.MAX_BYTES), where=location)
     except TooLarge:
         raise
     except (IsADirectoryError, NoRegularFile, ValueError) as error:

@@ -8,7 +8,7 @@ import torch
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags
 from semix.data.formats import SeriesRecord, ShardEntry
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.quality import falls, read_end_points, spearman
 from torch import Tensor
 
@@ -23,7 +23,7 @@ class SeriesFilter:
         ValueError: the flags are damaged; named.
     """
 
-    def __init__(self, exclusion: Exclusion, source: Pinned) -> None:
+    def __init__(self, exclusion: Exclusion, source: PinnedRoot) -> None:
         self.rules = exclusion.rules()
         self._source = source
         self._flagged = _flagged(exclusion.flagged, source) if exclusion.flagged else frozenset()
@@ -126,7 +126,7 @@ def _out_of_order(rule: str, value: float, records: Sequence[SeriesRecord]) -> l
     return (spearman(alphas, weights) < value).tolist()
 
 
-def _flagged(names: Sequence[Any], source: Pinned) -> frozenset[int]:
+def _flagged(names: Sequence[Any], source: PinnedRoot) -> frozenset[int]:
     flags = newest_flags(source.root, source.index)
     if flags is None or flags.digest != source.digest:
         url, index = source.root.url, source.index

@@ -15,13 +15,13 @@ from semix.data.store import Store
 from semix.data.store.places import parse_url, shown
 
 KNOWN = "known here:"
-MOST_MEANT = 3  # suggestions of settings in other sections for a misplaced key
+MAX_MEANT = 3  # suggestions of settings in other sections for a misplaced key
 TAB = r"found character '\t'"  # part of the parser's message
-MOST = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
-MOST_MISTAKES = 20  # shown at once
-MOST_KEY = 100  # characters shown of a key
+MAX_BYTES = 16 * 2**20  # bytes of a config; the largest of ours has two thousand
+MAX_MISTAKES = 20  # shown at once
+MAX_KEY = 100  # characters shown of a key
 # Characters and values that aliases may add to a file; they can multiply without end.
-MOST_REPEATED = 1 << 20
+MAX_REPEATED = 1 << 20
 
 
 class Settings(BaseModel):
@@ -93,12 +93,12 @@ def _mistakes(
         if not misspelt and not any(_overlap(mistake.field, other.field) for other in mistakes):
             mistakes.append(mistake)
     first, lines = mistakes[0], []
-    for other, before in zip(mistakes[1:MOST_MISTAKES], mistakes, strict=False):
+    for other, before in zip(mistakes[1:MAX_MISTAKES], mistakes, strict=False):
         same = KNOWN in other.remedy and other.remedy == before.remedy  # a list of all settings
         remedy = "unknown setting here, too" if same else other.remedy
         lines.append(str(InputError(other.field, other.value, remedy)))
-    if len(mistakes) > MOST_MISTAKES:
-        lines.append(f"and {len(mistakes) - MOST_MISTAKES} more")
+    if len(mistakes) > MAX_MISTAKES:
+        lines.append(f"and {len(mistakes) - MAX_MISTAKES} more")
     return InputError(first.field, first.value, "\n".join([first.remedy, *lines]))
 
 
@@ -132,7 +132,7 @@ def _written(location: Sequence[int | str], values: Any) -> list[str]:
     for part in location:
         inside = isinstance(values, Mapping) and part in values
         if inside or (isinstance(values, list | tuple) and isinstance(part, int)):
-            keys.append(str(part)[:MOST_KEY])
+            keys.append(str(part)[:MAX_KEY])
             values = values[part]
     return keys
 
@@ -153,7 +153,7 @@ def _of_that_name(kind: type[BaseModel], keys: Sequence[str]) -> list[str]:
     paths = [path for path in dict.fromkeys(known) if path.split(".")[-1] == keys[-1]]
     if ".".join(keys) in paths:  # a setting of this section that excludes its other settings
         return []
-    return paths[:MOST_MEANT]
+    return paths[:MAX_MEANT]
 
 
 def _depth(path: str) -> int:
@@ -279,7 +279,7 @@ def read_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _refuse_repetition(node)
+        _check_alias_expansion(node)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         # The message quotes names from the text at its end; tokens and single characters may stay.
@@ -306,7 +306,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
-def _refuse_repetition(root: yaml.Node) -> None:
+def _check_alias_expansion(root: yaml.Node) -> None:
     """Raise where aliases make a document much larger than its text, or endless."""
     sizes: dict[yaml.Node, int] = {}  # of each node with aliases expanded; 0 while it is counted
     written = 0
@@ -315,14 +315,14 @@ def _refuse_repetition(root: yaml.Node) -> None:
         nonlocal written
         if node in sizes:
             if not sizes[node]:
-                _refuse(node, "an alias stands inside what it names")
+                _raise_at(node, "an alias stands inside what it names")
             return sizes[node]
         sizes[node] = 0
         size_alone = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         written += size_alone
         sizes[node] = size_alone + sum(size(part) for part in _parts(node))
-        if sizes[node] > written + MOST_REPEATED:
-            _refuse(node, "aliases repeat too much here; write the values out")
+        if sizes[node] > written + MAX_REPEATED:
+            _raise_at(node, "aliases repeat too much here; write the values out")
         return sizes[node]
 
     size(root)
@@ -334,14 +334,16 @@ def _parts(node: yaml.Node) -> Iterable[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
-def _refuse(node: yaml.Node, problem: str) -> NoReturn:
+def _raise_at(node: yaml.Node, problem: str) -> NoReturn:
     raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
 
 
 def _content(source: str) -> bytes:
     name = shown(source)  # a query may be a secret
     try:
-        return _fetched(source) if "://" in source else read_bytes(Path(source), most=MOST)
+        return (
+            _fetched(source) if "://" in source else read_bytes(Path(source), max_bytes=MAX_BYTES)
+        )
     except FileNotFoundError:
         remedy = "there is no such file; give the path or URL of a YAML file"
         raise InputError("config", name, remedy) from None
@@ -357,8 +359,8 @@ def _content(source: str) -> bytes:
 def _fetched(url: str) -> bytes:
     location = parse_url(url)
     if location.protocol == "file":
-        return read_bytes(Path(location.base), most=MOST)
+        return read_bytes(Path(location.base), max_bytes=MAX_BYTES)
     folder, _, name = location.url.rpartition("/")
     if folder.endswith("/"):  # a bucket alone
         raise IsADirectoryError
-    return Store(folder).get(name, most=MOST)
+    return Store(folder).get(name, max_bytes=MAX_BYTES)

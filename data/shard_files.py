@@ -28,11 +28,11 @@ from semix.data.tar_hashes import BLOCK, check_tar, sha256_of
 
 CACHE_LIMIT = 50 * 2**30  # bytes of tars
 MANIFESTS_SHARE = 8  # manifests may take this fraction, an eighth, of the limit for tars
-MOST_MANIFEST = 2**30  # bytes; a manifest has a shard's records, and the places of its images
+MAX_MANIFEST = 2**30  # bytes; a manifest has a shard's records, and the places of its images
 COPY, PARTIAL = ".tar", ".partial"
 OURS = re.compile(rf"[0-9a-f]{{64}}\{COPY}|\.[0-9a-f]{{64}}\{PARTIAL}")
 OUR_MANIFEST = re.compile(rf"[0-9a-f]{{64}}\.json|\.[0-9a-f]{{64}}\.json\.(\w+\.)?{PARTIAL[1:]}")
-MOST_OPEN = {True: 128, False: 4}  # by `local`; an open copy occupies the disk even if deleted
+MAX_OPEN = {True: 128, False: 4}  # by `local`; an open copy occupies the disk even if deleted
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ShardFiles:
         descriptor = Descriptor(self._open_file(self.shards[shard]))
         with self._lock:
             self._open[shard] = descriptor
-            while len(self._open) > MOST_OPEN[self.store.local]:
+            while len(self._open) > MAX_OPEN[self.store.local]:
                 self._open.popitem(last=False)
         return descriptor
 
@@ -212,7 +212,7 @@ class ShardCache:
         """What `write_manifest` stored; None if it is missing or damaged."""
         path = self._manifest_path(shard)
         try:
-            digest, _, text = read_bytes(path, most=MOST_MANIFEST).partition(b"\n")
+            digest, _, text = read_bytes(path, max_bytes=MAX_MANIFEST).partition(b"\n")
             os.utime(path)
         except (FileNotFoundError, TooLarge):
             return None
@@ -291,11 +291,11 @@ class ShardCache:
     def _make_room(self, extra: int, *, keep: Path | None = None) -> None:
         """Remove the least recently used copies, but not `keep`, until `extra` bytes fit."""
         copies = (path for path in self.folder.iterdir() if OURS.fullmatch(path.name))
-        remaining = [path for path in copies if not self._removed_as_left(path)]
+        remaining = [path for path in copies if not self._remove_abandoned(path)]
         spare = {keep, *(path for path in remaining if path.suffix == PARTIAL)}
         _remove_oldest(remaining, limit=self.limit - extra, spare=spare)
 
-    def _removed_as_left(self, path: Path) -> bool:
+    def _remove_abandoned(self, path: Path) -> bool:
         """Remove a partial copy that a killed process left; whether it was one."""
         if path.suffix != PARTIAL:
             return False
@@ -359,7 +359,7 @@ def _read_contents(descriptor: int, shard: ShardEntry) -> ShardContents:
     try:
         with io.FileIO(descriptor, closefd=False) as raw, io.BufferedReader(raw) as file:
             file.seek(0)
-            series = list(scan_tar(file, most_bytes=shard.bytes))
+            series = list(scan_tar(file, max_bytes=shard.bytes))
         records = [_record(descriptor, place) for place in series]
         _check(series, shard)
     except ValueError as error:

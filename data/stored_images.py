@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 Where = int | Tensor
-MOST_AT_ONCE = 256  # images that a thread decodes per task
+MAX_AT_ONCE = 256  # images that a thread decodes per task
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class StoredImages:
 
     def _decoded(self, shard: int, group: int, position: int) -> np.ndarray:
         offset, size = self.places[group, position].tolist()
-        most_pixels = self.stored[0] * self.stored[1]
-        image = decode_image(self.files.read(shard, offset, size), most_pixels=most_pixels)
+        max_pixels = self.stored[0] * self.stored[1]
+        image = decode_image(self.files.read(shard, offset, size), max_pixels=max_pixels)
         if image.shape != self.stored:
             actual = "x".join(map(str, image.shape[:2]))
             raise ValueError(f"{actual} pixels, others have {self.stored[0]}x{self.stored[1]}")
@@ -97,7 +97,7 @@ class StoredImages:
         """These images, uint8 [N, H, W, 3]."""
         images = np.empty((len(groups), *self.size), dtype=np.uint8)
         threads = 1 if get_worker_info() else self.threads
-        step = min(MOST_AT_ONCE, max(1, len(groups) // (4 * threads)))
+        step = min(MAX_AT_ONCE, max(1, len(groups) // (4 * threads)))
 
         def fill(start: int) -> None:
             for place in range(start, min(start + step, len(groups))):

@@ -12,7 +12,7 @@ from semix.data.exclusion import Exclusion
 from semix.data.fingerprint import derived_seed
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.images import decode_image
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
 from semix.data.tar import group_key
@@ -83,7 +83,7 @@ def mixed_pipeline(
         InputError: as in `MixedDataset`.
         ValueError: while reading, a shard or an image is damaged; the text names it.
     """
-    source = Pinned(Root(url), index=index, labels=labels, scale=scale)
+    source = PinnedRoot(Root(url), index=index, labels=labels, scale=scale)
     chosen = None if exclude is None else SeriesFilter(exclude, source)
     passes = _Passes(seed, torch.tensor(epoch).share_memory_())
     pipeline = MixedPipeline(
@@ -123,7 +123,7 @@ class _Encoded(NamedTuple):
     contents: Sequence[bytes]
 
 
-def _shards(source: Pinned, passes: _Passes) -> Iterator[ShardEntry]:
+def _shards(source: PinnedRoot, passes: _Passes) -> Iterator[ShardEntry]:
     """All shards in the order of the pass, on every rank and worker."""
     passes.number += 1
     shards = list(source.shards)
@@ -132,7 +132,7 @@ def _shards(source: Pinned, passes: _Passes) -> Iterator[ShardEntry]:
 
 
 def _encoded(
-    shards: Iterable[ShardEntry], *, source: Pinned, chosen: SeriesFilter | None, series: bool
+    shards: Iterable[ShardEntry], *, source: PinnedRoot, chosen: SeriesFilter | None, series: bool
 ) -> Iterator[_Encoded]:
     for shard in shards:
         for sample in source.samples(shard):
@@ -151,7 +151,7 @@ def _shuffled(samples: Iterator[_Encoded], *, passes: _Passes, size: int) -> Ite
 
 
 def _decoded(
-    samples: Iterator[_Encoded], *, source: Pinned, series: bool, dense: bool
+    samples: Iterator[_Encoded], *, source: PinnedRoot, series: bool, dense: bool
 ) -> Iterator[Sample]:
     num_classes = len(source.class_names) if dense else None
     for sample in samples:

@@ -18,17 +18,17 @@ PLAIN = re.compile(r"\w{1,60}", re.ASCII)
 S = TypeVar("S", bound=BaseModel)
 
 
-def read_strictly(model: type[S], content: bytes, *, what: str, most: int) -> S:
+def read_strictly(model: type[S], content: bytes, *, what: str, max_bytes: int) -> S:
     """Parse `content` as `model`.
 
     Args:
         what: its name in messages.
-        most: bytes; more are refused before any is parsed.
+        max_bytes: more are refused before any is parsed.
     Raises:
         ValueError: `what: field: problem`, also for deep nesting, long numbers, broken UTF-8.
     """
-    if len(content) > most:
-        raise ValueError(f"{what}: {len(content)} bytes, at most {most} are read")
+    if len(content) > max_bytes:
+        raise ValueError(f"{what}: {len(content)} bytes, at most {max_bytes} are read")
     try:
         # First, because pydantic's parser bounds nesting and the digits of a number.
         value = model.model_validate_json(content)
@@ -62,6 +62,6 @@ def _path(location: tuple[int | str, ...]) -> str:
     return f"{path}: " if path else ""
 
 
-def _shown(text: str, most: int = 60) -> str:
+def _shown(text: str, max_length: int = 60) -> str:
     """The text as plain ASCII, because a hostile file must not control a terminal."""
-    return ascii(text if len(text) <= most else text[:most] + "...")
+    return ascii(text if len(text) <= max_length else text[:max_length] + "...")

@@ -23,7 +23,7 @@ BLOCK = tarfile.BLOCKSIZE  # bytes; a header is one block, contents are padded t
 RECORD = tarfile.RECORDSIZE  # an archive ends in zeros up to a multiple of this
 MAGIC = slice(257, 265), b"ustar\x0000"
 SIZE = slice(124, 136), re.compile(rb"[0-7]+[ \0]*")  # GNU tar also knows a binary form
-MOST_MEMBER = 64 * 2**20  # far above any image of ours; a header may claim eight exabytes
+MAX_MEMBER = 64 * 2**20  # far above any image of ours; a header may claim eight exabytes
 
 
 class Span(NamedTuple):
@@ -89,16 +89,16 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupSample]:
+def read_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[GroupSample]:
     """Samples of a plain tar; its content can name no file, run no code, and unpack to no more.
 
     Args:
-        most_bytes: size of the whole tar by its commit record.
+        max_bytes: size of the whole tar by its commit record.
     Raises:
         ValueError: a damaged or compressed tar, a member that no shard has, members out of
             order, or a series whose record and images do not fit together.
     """
-    for series in _group_by_keys(tar_file_iterator(file, read_content, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, read_content, max_bytes=max_bytes)):
         *images, last = series.members
         try:
             record = SeriesRecord.read(last.content)
@@ -111,13 +111,13 @@ def read_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[Group
         yield GroupSample(record, [image.content for image in images], series.extension)
 
 
-def scan_tar(file: BinaryIO, *, most_bytes: int | None = None) -> Iterator[GroupPlace]:
+def scan_tar(file: BinaryIO, *, max_bytes: int | None = None) -> Iterator[GroupPlace]:
     """Where the series of a plain, seekable tar lie, from its headers alone.
 
     Raises:
         ValueError: as `read_tar`, except for damage within contents.
     """
-    for series in _group_by_keys(tar_file_iterator(file, skip_content, most_bytes=most_bytes)):
+    for series in _group_by_keys(tar_file_iterator(file, skip_content, max_bytes=max_bytes)):
         *images, record = (member.span for member in series.members)
         yield GroupPlace(int(series.key), record, tuple(images), series.extension)
 
@@ -143,7 +143,7 @@ def read_shard(
                 check_tar(file.fileno(), entry, place=f"{store.url}/{entry.tar}")
             hashing = Hashing(file)
             buffered = io.BufferedReader(hashing, 2**20) if hashed else file
-            yield from _expected(read_tar(buffered, most_bytes=entry.bytes), entry, num_classes)
+            yield from _expected(read_tar(buffered, max_bytes=entry.bytes), entry, num_classes)
             if hashed and hashing.hexdigest() != entry.sha256:
                 raise ValueError("does not have the recorded SHA-256")
     except ValueError as error:
@@ -222,7 +222,7 @@ class Hashing(io.RawIOBase):
 
 
 def tar_file_iterator(
-    file: BinaryIO, load: Callable[[BinaryIO, Span], bytes], *, most_bytes: int | None = None
+    file: BinaryIO, load: Callable[[BinaryIO, Span], bytes], *, max_bytes: int | None = None
 ) -> Iterator[Member]:
     """Members of the tar in `file`, from its position to the end, which must be the tar's end.
 
@@ -231,7 +231,7 @@ def tar_file_iterator(
 
     Args:
         load: `read_content` or `skip_content`.
-        most_bytes: of the whole tar.
+        max_bytes: of the whole tar.
     Raises:
         ValueError: anything but regular files with plain headers in a whole tar.
     """
@@ -240,10 +240,10 @@ def tar_file_iterator(
         name, size = _parsed(header, offset)
         span = Span(offset + BLOCK, size)
         offset = _padded(span.offset + size, BLOCK)
-        if most_bytes is not None and offset > most_bytes:
-            raise ValueError(f"damaged tar: {name!r} goes beyond its {most_bytes} bytes")
+        if max_bytes is not None and offset > max_bytes:
+            raise ValueError(f"damaged tar: {name!r} goes beyond its {max_bytes} bytes")
         yield Member(name, span, load(file, span))
-    _check_end(file, offset, most_bytes)
+    _check_end(file, offset, max_bytes)
 
 
 def read_content(file: BinaryIO, span: Span) -> bytes:
@@ -281,15 +281,15 @@ def _parsed(header: bytes, offset: int) -> tuple[str, int]:
         raise ValueError(f"{place}: {error}") from None
     if info.type != tarfile.REGTYPE or info.linkname or header[MAGIC[0]] != MAGIC[1]:
         raise ValueError(f"{info.name!r} does not belong in a shard: it is no regular file")
-    if not SIZE[1].fullmatch(header[SIZE[0]]) or info.size > MOST_MEMBER:
+    if not SIZE[1].fullmatch(header[SIZE[0]]) or info.size > MAX_MEMBER:
         raise ValueError(f"{place}: {info.name!r} claims {info.size} bytes")
     return info.name, info.size
 
 
-def _check_end(file: BinaryIO, offset: int, most_bytes: int | None) -> None:
+def _check_end(file: BinaryIO, offset: int, max_bytes: int | None) -> None:
     """Check that after the block of zeros at `offset` the rest is what tar writes, and no more."""
     whole = _padded(offset + 2 * BLOCK, RECORD)
     left = whole - offset - BLOCK
     rest = file.read(left + 1)
-    if len(rest) != left or any(rest) or (most_bytes is not None and whole > most_bytes):
+    if len(rest) != left or any(rest) or (max_bytes is not None and whole > max_bytes):
         raise ValueError(f"damaged tar: it must end in zeros from byte {offset} to {whole}")

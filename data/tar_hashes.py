@@ -15,7 +15,7 @@ from semix.data.machine import cache_folder
 BLOCK = 8 * 2**20  # bytes read at a time
 FOLDER = "hashed-tars"  # in the cache: one empty marker per verified tar, named after it
 LOCK = ".lock"
-MOST_MARKERS = 4096  # in each of 256 folders; for a million tars
+MAX_MARKERS = 4096  # in each of 256 folders; for a million tars
 
 log = logging.getLogger("semix.root")
 _known: set[str] = set()  # markers of this process, whose cache may not be writable
@@ -79,6 +79,6 @@ def _lock(path: Path) -> Iterator[bool]:
 def _remember(path: Path) -> None:
     """Write the marker; it replaces the oldest where there are too many."""
     markers = [marker for marker in path.parent.iterdir() if marker.name != LOCK]
-    if len(markers) >= MOST_MARKERS:
+    if len(markers) >= MAX_MARKERS:
         min(markers, key=lambda marker: marker.stat().st_mtime_ns).unlink(missing_ok=True)
     path.touch()

@@ -20,13 +20,13 @@ Metadata = dict[str, str]
 SEAL = "semix"  # the only entry of the metadata: safetensors writes several in any order
 
 LENGTH = 8  # bytes, little endian, of the JSON header that follows
-MOST_HEADER = 16 * 2**20
-MOST_DIMENSIONS = 8  # torch accepts any number, but then cannot print the tensor
+MAX_HEADER = 16 * 2**20
+MAX_DIMENSIONS = 8  # torch accepts any number, but then cannot print the tensor
 
 
 class Entry(Strict):
     dtype: str
-    shape: list[int] = Field(max_length=MOST_DIMENSIONS)
+    shape: list[int] = Field(max_length=MAX_DIMENSIONS)
     data_offsets: list[int] = Field(min_length=2, max_length=2)
 
 
@@ -77,7 +77,7 @@ def open_sealed(content: bytes, *, where: str = "tensors") -> tuple[dict[str, nd
     tensors, metadata = read_arrays(content, where=where)
     if SEAL not in metadata:
         raise ValueError(f"{where}: not written by semix")
-    seal_note = read_strictly(Note, metadata[SEAL].encode(), what=where, most=MOST_HEADER)
+    seal_note = read_strictly(Note, metadata[SEAL].encode(), what=where, max_bytes=MAX_HEADER)
     if seal_note.sha256 != _hash(tensors, seal_note.facts):
         raise ValueError(f"{where}: damaged: does not have the SHA-256 in its metadata")
     return tensors, seal_note.facts
@@ -98,7 +98,7 @@ def _read(
     if length > len(content) - LENGTH:
         raise ValueError(f"{where}: not a complete safetensors file: too short for its header")
     header = content[LENGTH : LENGTH + length]
-    metadata = read_strictly(Header, header, what=where, most=MOST_HEADER).metadata
+    metadata = read_strictly(Header, header, what=where, max_bytes=MAX_HEADER).metadata
     try:
         return load(content), metadata
     # SafetensorError, and other errors of the library for an unknown type or shape.

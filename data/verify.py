@@ -100,7 +100,7 @@ def quarantine(root: Root, problems: Iterable[Problem]) -> int:
     return sum(_quarantine(root, problem) for problem in problems)
 
 
-def refuse_others(root: Root, file: ShardInput, ours: str) -> None:
+def check_same_origin(root: Root, file: ShardInput, ours: str) -> None:
     """Raises InputError if committed shards were made with other prototypes or pairs than ours.
 
     Args:
@@ -211,7 +211,7 @@ def _tar_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
 def _series_problem(file: io.BufferedReader, entry: ShardEntry, root: Root) -> str | None:
     groups = []
     try:
-        for sample in read_tar(file, most_bytes=entry.bytes):
+        for sample in read_tar(file, max_bytes=entry.bytes):
             groups.append(sample.record.group)
             _check_series(sample, root)
     except ValueError as error:
@@ -240,7 +240,7 @@ def _check_series(sample: GroupSample, root: Root) -> None:
 
 def _features_problems(root: Root, entry: ShardEntry) -> Iterator[str]:
     try:
-        content = root.store.get(entry.features.name, most=entry.features.most)
+        content = root.store.get(entry.features.name, max_bytes=entry.features.max_bytes)
     except TooLarge as error:
         yield str(error)
         return

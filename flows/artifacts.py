@@ -32,7 +32,7 @@ from semix.data.contact_sheet import (
     read_series,
     some_of_all_pairs,
 )
-from semix.data.files import MOST_JSON, read_bytes
+from semix.data.files import MAX_JSON, read_bytes
 from semix.data.fingerprint import fingerprint
 from semix.data.lineage import in_words, made_now, source
 from semix.data.printable import markdown_text
@@ -48,11 +48,11 @@ STAGES = {
     "write": "shards written",
     "stall": "waited for the store",
 }
-MOST_FAILURES = 20  # rows; `semix failures` shows all
+MAX_FAILURES = 20  # rows; `semix failures` shows all
 ROWS = 4  # series on a contact sheet
-MOST_READ = 64_000_000  # bytes of shards that are read for a contact sheet
-MOST_SIDE = 1600  # pixels
-MOST_TEXT = 140_000  # characters of an image as text, in Prefect's database
+MAX_READ = 64_000_000  # bytes of shards that are read for a contact sheet
+MAX_SIDE = 1600  # pixels
+MAX_TEXT = 140_000  # characters of an image as text, in Prefect's database
 
 log = logging.getLogger("semix.prefect")
 build_log = logging.getLogger("semix.build")
@@ -161,7 +161,7 @@ def training_progress(settings: TrainConfig, run: Path) -> tuple[float, str]:
 
 
 def _epochs(history: Path) -> int:
-    return len(read_bytes(history, most=MOST_JSON).splitlines()) if history.is_file() else 0
+    return len(read_bytes(history, max_bytes=MAX_JSON).splitlines()) if history.is_file() else 0
 
 
 def facts_table(facts: Mapping[str, Any], *, key: str, description: str) -> None:
@@ -232,7 +232,7 @@ def _failures(root: Root) -> dict[str, str]:
     failures = root.failures()
     facts = {
         f"shard {shard} failed": f"{tries[-1].error}: {tries[-1].message}"
-        for shard, tries in islice(failures.items(), MOST_FAILURES)
+        for shard, tries in islice(failures.items(), MAX_FAILURES)
     }
     if left := len(failures) - len(facts):
         facts[f"{left} more failed"] = f"semix failures {root.url}"
@@ -259,20 +259,20 @@ def series_sheet(root: Root, *, key: str) -> None:
 
 
 def as_text(sheet: Image.Image) -> str:
-    """An image as a data URL of at most MOST_TEXT characters, scaled down if necessary."""
+    """An image as a data URL of at most MAX_TEXT characters, scaled down if necessary."""
     sheet = sheet.copy()
-    sheet.thumbnail((MOST_SIDE, MOST_SIDE))
+    sheet.thumbnail((MAX_SIDE, MAX_SIDE))
     while True:
         file = io.BytesIO()
         sheet.save(file, "WEBP", quality=80)
         text = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
-        if len(text) <= MOST_TEXT:
+        if len(text) <= MAX_TEXT:
             return text
         sheet.thumbnail((sheet.width * 7 // 10, sheet.height))
 
 
 def _some_groups(root: Root) -> list[int]:
-    """Series of different class pairs, as many as MOST_READ allows."""
+    """Series of different class pairs, as many as MAX_READ allows."""
     groups: list[int] = []
     read = 0
     for group in some_of_all_pairs(root, ROWS) if root.done() else []:
@@ -280,7 +280,7 @@ def _some_groups(root: Root) -> list[int]:
         if record is None:  # discarded since
             continue
         read += record.bytes
-        if groups and read > MOST_READ:
+        if groups and read > MAX_READ:
             break
         groups.append(group)
     return groups

@@ -10,10 +10,10 @@ import torch
 from semix.calib.judge import Judge
 from semix.data.exclusion import store_flags
 from semix.data.files import write_atomically
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.flows.failures import RunFailed, damage_named
+from semix.flows.failures import RunFailed, translate_damage
 from semix.flows.terminal import print_findings
 from semix.pipeline.audit import Audit, as_json
 from semix.pipeline.audit import audit as measure
@@ -47,7 +47,7 @@ def audit(
     root = Root(root) if isinstance(root, str) else root
     folder = (out or Path(f"audit-{root.url.rstrip('/').rpartition('/')[2]}")).absolute()
     Store(str(folder)).check_writable()
-    with damage_named(root.url):
+    with translate_damage(root.url):
         result = _read(root, index=index, labels=labels, run=judge, device=device)
     page, numbers = folder / "audit.html", folder / "audit.json"
     write_page(page, result, title=f"Audit of {root.url.rpartition('/')[2]}")
@@ -58,13 +58,13 @@ def audit(
 def _read(
     root: Root, *, index: str | None, labels: str | None, run: Path | None, device: str
 ) -> Audit:
-    source = Pinned(root, index=index, labels=labels)
+    source = PinnedRoot(root, index=index, labels=labels)
     report = _lines(sum(shard.groups for shard in source.shards))
     try:
         if run is None:
             return measure(source, heartbeat=report)
         judge = Judge(run, device=device)
-        judge.refuse_other_classes(source.class_names)
+        judge.require_same_classes(source.class_names)
         return measure(
             source,
             judge=lambda images: judge.classes(torch.from_numpy(images)).numpy(),

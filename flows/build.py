@@ -15,14 +15,14 @@ from semix.flows.build_steps import (
     ALL_SHARDS,
     BuildFailed,
     ShardSelection,
+    check_complete,
     check_work,
+    log_complete,
     log_ignored_files,
+    log_notes,
     quarantine_damage,
-    refuse_gaps,
     restore_prototypes,
     resume_hint,
-    say_complete,
-    say_notes,
 )
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
@@ -113,8 +113,8 @@ def _run_build(
         quarantine_damage(root)
         if not selection.shards_to_make(root):
             restore_prototypes(root, settings.flow_device)
-            say_complete(root, selection)
-            refuse_gaps(root, selection)
+            log_complete(root, selection)
+            check_complete(root, selection)
             root.write_index()
             return root
     check_work(root, settings, selection)
@@ -196,7 +196,7 @@ def check(
         plan = checked_plan(config, store)
         missing = plan.num_shards
         store.check_writable(tidy=True)
-    say_notes(config)
+    log_notes(config)
     if root and config.annotation.scale == "auto" and config.annotation.rule == "projection":
         for note in hard_labels(stored_scale(root)):
             log.warning("%s", note)

@@ -13,19 +13,19 @@ from prefect import flow, task
 from semix.data.lineage import made_now, source
 from semix.data.ranges import format_ranges, parse_ranges
 from semix.data.root import Root, RootProgress
-from semix.data.verify import refuse_others
+from semix.data.verify import check_same_origin
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, build_summary, progress_artifact, series_sheet
 from semix.flows.build_steps import (
     ALL_SHARDS,
     ShardSelection,
+    check_complete,
     check_work,
+    log_complete,
+    log_notes,
     open_or_create,
     quarantine_damage,
-    refuse_gaps,
     restore_prototypes,
-    say_complete,
-    say_notes,
 )
 from semix.flows.calling import from_caller
 from semix.flows.flow_runs import base_name, flow_options, run_context
@@ -81,8 +81,8 @@ def build_flow(
             errors = make(root, settings, "" if selection == ALL_SHARDS else format_ranges(missing))
         else:
             restore_prototypes(root, settings.flow_device)
-            say_complete(root, selection)
-        refuse_gaps(root, selection, errors)
+            log_complete(root, selection)
+        check_complete(root, selection, errors)
         lineage = {**source(root.plan), **made_now(before, root.done())}
         return {"index": index(root), **root.status(), "lineage": lineage}
 
@@ -96,9 +96,9 @@ def plan(root: Root, selection: ShardSelection, *, full: bool) -> dict[str, Any]
 
 def check_before_shards(root: Root) -> None:
     """Raise InputError for other images or models than committed shards were made from."""
-    say_notes(config_of(root))
+    log_notes(config_of(root))
     for kind, ours in root.made_from().items():
-        refuse_others(root, kind, ours)
+        check_same_origin(root, kind, ours)
 
 
 def make(root: Root, settings: SlotSettings, shards: str) -> list[str]:

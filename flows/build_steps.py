@@ -181,12 +181,14 @@ def log_ignored_files(config: RealDataConfig) -> None:
         log.warning("%s", note)
 
 
-def say_notes(config: BuildConfig) -> None:
+def log_notes(config: BuildConfig) -> None:
     for note in notes(config):
         log.warning("%s", note)
 
 
-def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[str] = ()) -> None:
+def check_complete(
+    root: Root, selection: ShardSelection, worker_errors: Iterable[str] = ()
+) -> None:
     """Raise BuildFailed if a selected shard is missing, whatever the workers reported.
 
     Args:
@@ -205,7 +207,7 @@ def refuse_gaps(root: Root, selection: ShardSelection, worker_errors: Iterable[s
         log.warning(text, root.url, len(left_out), total, few_ranges(left_out))
 
 
-def say_complete(root: Root, selection: ShardSelection) -> None:
+def log_complete(root: Root, selection: ShardSelection) -> None:
     """Log that none of the selected shards has to be made."""
     what = "complete"
     if selection.retry_failed:

@@ -17,7 +17,7 @@ from semix.flows.commands import looking, making, operating, training
 from semix.flows.commands.help_pages import CommandPage, CommandsPage
 from semix.flows.failures import RunFailed
 from semix.flows.server_probe import describe_request_error
-from semix.flows.terminal import emit, say, say_error, set_up_logging
+from semix.flows.terminal import emit, print_error, say, set_up_logging
 
 app = typer.Typer(
     cls=CommandsPage,
@@ -99,10 +99,10 @@ def explain(error: Exception, *, goes_on: bool) -> int:
         goes_on: whether the same command, given again, continues the work.
     """
     if isinstance(error, InputError | RunFailed):
-        say_error(str(error))
+        print_error(str(error))
         return error.exit_status if isinstance(error, RunFailed) else 2
     request = describe_request_error(error)
-    say_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
+    print_error(request or _full_disk(error) or f"{type(error).__name__}: {error}")
     if request or isinstance(error, OSError):  # a disk, a store or a network
         if goes_on:
             say("committed work stays; once the cause is removed, the same command goes on")

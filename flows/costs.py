@@ -58,7 +58,7 @@ def costs(
     needs = estimate(plan)
     free = free_bytes(store)
     if needs.bytes is not None and free is not None:
-        refuse_small_place(store, needs.bytes * missing / plan.num_shards, free)
+        check_disk_space(store, needs.bytes * missing / plan.num_shards, free)
     tflops = device_rate(device, dtype) if rate is None else rate
     device_hours = None if needs.tflop is None else hours(needs.tflop, rate=tflops, share=share)
     return {
@@ -125,7 +125,7 @@ def check_space(plan: "BuildPlan", store: "Store", *, missing: int) -> None:
 
     needed = estimate(plan).bytes
     if needed is not None:
-        refuse_small_place(store, needed * share, free)
+        check_disk_space(store, needed * share, free)
 
 
 def free_bytes(store: "Store") -> int | None:
@@ -137,7 +137,7 @@ def free_bytes(store: "Store") -> int | None:
     return shutil.disk_usage(existing).free
 
 
-def refuse_small_place(store: "Store", needed: float, free: int) -> None:
+def check_disk_space(store: "Store", needed: float, free: int) -> None:
     """Raise InputError if even much smaller images would not fit."""
     if free < SURE * needed:
         remedy = f"has {amount(free)} free, and what is missing takes about {amount(needed)}"

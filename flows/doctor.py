@@ -42,7 +42,7 @@ from semix.pipeline.root import MIXED
 OK, WARNING, FAILED, UNCHECKED = "ok", "warning", "failed", "not checked"
 PRECISION = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-AIR = 1.5  # times the size of the weights, so that a batch of one image fits beside them
+MEMORY_FACTOR = 1.5  # times the size of the weights, so that a batch of one image fits beside them
 SHARED = Path("/dev/shm")
 LEAST_SHARED = 256e6  # bytes; batches of images pass through it, and containers get 64 MB
 SLOW_S = 2.0  # for one small request to a store; a worker makes about ten per shard
@@ -66,7 +66,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Subject:
+class DoctorInput:
     """What this machine is checked for: a build, a training run or neither.
 
     Attributes:
@@ -90,7 +90,7 @@ class Subject:
         return PRECISION[self.train.mixed_precision] if self.train else "float32"
 
 
-def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
+def doctor_input(config: str, overrides: Sequence[str], out: str) -> DoctorInput:
     """Recognise the settings of a build or a training run by their sections.
 
     Raises:
@@ -99,16 +99,16 @@ def subject_of(config: str, overrides: Sequence[str], out: str) -> Subject:
     if not config:
         if overrides:
             raise InputError("--set", overrides[0], "overrides a config; give a config, too")
-        return Subject(out=out)
+        return DoctorInput(out=out)
     command = command_of(config)
     if command not in ("build", "train"):
         what = f"is {NAMES[command]}" if command else "has no sections of a config"
         raise InputError("config", config, f"{what}; give that of a build or of a training run")
     settings: Any = load_settings(models()[command], config, overrides)
-    return Subject(out=out, **{command: settings})
+    return DoctorInput(out=out, **{command: settings})
 
 
-def examine(subject: Subject) -> Iterator[Finding]:
+def examine(subject: DoctorInput) -> Iterator[Finding]:
     """The findings of every check; no check leaves anything behind."""
     checks = {
         "device": check_device,
@@ -133,7 +133,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
             yield Finding(name, FAILED, reason, "correct this first; a run would stop here too")
 
 
-def check_device(subject: Subject) -> Iterator[Finding]:
+def check_device(subject: DoctorInput) -> Iterator[Finding]:
     """GPUs that the driver and torch see, and whether they compute."""
     driver, fault = ask_driver("name,memory.total,driver_version")
     chosen = os.environ.get(VISIBLE_DEVICES)
@@ -153,7 +153,7 @@ def check_device(subject: Subject) -> Iterator[Finding]:
         yield _cpu(subject, hidden=bool(driver))
 
 
-def _cpu(subject: Subject, *, hidden: bool) -> Finding:
+def _cpu(subject: DoctorInput, *, hidden: bool) -> Finding:
     multiply("cpu", subject.dtype)
     result = f"CPU alone ({platform.machine()}, {torch.get_num_threads()} threads)"
     if hidden:
@@ -180,7 +180,7 @@ def _gpu(index: int, dtype: str) -> Finding:
     return Finding("device", OK, f"{name}: multiplies in {dtype}")
 
 
-def check_model_files(subject: Subject) -> Iterator[Finding]:
+def check_model_files(subject: DoctorInput) -> Iterator[Finding]:
     """Models of a build: present, of the right kind, with readable headers and all weights."""
     if subject.build is None:
         yield Finding("models", UNCHECKED, "no config of a build was given")
@@ -257,10 +257,10 @@ def weights(source: Path) -> dict[Path, int]:
     return counts
 
 
-def check_memory(subject: Subject) -> Iterator[Finding]:
+def check_memory(subject: DoctorInput) -> Iterator[Finding]:
     """Compare memory of the machine and of each GPU with the weights; check shared memory."""
     needed = _needed(subject)
-    free, where = memory_left(memory_limit())
+    free, where = available_memory(memory_limit())
     yield judged_memory("memory", free, needed, where=where)
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free = torch.cuda.mem_get_info(index)[0]
@@ -272,7 +272,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
         yield Finding("shared memory", state, f"{amount(free)} free", remedy)
 
 
-def memory_left(limit: MemoryLimit | None) -> tuple[float, str]:
+def available_memory(limit: MemoryLimit | None) -> tuple[float, str]:
     """Available bytes, and their kind: free on the machine, or left of our limit if smaller."""
     free = psutil.virtual_memory().available
     if limit is None or limit.left >= free:
@@ -280,7 +280,7 @@ def memory_left(limit: MemoryLimit | None) -> tuple[float, str]:
     return limit.left, f"left of the limit of {amount(limit.limit)} (cgroup)"
 
 
-def _needed(subject: Subject) -> float | None:
+def _needed(subject: DoctorInput) -> float | None:
     """Bytes of a build's weights in their precision at run time; None if not known."""
     if subject.build is None:
         return None
@@ -307,12 +307,12 @@ def judged_memory(name: str, free: float, needed: float | None, *, where: str = 
     if free < needed:
         remedy = "end other programs that use it, or choose a smaller model or a larger device"
         return Finding(name, FAILED, result, remedy)
-    if free < AIR * needed:
+    if free < MEMORY_FACTOR * needed:
         return Finding(name, WARNING, result, "little is left for batches; make them small")
     return Finding(name, OK, result)
 
 
-def check_pictures(subject: Subject) -> Iterator[Finding]:
+def check_pictures(subject: DoctorInput) -> Iterator[Finding]:
     """Decode every image of a folder; name all that cannot be decoded."""
     if subject.real is None or subject.real.name != "imagefolder":
         return
@@ -323,7 +323,7 @@ def check_pictures(subject: Subject) -> Iterator[Finding]:
     yield Finding("pictures", OK, decoded)
 
 
-def check_real_images(subject: Subject) -> Iterator[Finding]:
+def check_real_images(subject: DoctorInput) -> Iterator[Finding]:
     """Count the labelled images, by class and split."""
     if subject.real is None:
         yield Finding("real images", UNCHECKED, "no config was given")
@@ -333,7 +333,7 @@ def check_real_images(subject: Subject) -> Iterator[Finding]:
     yield Finding("real images", OK, f"{len(real.class_names)} classes, {counts}")
 
 
-def check_training(subject: Subject) -> Iterator[Finding]:
+def check_training(subject: DoctorInput) -> Iterator[Finding]:
     """Check all that a training run checks before its first step."""
     if (config := subject.train) is None:
         return
@@ -349,7 +349,7 @@ def check_training(subject: Subject) -> Iterator[Finding]:
     yield Finding("network", WARNING if network.remedy else OK, str(network), network.remedy)
 
 
-def check_store(subject: Subject) -> Iterator[Finding]:
+def check_store(subject: DoctorInput) -> Iterator[Finding]:
     """Write to a store, read back, try to write twice, delete, list; and measure free space."""
     if not subject.out:
         yield Finding("store", UNCHECKED, "no place was given; --out URL")
@@ -368,7 +368,7 @@ def check_store(subject: Subject) -> Iterator[Finding]:
     yield Finding("store", WARNING if remedy else OK, result, remedy)
 
 
-def check_prefect(subject: Subject) -> Iterator[Finding]:
+def check_prefect(subject: DoctorInput) -> Iterator[Finding]:
     """Check Prefect's home, and the configured server or the database of a run's own server."""
     settings = prefect_settings()
     home, url = settings.home, settings.api.url

@@ -115,7 +115,7 @@ def prepare_evaluation(
     require_own_files("run", run)
     trained = trained_run(run)
     config = stored_settings(run, overrides)
-    _refuse_training_settings(trained, config, overrides)
+    _check_overrides(trained, config, overrides)
     names, size = class_names(config.real), config.real.image_size
     check_evaluation(config.evaluation, names, image_size=size)
     if (chosen_device := settled_device(device)).startswith("cuda"):
@@ -147,9 +147,7 @@ def _is_evaluation(path: Path) -> bool:
         return False
 
 
-def _refuse_training_settings(
-    trained: TrainConfig, config: TrainConfig, overrides: Sequence[str]
-) -> None:
+def _check_overrides(trained: TrainConfig, config: TrainConfig, overrides: Sequence[str]) -> None:
     if config.model_copy(update={"evaluation": trained.evaluation}) != trained:
         other = [text for text in overrides if not text.startswith("evaluation.")]
         remedy = "is a setting of training; only evaluation.* can change"

@@ -10,7 +10,7 @@ from semix.data.formats import Failure
 from semix.data.printable import printable_line
 from semix.data.ranges import format_ranges
 
-MOST_RANGES = 20  # in one message, which Prefect stores and shows
+MAX_RANGES = 20  # in one message, which Prefect stores and shows
 
 
 class RunFailed(RuntimeError):
@@ -42,7 +42,7 @@ class ServerLost(RunFailed):
 
 
 @contextmanager
-def damage_named(url: str) -> Iterator[None]:
+def translate_damage(url: str) -> Iterator[None]:
     """Turn errors of damaged files, in a block that reads a root, into a message with remedies.
 
     Raises:
@@ -58,10 +58,10 @@ def damage_named(url: str) -> Iterator[None]:
 
 
 def few_ranges(shards: Iterable[int]) -> str:
-    """`3,7-9`; only the first MOST_RANGES ranges."""
+    """`3,7-9`; only the first MAX_RANGES ranges."""
     ranges = format_ranges(shards).split(",")
-    more = f" and {len(ranges) - MOST_RANGES} more ranges" if len(ranges) > MOST_RANGES else ""
-    return ",".join(ranges[:MOST_RANGES]) + more
+    more = f" and {len(ranges) - MAX_RANGES} more ranges" if len(ranges) > MAX_RANGES else ""
+    return ",".join(ranges[:MAX_RANGES]) + more
 
 
 def reasons(

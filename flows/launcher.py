@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the command line starts without it
 
 Device = Literal["auto", "cpu", "cuda"]
 
-MOST_RESTARTS = 100  # of a trainer; one that is lost so often will be lost again
+MAX_RESTARTS = 100  # of a trainer; one that is lost so often will be lost again
 GRACE_S = 120.0  # after SIGTERM the trainer ends its step and writes a checkpoint
 ENDING_S = 10.0  # part of it, for torchrun to kill processes that did not end
 # Prefixes of the trainer's last line, the most informative first.
@@ -167,7 +167,7 @@ def last_word(line: str) -> list[str]:
     return [line] if line.startswith(WORDS) else []
 
 
-def most_telling(words: Sequence[str]) -> str:
+def most_informative(words: Sequence[str]) -> str:
     """The most informative of the reasons that one training run gave; empty if there are none.
 
     The first of several processes that ends makes the others fail.
@@ -182,7 +182,7 @@ def most_telling(words: Sequence[str]) -> str:
 
 def how_it_ended(outcome: ChildExit, words: Sequence[str]) -> str:
     """One line on a failed training run: its exit status and the reason."""
-    word = most_telling(words)
+    word = most_informative(words)
     if not word and any(line.startswith("Traceback") for line in outcome.last_lines):
         word = outcome.last_lines[-1]
     return f"{outcome.how}: {word or SILENCE}"

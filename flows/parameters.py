@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from semix.data.ranges import parse_ranges
-from semix.flows.launcher import MOST_RESTARTS
-from semix.flows.slots import MOST_SLOTS
+from semix.flows.launcher import MAX_RESTARTS
+from semix.flows.slots import MAX_SLOTS
 from typer.models import ArgumentInfo, OptionInfo
 
 MORE = "More options"  # a panel of `--help`, for what most runs do without
@@ -173,7 +173,7 @@ Slots = Annotated[
         "worker processes; 0: one per GPU, or one without GPUs",
         metavar="N",
         more="On an existing cluster, 0 means one per Dask worker or Ray GPU.",
-        rules={"ge": 0, "le": MOST_SLOTS},
+        rules={"ge": 0, "le": MAX_SLOTS},
     ),
 ]
 Runner = Annotated[
@@ -268,7 +268,7 @@ Restarts = Annotated[
         "how often to restart a trainer that was killed or crashed",
         metavar="N",
         more="It continues from its checkpoint, after a pause of 10 seconds to 10 minutes.",
-        rules={"ge": 0, "le": MOST_RESTARTS},
+        rules={"ge": 0, "le": MAX_RESTARTS},
     ),
 ]
 Trainers = Annotated[
@@ -276,7 +276,7 @@ Trainers = Annotated[
     Option(
         "trainers that run at a time; 0: one per GPU, or one without GPUs",
         metavar="N",
-        rules={"ge": 0, "le": MOST_SLOTS},
+        rules={"ge": 0, "le": MAX_SLOTS},
     ),
 ]
 Cells = Annotated[

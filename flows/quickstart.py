@@ -145,7 +145,7 @@ def open_roots(models: StandIns, out: Path) -> dict[str, Root]:
     return {name: create_root(config, str(out / name)) for name, config in configs.items()}
 
 
-def refuse_other_data(run: Path, root: Root) -> None:
+def check_same_data(run: Path, root: Root) -> None:
     """Raise InputError if a run was trained on other content of the mixed dataset."""
     pinned = read_json(run / DATA)["mixed"]
     if pinned["digest"] != open_index(root.store, root.indices()[-1]).digest:

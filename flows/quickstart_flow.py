@@ -18,7 +18,7 @@ from semix.data.root import Root, RootProgress
 from semix.flows import parameters as p
 from semix.flows.artifacts import artifact_key, link_to, result_table
 from semix.flows.build_flow import index, making, plan
-from semix.flows.build_steps import ALL_SHARDS, refuse_gaps
+from semix.flows.build_steps import ALL_SHARDS, check_complete
 from semix.flows.flow_runs import base_name, flow_options, run_context
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import training_folder
@@ -34,9 +34,9 @@ from semix.flows.quickstart import (
     SELECTED,
     Clock,
     cells_of_story,
+    check_same_data,
     make_models,
     open_roots,
-    refuse_other_data,
 )
 from semix.flows.slots import SlotSettings, workers_ahead
 from semix.flows.slots.slot import RECORD
@@ -45,14 +45,14 @@ from semix.flows.terminal import details_in
 from semix.pipeline.standins import StandIns
 from semix.pipeline.standins.recipe import Report
 
-MOST_TRAINERS, MOST_BUILDERS = 8, 4  # trainers, and builders per mixed dataset, at a time
+MAX_TRAINERS, MAX_BUILDERS = 8, 4  # trainers, and builders per mixed dataset, at a time
 ALONE_FROM = 0.6  # share of the generator's training after which it runs alone, on two cores
 MODELS, TRAININGS, PAGE = "small models", "trainings", "report"
 IMAGES = {name: f"mixed images, {noise}" for name, (noise, _) in NOISE.items()}
 # Seconds on two cores, with three seeds; cross-entropy needs no mixed images, so it is trained at
 # the same time as the models.
 EXPECTED = {MODELS: 75.0, IMAGES[RANDOM]: 35.0, IMAGES[SELECTED]: 25.0, TRAININGS: 65.0, PAGE: 5.0}
-RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MOST_TRAINERS)
+RUNNER: Any = ThreadPoolTaskRunner(max_workers=2 * MAX_TRAINERS)
 
 
 def run_name(parameters: Mapping[str, Any]) -> str:
@@ -82,7 +82,7 @@ def quickstart_flow(out: p.StoryFolder, seeds: p.Seeds = 3) -> dict[str, Any]:
                 roots = images_and_trainings(models, cells, folder, gpus, clock=clock, steps=steps)
             for cell in cells:
                 if (mixed := METHODS[cell.method]) is not None:
-                    refuse_other_data(cell.run(folder), roots[mixed])
+                    check_same_data(cell.run(folder), roots[mixed])
             with steps.step(PAGE):
                 page = report(folder / REPORT, roots, [cell.run(folder) for cell in cells], clock)
         return {"report": str(page), "runs": [str(cell.run(folder)) for cell in cells]}
@@ -95,7 +95,7 @@ def small_models(out: Path, clock: Clock, report_training: Report) -> StandIns:
 
 def builder_slots() -> SlotSettings:
     """The slots of one mixed dataset; both are built at the same time."""
-    return SlotSettings(max(1, min(MOST_BUILDERS, usable_cores() // len(NOISE))))
+    return SlotSettings(max(1, min(MAX_BUILDERS, usable_cores() // len(NOISE))))
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def images_and_trainings(
             with steps.step(IMAGES[name]):
                 if name in ends:
                     with clock.step(IMAGES[name]):
-                        refuse_gaps(root, ALL_SHARDS, ends[name]())
+                        check_complete(root, ALL_SHARDS, ends[name]())
                 index(root)
             on_it = [cell for cell in cells if METHODS[cell.method] == name]
             stack.enter_context(training_beside(on_it, out, gpus))
@@ -172,7 +172,7 @@ def training_beside(
     if not todo:
         yield
         return
-    slots = min(MOST_TRAINERS, len(gpus) or max(1, usable_cores() - spare))
+    slots = min(MAX_TRAINERS, len(gpus) or max(1, usable_cores() - spare))
     with trainings(plan_jobs(todo, slots=slots), out, slots=slots, gpus=gpus):
         yield
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from semix.data.errors import InputError
 from semix.data.formats import PLAN, PROTOTYPES
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.data.label_sets import LabelSet, label_sets
 from semix.data.root import Root, RootProgress
 from semix.data.store import Store
@@ -146,7 +146,7 @@ def _relabelled_here(
             log.info("%s", describe_work(labels, missing))
             ensure_set_prototypes(labels, device=settings.flow_device)
             label_features(labels, missing)
-            refuse_gaps(labels)
+            check_complete(labels)
     if out:
         bake(root, sets, baked_root(prepared, out))
     return facts_of(root, sets, out=out)
@@ -169,7 +169,7 @@ def prepare_labels(
         raise InputError("out", out, "is the root itself; choose a new place")
     if out and not (store := Store(out)).exists(PLAN):
         if store.local:
-            refuse_among_pictures(config.real.path, store.url)
+            check_outside_images(config.real.path, store.url)
         # A bake that was killed early leaves prototypes only.
         store.require_empty_or_own(MIXED, own=PROTOTYPES)
     if is_own(root, config):
@@ -245,7 +245,7 @@ def resume_hint(root: Root, sets: Sequence[LabelSet]) -> str:
     return f"{labelled or 'baked shards stay'}; the same command goes on"
 
 
-def refuse_gaps(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
+def check_complete(labels: LabelSet, worker_errors: Sequence[str] = ()) -> None:
     """Raise RelabelFailed if images have no labels, whatever the workers reported."""
     missing = labels.missing()
     if not missing:

@@ -19,11 +19,11 @@ from semix.flows.relabel import (
     PreparedLabels,
     bake,
     baked_root,
+    check_complete,
     describe_work,
     facts_of,
     label_features,
     prepare_labels,
-    refuse_gaps,
     warn_missing_images,
 )
 from semix.flows.slots import SlotSettings
@@ -87,7 +87,7 @@ def complete(labels: LabelSet, settings: SlotSettings, *, key: str) -> None:
         errors = label_images(labels, settings, key=key)
     else:
         label_stored_features(labels, missing, key=key)
-    refuse_gaps(labels, errors)
+    check_complete(labels, errors)
 
 
 @task(task_run_name="prototypes", **RECORD)

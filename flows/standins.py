@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict
 from semix.data.files import write_atomically
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.data.real import load_real
 from semix.data.settings import Settings, load_settings, whole_path
 from semix.data.splits import RealDataConfig
@@ -60,7 +60,7 @@ def standins(where: str, out: Path, *, overrides: Sequence[str] = ()) -> dict[st
     folder = Path(where).expanduser()
     given = {"real": {"name": "imagefolder", "path": str(folder.absolute())}}
     settings = load_settings(_WithReal, given if folder.is_dir() else where, overrides).real
-    refuse_among_pictures(settings.path, out)
+    check_outside_images(settings.path, out)
     if settings.name == "imagefolder":
         log_ignored_files(settings)
     real = load_real(settings)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semix.calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
+from semix.calib.run_folder import CONFIG, check_same_config, claim_run, is_measured, is_run
 from semix.calib.study import Cell, StudyConfig, cells_of, check_cells, choose
 from semix.calib.study_tables import STUDY, write_study
 from semix.data.errors import InputError
 from semix.data.files import read_json, write_json
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.data.settings import whole_path
 from semix.data.store import Store
 from semix.flows.calling import run_flow
@@ -19,7 +19,7 @@ from semix.flows.configs import load_config
 from semix.flows.failures import RunFailed
 from semix.flows.gpus import visible_gpus
 from semix.flows.paths import check_writable, training_folder
-from semix.flows.slots import MOST_SLOTS
+from semix.flows.slots import MAX_SLOTS
 from semix.flows.study_builds import MixedPlan, mixed_plans
 
 SETTINGS = "settings.json"  # of a study whose config is an object instead of a file
@@ -110,16 +110,16 @@ def prepare_study(
         InputError: settings or folder cannot be used; nothing was started.
     """
     settings = load_config(StudyConfig, config, overrides)
-    if not 0 <= slots <= MOST_SLOTS:
-        raise InputError("--slots", slots, f"choose 1 to {MOST_SLOTS}")
+    if not 0 <= slots <= MAX_SLOTS:
+        raise InputError("--slots", slots, f"choose 1 to {MAX_SLOTS}")
     store, cells = Store(str(out)), cells_of(settings, out)
     if not any(is_run(path.parent) for path in out.glob(f"*/*/{CONFIG}")):
         for cell in cells:
-            refuse_among_pictures(cell.config.real.path, out)
+            check_outside_images(cell.config.real.path, out)
         store.require_empty_or_own("study", own=STUDY)
     todo = [c for c in choose(cells, only) if not is_measured(c.config, c.run(out))]
     for cell in cells:  # the tables show all of them
-        refuse_other_run(cell.config, cell.run(out))
+        check_same_config(cell.config, cell.run(out))
     check_writable("out", out)
     mixed = mixed_plans(settings, cells)
     check_cells(todo)

@@ -148,7 +148,7 @@ def quality_figures(root: Root) -> dict[str, float | int | None]:
         class; and the Spearman correlation of alpha and weight, averaged over series.
     """
     import torch
-    from semix.data.pinned import Pinned
+    from semix.data.pinned import PinnedRoot
     from semix.data.quality import (  # torch again, which a refusal need not wait for
         diversity,
         end_points,
@@ -157,7 +157,7 @@ def quality_figures(root: Root) -> dict[str, float | int | None]:
         series_quality,
     )
 
-    source = Pinned(root)
+    source = PinnedRoot(root)
     shards = [(list(source.samples(shard)), source.features(shard)) for shard in source.shards]
     records = [sample.record for samples, _ in shards for sample in samples]
     features = torch.cat([each for _, each in shards])  # [G, A, D]

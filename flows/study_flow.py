@@ -43,18 +43,18 @@ from semix.flows.launcher import (
     how_it_ended,
     last_word,
     launch_command,
-    most_telling,
+    most_informative,
     write_launcher,
 )
 from semix.flows.paths import training_folder
-from semix.flows.slots import MOST_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
+from semix.flows.slots import MAX_SLOTS, QUIET, SlotSettings, own_gpu, workers_ahead
 from semix.flows.slots.slot import RECORD
 from semix.flows.study import PreparedStudy, StudyFailed, failure_message, prepare_study
 from semix.flows.study_builds import MixedPlan, is_built, models_for, open_build, write_figures_of
 from semix.pipeline.standins import StandIns
 
 LOOK_EVERY_S = 1.0
-RUNNER: Any = ThreadPoolTaskRunner(max_workers=MOST_SLOTS)
+RUNNER: Any = ThreadPoolTaskRunner(max_workers=MAX_SLOTS)
 
 log = logging.getLogger("semix.study")
 
@@ -155,7 +155,7 @@ def trainings(jobs: Sequence[Job], out: Path, *, slots: int, gpus: Sequence[str]
     finally:
         stop.set()  # also after an interrupt; the flow ends after its trainers
     results = [future.result(raise_on_failure=False) for future in futures]
-    refuse_gaps(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
+    check_complete(out, runs, errors=[str(r) for r in results if isinstance(r, Exception)])
 
 
 def follow(futures: Sequence[Any], ended: "SimpleQueue[str]", trainings: int, *, out: Path) -> None:
@@ -177,7 +177,7 @@ def write_tables(settings: StudyConfig, cells: Sequence[Cell], out: Path) -> dic
     return record
 
 
-def refuse_gaps(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> None:
+def check_complete(out: Path, runs: Sequence[str], *, errors: Sequence[str]) -> None:
     """Raise StudyFailed for the runs that are not measured, whatever the tasks reported.
 
     Args:
@@ -303,7 +303,7 @@ def _launch(
             stop=stop,
             grace_s=GRACE_S,
         )
-    word = most_telling(words)
+    word = most_informative(words)
     if word.startswith((REFUSAL, DIVERGENCE)):
         return outcome, word.removeprefix(REFUSAL)
     return outcome, how_it_ended(outcome, words)

@@ -55,7 +55,7 @@ def say(text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def say_error(text: str) -> None:
+def print_error(text: str) -> None:
     say(f"error: {text}")
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from semix.calib.check import check_launch, check_parts, check_settings
 from semix.calib.config import TrainConfig
-from semix.calib.run_folder import CONFIG, claim_run, is_measured, is_run, refuse_other_run
+from semix.calib.run_folder import CONFIG, check_same_config, claim_run, is_measured, is_run
 from semix.data.errors import InputError
 from semix.data.files import read_json
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.data.settings import whole_path
 from semix.flows.calling import run_flow
 from semix.flows.configs import load_config
-from semix.flows.launcher import MOST_RESTARTS, Machines, check_machines
+from semix.flows.launcher import MAX_RESTARTS, Machines, check_machines
 from semix.flows.paths import check_writable, training_folder
 
 CLAIM_TIMEOUT_S = 900.0  # as long as training processes wait for one another to begin
@@ -119,14 +119,14 @@ def checked_run_folder(
         InputError: names the setting or argument that cannot be used.
     """
     folder = training_folder(run)
-    if not 0 <= restarts <= MOST_RESTARTS:
-        raise InputError("restarts", restarts, f"choose 0 to {MOST_RESTARTS}")
+    if not 0 <= restarts <= MAX_RESTARTS:
+        raise InputError("restarts", restarts, f"choose 0 to {MAX_RESTARTS}")
     check_machines(machines)
     check_settings(settings)
     check_launch(settings, machines.processes)
     if not is_run(folder):
-        refuse_among_pictures(settings.real.path, folder)
-    refuse_other_run(settings, folder)
+        check_outside_images(settings.real.path, folder)
+    check_same_config(settings, folder)
     return folder
 
 

@@ -29,7 +29,7 @@ from semix.flows.launcher import (
     how_it_ended,
     last_word,
     launch_command,
-    most_telling,
+    most_informative,
     trainer_environment,
     write_launcher,
 )
@@ -176,7 +176,7 @@ def failure(outcome: ChildExit, words: Sequence[str]) -> TrainFailed:
         words: reasons that trainers gave; accelerate turns every exit status into 1, and with
             several processes adds a long report.
     """
-    word = most_telling(words)
+    word = most_informative(words)
     if word.startswith(REFUSAL):
         return TrainFailed(word.removeprefix(REFUSAL), exit_status=2)
     if word.startswith(DIVERGENCE):  # a restart would diverge again

@@ -122,7 +122,7 @@ def _series(
 def _features(record: CommitRecord, source: Root, labels: LabelSet | None) -> bytes:
     """The stored features that these labels were made from."""
     file = features_file(record, labels)
-    content = source.store.get(file.name, most=file.most)
+    content = source.store.get(file.name, max_bytes=file.max_bytes)
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise ValueError(f"{file.name}: does not have the recorded SHA-256")
     return content

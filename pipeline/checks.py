@@ -17,10 +17,10 @@ from semix.pipeline.config import (
     hard_labels,
 )
 from semix.pipeline.generators.schedulers import (
+    check_deterministic,
+    check_flow_scheduler,
+    check_schedule,
     own_scheduler,
-    refuse_flow,
-    refuse_foreign,
-    refuse_stochastic,
 )
 from semix.pipeline.model_paths import (
     CLIP_SETTINGS,
@@ -35,7 +35,7 @@ from semix.pipeline.model_paths import (
     local_path,
     lora_file,
     pinned,
-    refuse_absent,
+    require_folder,
     weight_files,
 )
 from semix.pipeline.prompts import checked_prompts, configure_tokenizer, prompt_names
@@ -119,7 +119,7 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
         _check_pipeline(folder.absolute(), config)
         unet_config = folder / "unet" / "config.json"
         if unet_config.is_file() and config.unet is None:
-            refuse_no_size(read_json(unet_config), "generator.model", folder)
+            check_latent_size(read_json(unet_config), "generator.model", folder)
         _check_guidance(folder, config)
         _check_scheduler(folder, config, noise_strategy)
     _check_additions(config)
@@ -127,7 +127,7 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
 
 def _check_pipeline(folder: Path, config: GeneratorConfig) -> None:
     """Check that a folder is a diffusers directory of the family, with all parts in safetensors."""
-    refuse_absent(folder, "generator.model")
+    require_folder(folder, "generator.model")
     index = folder / "model_index.json"
     if not index.is_file():
         remedy = "is not a diffusers directory (it has no model_index.json)"
@@ -189,17 +189,17 @@ def _check_scheduler(folder: Path, config: GeneratorConfig, noise_strategy: str)
         return  # loading raises the error
     kind = settings.get("_class_name", "")
     if config.family in FLOW_FAMILIES:
-        refuse_flow(kind, settings, config)
+        check_flow_scheduler(kind, settings, config)
         return
     if config.scheduler is None:
-        refuse_stochastic(kind, settings)
+        check_deterministic(kind, settings)
     else:
-        refuse_foreign(kind, settings, field="generator.scheduler", value=config.scheduler)
+        check_schedule(kind, settings, field="generator.scheduler", value=config.scheduler)
     if noise_strategy != "random":
-        refuse_foreign(kind, settings, field="noise.strategy", value=noise_strategy)
+        check_schedule(kind, settings, field="noise.strategy", value=noise_strategy)
 
 
-def refuse_no_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:
+def check_latent_size(settings: Mapping[str, Any], field: str, model: Path | str) -> None:
     """Raises InputError for a U-Net whose config lacks the size of its latents."""
     if settings.get("sample_size") is None:
         remedy = "the config of its U-Net has no sample_size; write there the side of the latents "
@@ -216,7 +216,7 @@ def _check_additions(config: GeneratorConfig) -> None:
             raise InputError("generator.unet", folder.absolute(), remedy)
         if folder is not None:
             check_variant(folder, config.variant)
-            refuse_no_size(read_json(folder / "config.json"), "generator.unet", folder)
+            check_latent_size(read_json(folder / "config.json"), "generator.unet", folder)
     for lora in config.lora:
         lora_file(lora)
     if config.tiny_decoder is not None:
@@ -227,7 +227,7 @@ def _check_part(model: str, revision: str | None, field: str) -> None:
     """Check that a local directory exists and holds safetensors, or that a hub id has a commit."""
     path = pinned(model, revision, f"{field}_revision")
     if isinstance(path, Path):
-        refuse_absent(path, field)
+        require_folder(path, field)
         check_weights(path, field)
         check_quantisation(path, field)
 
@@ -258,13 +258,13 @@ def check_encoder(config: EncoderConfig, field: str) -> None:
     elif in_place:
         check_commit(config.model, config.revision, f"{field}.revision")
     else:
-        _check_named(config, field)
+        _check_model_path(config, field)
 
 
 def check_folder(folder: Path, field: str) -> None:
     """Raises InputError unless the folder is a usable open_clip directory."""
     folder = folder.absolute()
-    refuse_absent(folder, f"{field}.model")
+    require_folder(folder, f"{field}.model")
     if not (folder / CLIP_SETTINGS).is_file():
         remedy = f"is not an open_clip directory (it has no {CLIP_SETTINGS})"
         raise InputError(f"{field}.model", folder, remedy)
@@ -276,7 +276,7 @@ def check_folder(folder: Path, field: str) -> None:
     if not any(name.endswith(SAFE) for name in names):
         raise InputError(f"{field}.model", folder, f"holds no weights (no {SAFE} file)")
     settings = read_json(folder / CLIP_SETTINGS)
-    refuse_other_sources(settings.get("model_cfg", settings), folder, field)
+    check_tower_sources(settings.get("model_cfg", settings), folder, field)
 
 
 def tag_repository(config: EncoderConfig) -> str | None:
@@ -288,7 +288,7 @@ def tag_repository(config: EncoderConfig) -> str | None:
     return repository if repository and not file else None
 
 
-def _check_named(config: EncoderConfig, field: str) -> None:
+def _check_model_path(config: EncoderConfig, field: str) -> None:
     if re.match(r"[.~]|.*/", config.model) or Path(config.model).is_dir():
         remedy = f"write {LOCAL}{config.model} if it is a folder, {HUB}{config.model} if a hub id"
         raise InputError(f"{field}.model", config.model, remedy)
@@ -313,7 +313,7 @@ def _check_named(config: EncoderConfig, field: str) -> None:
         remedy += f"{config.model} has {_tags(config)}"
     if remedy:
         raise InputError(f"{field}.pretrained", config.pretrained, remedy)
-    refuse_other_sources(get_model_config(config.model), config.model, field)
+    check_tower_sources(get_model_config(config.model), config.model, field)
 
 
 def _tags(config: EncoderConfig) -> str:
@@ -325,7 +325,7 @@ def _tags(config: EncoderConfig) -> str:
     return ", ".join(fit) or "none"
 
 
-def refuse_other_sources(settings: Mapping[str, Any], value: object, field: str) -> None:
+def check_tower_sources(settings: Mapping[str, Any], value: object, field: str) -> None:
     """Raises InputError for a tower that is downloaded from the hub, without a pinned commit."""
     for tower, key in (("text_cfg", "hf_model_name"), ("vision_cfg", "timm_model_name")):
         name = settings.get(tower, {}).get(key)

@@ -19,7 +19,7 @@ from semix.pipeline.checks import (
     LOCAL,
     check_encoder,
     check_folder,
-    refuse_other_sources,
+    check_tower_sources,
     tag_repository,
 )
 from semix.pipeline.config import EncoderConfig
@@ -133,7 +133,7 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
         folder = fetched(name.removeprefix(HUB), config.revision, f"{field}.model")
         name = f"{LOCAL}{folder}"
     settings = open_clip.get_model_config(name)
-    refuse_other_sources(settings, name, field)
+    check_tower_sources(settings, name, field)
     with torch.device("meta"):
         clip = open_clip.CLIP(
             embed_dim=settings["embed_dim"],

@@ -4,12 +4,12 @@ import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
-from semix.data.formats import MOST_SERIES, ImageFormat
+from semix.data.formats import MAX_SERIES, ImageFormat
 from semix.data.settings import Settings
 from semix.data.splits import RealDataConfig
 
-MOST_OF_A_SMALL_PLAN = 16  # shards: enough to show progress, and to lose little by a kill
-MOST_DERIVED = 64  # groups per shard of a large plan
+MAX_OF_A_SMALL_PLAN = 16  # shards: enough to show progress, and to lose little by a kill
+MAX_DERIVED = 64  # groups per shard of a large plan
 PLACEHOLDER = "{class}"
 CLIP_MODEL = (
     "open_clip model name; local-dir:FOLDER, of an open_clip directory; or hf-hub:OWNER/NAME"
@@ -409,7 +409,7 @@ class ShardConfig(Settings):
     groups_per_shard: int | None = Field(
         None,
         ge=1,
-        le=MOST_SERIES,
+        le=MAX_SERIES,
         description="groups in one tar; aim at 1 to 5 minutes of work, a kill loses one; none "
         "gives 8 to 16 shards of whole batches, more from a thousand groups on",
     )
@@ -435,7 +435,7 @@ class ShardConfig(Settings):
         if self.groups_per_shard is not None:
             return self.groups_per_shard
         batch = self.groups_per_batch  # the last one of a shard is padded: whole ones waste none
-        batches = min(-(-groups // (MOST_OF_A_SMALL_PLAN * batch)), MOST_DERIVED // batch)
+        batches = min(-(-groups // (MAX_OF_A_SMALL_PLAN * batch)), MAX_DERIVED // batch)
         return max(1, batches) * batch
 
 

@@ -117,7 +117,7 @@ class _Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = self.now = 0
+        self.peak = self.now = 0
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,7 +132,7 @@ class _Live(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         self.known.add(key)
         self.now += size
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:

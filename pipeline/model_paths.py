@@ -104,7 +104,7 @@ def pinned(model: str, revision: str | None, field: str) -> Path | str:
     return path or model
 
 
-def refuse_absent(folder: Path, field: str) -> None:
+def require_folder(folder: Path, field: str) -> None:
     """Raises InputError with the absolute path if the folder does not exist."""
     if not folder.is_dir():
         raise InputError(field, folder.absolute(), "there is no such folder")

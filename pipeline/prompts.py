@@ -72,11 +72,11 @@ def checked_prompts(
                 remedy = f"has {length} tokens, the model reads {most}"
                 raise InputError("generator.prompt", repr(text), remedy)
     if config.family == "z_image":
-        _refuse_unequal([text for texts in versions for text in texts], tokenizers[0])
+        _check_equal_lengths([text for texts in versions for text in texts], tokenizers[0])
     return versions
 
 
-def _refuse_unequal(texts: Sequence[str], tokenizer: Any) -> None:
+def _check_equal_lengths(texts: Sequence[str], tokenizer: Any) -> None:
     """Z-Image reads a prompt at its own length, and only equal lengths can be mixed."""
     if not texts:
         return

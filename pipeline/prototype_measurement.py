@@ -22,7 +22,7 @@ from semix.data.fingerprint import fingerprint
 from semix.data.machine import cache_folder, cores
 from semix.data.real import load_real
 from semix.data.splits import ImageSplit, RealDataConfig, RealDataset
-from semix.data.store import MOST, Store
+from semix.data.store import MAX_BYTES, Store
 from semix.data.tensors import open_sealed, seal
 from semix.data.threads import mapped
 from semix.pipeline.config import AnnotationConfig, EncoderConfig
@@ -38,7 +38,7 @@ from torch import Tensor
 
 BATCH = 256  # images encoded at once
 CHUNK = 16 * BATCH  # images per file of features; a kill loses at most this many
-MOST_THREADS = 16  # for decoding
+MAX_THREADS = 16  # for decoding
 LIBRARIES = ("torch", "open_clip_torch")  # another version may give other last bits
 SAY_EVERY_S = 30.0
 
@@ -204,7 +204,7 @@ class FeatureChunks:
 
 def decoded(split: ImageSplit, start: int, stop: int, *, batch: int) -> Iterator[Tensor]:
     """Yield images `start` to `stop - 1` in order, uint8 [n, S, S, 3], decoded ahead on threads."""
-    threads = min(MOST_THREADS, cores())
+    threads = min(MAX_THREADS, cores())
     firsts = range(start, stop, batch)
     batches = (np.arange(first, min(first + batch, stop)) for first in firsts)
     parts = (
@@ -248,7 +248,7 @@ def _cached(digest: str) -> Measurement | None:
     """The cached measurement with this digest; None if there is none or it is damaged."""
     path = _cache_path(digest)
     try:
-        tensors, facts = open_sealed(read_bytes(path, most=MOST))
+        tensors, facts = open_sealed(read_bytes(path, max_bytes=MAX_BYTES))
         if facts.get("digest") != digest:
             raise ValueError("belongs to another measurement")
         return Measurement.of(tensors, facts)

@@ -125,7 +125,7 @@ class PrototypeFile:
         }
         return cls(parts, tuple(json.loads(facts["class_names"])), facts["real"])
 
-    def refuse_coinciding(self, config: AnnotationConfig) -> None:
+    def check_distinct(self, config: AnnotationConfig) -> None:
         """Raises InputError for two classes whose prototypes coincide."""
         for part in self.parts.values():
             pair = coinciding(part.measurement.prototypes_for(normalize=config.normalize))
@@ -135,7 +135,7 @@ class PrototypeFile:
                 remedy += "image lies between them; give each images of its own, or leave one out"
                 raise InputError("real", f"classes {first} and {second}", remedy)
 
-    def say_scale(self, config: AnnotationConfig) -> None:
+    def log_scale(self, config: AnnotationConfig) -> None:
         """Log the scale and the label that it gives to an average real image, if the scale was
         measured or is unusual; the facts always have both."""
         if config.rule != "projection":

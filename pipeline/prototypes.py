@@ -14,7 +14,7 @@ from semix.data.root import Root
 from semix.data.splits import RealDataConfig
 from semix.data.store import Store
 from semix.data.tensors import open_sealed
-from semix.data.verify import refuse_others
+from semix.data.verify import check_same_origin
 from semix.pipeline.config import AnnotationConfig
 from semix.pipeline.provenance import AnnotationIdentity, planned_models
 from semix.pipeline.root import config_of, plan_of
@@ -48,7 +48,7 @@ def ensure_prototypes(
             store=root.store,
             heartbeat=heartbeat,
         )
-        refuse_others(root, "prototypes", hashlib.sha256(content).hexdigest())
+        check_same_origin(root, "prototypes", hashlib.sha256(content).hexdigest())
         root.store.create(PROTOTYPES, content)
         remove_chunks(root.store)
     ensure_pairs(root)
@@ -74,7 +74,7 @@ def prepare(
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, LONGEST_POLL_S)
     for kind, digest in root.made_from().items():
-        refuse_others(root, kind, digest)
+        check_same_origin(root, kind, digest)
 
 
 def _measure_alone(root: Root, device: str, heartbeat: LeaseHeartbeat) -> None:
@@ -127,8 +127,8 @@ def measure(
     file = PrototypeMeasurement(real, device, store, f"{CHUNKS}/", before, heartbeat).file(
         config, identity
     )
-    file.refuse_coinciding(config)
-    file.say_scale(config)
+    file.check_distinct(config)
+    file.log_scale(config)
     return file.pack(config)
 
 

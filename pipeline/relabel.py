@@ -216,7 +216,7 @@ class RelabelJob:
 
         config = annotation_of(self.labels)
         if self.labels.record.features == IMAGES:
-            self._refuse_other_encoders(config)
+            self._check_same_encoders(config)
         prototypes = self.store.get(self.labels.prototypes)
         self.annotator = build_annotator(config, prototypes, device=device)
 
@@ -237,7 +237,7 @@ class RelabelJob:
     def record_failure(self, failure: Failure) -> None:
         self.labels.record_failure(failure)
 
-    def _refuse_other_encoders(self, config: AnnotationConfig) -> None:
+    def _check_same_encoders(self, config: AnnotationConfig) -> None:
         local = encoders_of(self.labels.root, config)
         recorded = labelling_encoders(self.labels.record)
         if annotation_content(config, local) != annotation_content(config, recorded):
@@ -325,7 +325,7 @@ def read_stored(store: Store, file: File, groups: Sequence[MixGroup]) -> Feature
         ValueError: the file is missing, not as recorded, or of other series.
     """
     try:
-        content = store.get(file.name, most=file.most)
+        content = store.get(file.name, max_bytes=file.max_bytes)
     except FileNotFoundError:
         raise ValueError(f"{file.name}: the shard's features are not there") from None
     except TooLarge as error:

@@ -16,7 +16,7 @@ from semix.data.formats import (
     EXTENSIONS,
     FAILED,
     INDICES,
-    MOST_GROUPS,
+    MAX_GROUPS,
     PAIRS,
     PLAN,
     PROTOTYPES,
@@ -26,7 +26,7 @@ from semix.data.formats import (
     Plan,
     PlannedConfig,
 )
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.data.layout import next_extension, write_extension
 from semix.data.leases import claim, lease_name, living, release
 from semix.data.real import load_real
@@ -37,7 +37,7 @@ from semix.data.store import Store
 from semix.data.verify import unusable_pairs
 from semix.pipeline.checks import check_models, check_prompts
 from semix.pipeline.config import BuildConfig
-from semix.pipeline.noise.cost import refuse_cost
+from semix.pipeline.noise.cost import check_noise_cost
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.provenance import (
     NON_IDENTITY_SETTINGS,
@@ -174,11 +174,11 @@ def checked_plan(config: BuildConfig, store: Store) -> BuildPlan:
             pairs, cost of noise selection, real data, names or prompts.
     """
     if store.local:
-        refuse_among_pictures(config.real.path, store.url)
+        check_outside_images(config.real.path, store.url)
     store.require_empty_or_own(MIXED, own=PLAN)
     check_models(config)
     plan = BuildPlan(config)
-    refuse_cost(plan)
+    check_noise_cost(plan)
     load_real(config.real)
     check_prompts(config.generator, plan.class_names)
     return plan
@@ -260,8 +260,8 @@ def extend_root(root: Root, groups_per_pair: int) -> Root:
     if groups_per_pair <= present:
         remedy = f"{root.url} has {present} already; extending only adds, so give more"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
-    if groups_per_pair * plan.num_pairs > MOST_GROUPS:
-        remedy = f"a root has at most {MOST_GROUPS:,} series; start another with another seed"
+    if groups_per_pair * plan.num_pairs > MAX_GROUPS:
+        remedy = f"a root has at most {MAX_GROUPS:,} series; start another with another seed"
         raise InputError(GROUPS_PER_PAIR, groups_per_pair, remedy)
     extension = next_extension(plan.digest, plan.layout, groups_per_pair, plan.num_pairs)
     number = len(root.extensions) + 1
@@ -305,7 +305,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
         old.pop(SHARD_SIZE, None)
     different = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
     if different == [GROUPS_PER_PAIR]:
-        _refuse_more_series(root, config.mixing.groups_per_pair)
+        _check_series_count(root, config.mixing.groups_per_pair)
     if different:
         written = flat(root.plan.config)
         names = dict.fromkeys(whole_section(key, written, new) for key in different)
@@ -328,7 +328,7 @@ def _refuse_difference(root: Root, config: BuildConfig) -> None:
             raise InputError(f"{part}.model", model, remedy)
 
 
-def _refuse_more_series(root: Root, groups_per_pair: int) -> None:
+def _check_series_count(root: Root, groups_per_pair: int) -> None:
     extended = root.extensions[-1].groups_per_pair if root.extensions else None
     planned = load_settings(BuildConfig, root.plan.config).mixing.groups_per_pair
     if groups_per_pair > (extended or planned):

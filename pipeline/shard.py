@@ -38,7 +38,7 @@ from semix.pipeline.root import plan_of
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch, encoding_threads, publish_shard
 from torch import Tensor
 
-MOST_NAMED = 5  # series left out that an error lists
+MAX_NAMED = 5  # series left out that an error lists
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _write(
         for groups in batches(spec, plan):
             batch = make_batch(groups, plan, models=models, clock=clock)
             made.left_out += batch.left_out
-            _refuse_too_many(made.left_out, spec, plan)
+            _check_left_out(made.left_out, spec, plan)
             for row, labels in zip(batch.storable, batch.labels(models.annotator), strict=True):
                 record = series_record(groups[row], plan, labels=labels, noise=batch.noise[row])
                 writer.add(record, batch.encoding(row, extension))
@@ -184,12 +184,12 @@ def _write(
     return made
 
 
-def _refuse_too_many(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPlan) -> None:
+def _check_left_out(left_out: Sequence[LeftOut], spec: ShardSpec, plan: BuildPlan) -> None:
     """Raises ValueError above the limit, under which at least one may be left out, but not all."""
     planned, share = spec.stop - spec.start, plan.config.shards.max_left_out
     most = min(max(1, int(share * planned)), planned - 1) if share else 0
     if len(left_out) > most:
-        named = "; ".join(f"group {s.group}: {s.reason}" for s in left_out[:MOST_NAMED])
+        named = "; ".join(f"group {s.group}: {s.reason}" for s in left_out[:MAX_NAMED])
         count = f"{len(left_out)} series or more of {planned} cannot be stored"
         raise ValueError(f"{count}, shards.max_left_out allows {most}: {named}")
 

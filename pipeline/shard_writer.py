@@ -27,12 +27,12 @@ from semix.data.root import Root
 from semix.data.tar import GroupSample, write_tar
 
 WAITING = 4  # series per thread that are encoded or wait, which bounds memory
-MOST_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
+MAX_THREADS = 8  # lossless WebP of 512 px takes 6 ms: more than any GPU keeps busy
 
 
 def encoding_threads() -> int:
     """Number of encoding threads, which leaves one core to the generator."""
-    return min(MOST_THREADS, max(1, cores() - 1))
+    return min(MAX_THREADS, max(1, cores() - 1))
 
 
 class Stopwatch:

@@ -44,7 +44,7 @@ from semix.pipeline.shard_job import (
 
 OK, SOME_FAILED, BROKEN, RESTART, CONFIGURATION, STOPPED = 0, 1, 70, 75, 78, 143
 # This many failures in a row are blamed on the worker, for example a full disk, not on the shards.
-MOST_FAILED_IN_A_ROW = 3
+MAX_FAILED_IN_A_ROW = 3
 NEWS = "semix: "  # begins a line that is for a person, not only for a log
 REFRESH_S = 10.0  # least time between two refreshes while other workers make missing shards
 REFRESH_SHARE = 20  # refreshing takes at most 1/20 of the time on a large root or a slow store
@@ -324,7 +324,7 @@ class Worker:
             return
         pending.give_up(shard)
         self._failed_in_a_row += shard not in (pending.failed_at_start or ())
-        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
+        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             text = f"{self._failed_in_a_row} shards in a row failed, the last one by {self._cause}"
             raise FailsAlways(text)
 

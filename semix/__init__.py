@@ -109,7 +109,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def _refuse_other_semix() -> None:
+def _check_distributions() -> None:
     """Raises ImportError: the distribution `semix` is installed, whose files overlay ours."""
     for folder in filter(None, sys.path):
         with suppress(OSError):
@@ -121,4 +121,4 @@ def _refuse_other_semix() -> None:
                 )
 
 
-_refuse_other_semix()
+_check_distributions()

@@ -37,7 +37,7 @@ class SimulatedShards:
         self.written: dict[str, bytes] = {}
         self._plan = json.dumps(make_plan(shards, shards * GROUPS)).encode()
 
-    def get(self, name: str, most: int) -> bytes:
+    def get(self, name: str, max_bytes: int) -> bytes:
         self.requests.add("get")
         if name == "plan.json":
             return self._plan

@@ -16,7 +16,7 @@ from semix.data.formats import PLAN, PROTOTYPES, record_name
 from semix.data.label_sets import LabelSet
 from semix.data.layout import extension_name
 from semix.data.leases import claim, lease_name, living
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.settings import read_config_file
 from semix.data.shard_files import ShardCache
@@ -61,7 +61,7 @@ def test_a_plan_and_an_extension(root, name):
 def test_an_index_is_named_and_its_records_are_read_instead(root):
     name = put(root, "index/0.json")
     with pytest.raises(InputError, match=rf"{name} = {NAMED}"):
-        Pinned(root)
+        PinnedRoot(root)
     assert Root(root.url).done() == [0, 1, 2]
     assert any(name in p.text and "at most" in p.text for p in damage(Root(root.url)))
 
@@ -100,14 +100,14 @@ def test_prototypes(root):
     put(root, PROTOTYPES)
     assert any(PROTOTYPES in p.text and "at most" in p.text for p in damage(root))
     with pytest.raises(TooLarge, match=rf"{PROTOTYPES} = {NAMED}"):
-        _ = Pinned(root).prototypes
+        _ = PinnedRoot(root).prototypes
 
 
 def test_features(root):
     (entry, *_) = root.entries()
     put(root, entry.features.name)
     with pytest.raises(TooLarge, match=rf"{entry.features.name} = {NAMED}"):
-        Pinned(root).features(entry)
+        PinnedRoot(root).features(entry)
     assert [p.files for p in damage(Root(root.url), full=True)] == [(entry.features.name,)]
 
 

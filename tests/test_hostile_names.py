@@ -14,7 +14,7 @@ from semix.data.errors import InputError
 from semix.data.formats import Failure
 from semix.data.printable import print_line
 from semix.data.root import Root
-from semix.flows.terminal import emit_facts, say_error, set_up_logging
+from semix.flows.terminal import emit_facts, print_error, set_up_logging
 
 from tests.calib.measured import make_run
 from tests.command import semix
@@ -57,7 +57,7 @@ def assert_harmless(shown: str) -> None:
 def test_a_hostile_name_steers_no_terminal(name, tmp_path, capsys):
     run = make_run(tmp_path / "run", name, [{}])
     print_table(overview(summary_table(load_methods([run]))), Console(width=200))
-    say_error(str(InputError(name, name, "choose another")))
+    print_error(str(InputError(name, name, "choose another")))
     emit_facts({"lineage": name}, as_json=False)
     print_line(f"{name} seed 0: done already")
     set_up_logging()

@@ -103,7 +103,7 @@ def family_of(size: str) -> str:
     return "sdxl" if size == "sdxl" else "stable_diffusion"
 
 
-def refuse_dead(values: torch.Tensor) -> None:
+def check_activations(values: torch.Tensor) -> None:
     """Dead or exploded activations raise clocks and flatter the result."""
     assert torch.isfinite(values.float()).all(), "NaN or infinite values"
     assert values.float().flatten(1).std(dim=1).min() > 0, "a constant image"

@@ -13,7 +13,7 @@ from semix.pipeline.shard import encode_series
 from semix.pipeline.shard_writer import ShardWriter, Stopwatch
 
 from benchmarks.encoding import crops
-from benchmarks.gpu.bench import Bench, refuse_dead
+from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.measure import Result
 from tests import handmade
 
@@ -42,7 +42,7 @@ def g6_end_to_end(bench: Bench) -> Result:
 
 def _batches(bench: Bench, generator: Any, images: int) -> Any:
     noise, condition = bench.inputs(generator, BATCH)
-    refuse_dead(generator.decode(generator.sample(noise, condition)))
+    check_activations(generator.decode(generator.sample(noise, condition)))
 
     def make() -> Any:
         for _ in range(images // BATCH):

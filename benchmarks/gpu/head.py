@@ -17,7 +17,7 @@ from semix.data.device import float32_precision
 from semix.data.settings import load_settings
 from semix.data.splits import ImageSplit, RealDataset
 
-from benchmarks.gpu.bench import Bench, refuse_dead
+from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.head import train_in_loop
 from benchmarks.measure import Result
 
@@ -54,7 +54,7 @@ def our_stage(bench: Bench, config: TrainConfig, data: TrainingData, network: Ne
     stage = HeadStage(config, data, network=network, seed=0, accelerator=accelerator)
     for epoch in range(stage.epochs):
         stage.train_epoch(epoch)
-    refuse_dead(stage.views.of_epoch(0))
+    check_activations(stage.views.of_epoch(0))
 
 
 def loop_epoch(bench: Bench, config: TrainConfig, data: TrainingData, network: Network) -> float:

@@ -7,7 +7,7 @@ import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from semix.pipeline.estimate import TERA, generator_cost
 
-from benchmarks.gpu.bench import Bench, refuse_dead
+from benchmarks.gpu.bench import Bench, check_activations
 from benchmarks.measure import Result, line
 
 
@@ -19,7 +19,7 @@ def images_per_second(bench: Bench, generator: Any, images: int, *, repeats: int
         decoded[:] = [generator.decode(generator.sample(noise, condition))]
 
     seconds = bench.seconds(make, repeats=repeats)
-    refuse_dead(decoded[0])
+    check_activations(decoded[0])
     return images / seconds
 
 

@@ -36,7 +36,7 @@ def validated_inputs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits, targets = logits.detach().cpu(), targets.detach().cpu().long()
     if logits.dtype != torch.float64:
         logits = logits.float()
-    _refuse_bad_values(logits, targets)
+    _check_values(logits, targets)
     return logits, targets
 
 
@@ -46,7 +46,7 @@ def check_bins(bins: int) -> None:
         raise ValueError(f"bins = {bins}: give a whole number of at least 1")
 
 
-def _refuse_bad_values(logits: Tensor, targets: Tensor) -> None:
+def _check_values(logits: Tensor, targets: Tensor) -> None:
     # A value that is not finite makes the sum so, but a sum can also overflow: then look at each.
     bad = torch.empty(0) if logits.sum().isfinite() else (~logits.isfinite()).nonzero()
     if len(bad):

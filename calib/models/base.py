@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from semix.data.errors import InputError
-from semix.data.files import MOST_TENSORS, refuse_larger
+from semix.data.files import MAX_TENSORS, check_size
 from torch import Tensor, nn
 
 
@@ -75,7 +75,7 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
     if fresh := _has_other_classes(weights, state, layer):
         weights = {name: tensor for name, tensor in weights.items() if name not in layer}
     expected = {name for name in state if not (fresh and name in layer)}
-    _refuse_misfit(weights, state, expected, path)
+    _check_state_fits(weights, state, expected, path)
     if on_meta:
         return
     network.load_state_dict({**state, **weights})
@@ -86,7 +86,7 @@ def load_weights(network: nn.Module, path: Path, *, last: str) -> None:
 def _read(path: Path, *, header_only: bool) -> Tensors:
     if not path.is_file():
         raise InputError("model.weights", path, "is not there")
-    refuse_larger(path, most=MOST_TENSORS)
+    check_size(path, max_bytes=MAX_TENSORS)
     try:
         if not header_only:
             return load_file(path)
@@ -112,7 +112,7 @@ def _has_other_classes(weights: Tensors, state: Tensors, layer: tuple[str, str])
     return list(weight.shape[1:]) == width and weight.shape[0] != classes
 
 
-def _refuse_misfit(weights: Tensors, state: Tensors, expected: set[str], path: Path) -> None:
+def _check_state_fits(weights: Tensors, state: Tensors, expected: set[str], path: Path) -> None:
     for name in [*(name for name in state if name in expected), *weights]:
         if name not in weights and name.endswith(BATCHES):
             continue

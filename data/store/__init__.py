@@ -21,12 +21,12 @@ from semix.data.store.places import (
     parse_url,
 )
 
-__all__ = ["MOST", "PARTIAL", "PROTOCOLS", "FileInfo", "Store", "process_alive"]
+__all__ = ["MAX_BYTES", "PARTIAL", "PROTOCOLS", "FileInfo", "Store", "process_alive"]
 
 T = TypeVar("T")
 
 GIB = 2**30
-MOST = GIB  # bytes that are read at once; prototypes of 20,000 classes have half of it
+MAX_BYTES = GIB  # bytes that are read at once; prototypes of 20,000 classes have half of it
 BATCH = 64  # names that a thread takes at a time, where there are many
 DAY_S = 24 * 3600.0
 PROBE = "probe-"  # prefix of the temporary names of `check_writable`
@@ -69,13 +69,13 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
-    def get(self, name: str, *, most: int = MOST) -> bytes:
-        return self._backend.get(check_name(name), most)
+    def get(self, name: str, *, max_bytes: int = MAX_BYTES) -> bytes:
+        return self._backend.get(check_name(name), max_bytes)
 
-    def get_many(self, names: Iterable[str], *, most: int = MOST) -> dict[str, bytes]:
+    def get_many(self, names: Iterable[str], *, max_bytes: int = MAX_BYTES) -> dict[str, bytes]:
         """Contents by name, read in parallel; missing and too large files are left out."""
         checked = [check_name(name) for name in dict.fromkeys(names)]
-        get = partial(self._backend.get, most=most)
+        get = partial(self._backend.get, max_bytes=max_bytes)
         return read_many(get, checked, parallel=self._backend.parallel)
 
     def open(self, name: str) -> BinaryIO:
@@ -186,19 +186,19 @@ def _backend(location: StoreLocation, *, persistent: bool) -> Backend:
     if location.protocol == "file":
         return LocalFiles(location)
     # fsspec and the services' packages are imported only where they are needed.
-    from semix.data.store.objects import Objects
+    from semix.data.store.objects import ObjectStore
     from semix.data.store.services import DEFAULT_RETRIES, QUICK_RETRIES
 
-    return Objects(location, policy=DEFAULT_RETRIES if persistent else QUICK_RETRIES)
+    return ObjectStore(location, policy=DEFAULT_RETRIES if persistent else QUICK_RETRIES)
 
 
 def _probe(backend: Backend) -> None:
     name = f"{PROBE}{machine()}-{os.getpid()}"
     backend.put(name, b"semix")
-    if backend.get(name, MOST) != b"semix":
+    if backend.get(name, MAX_BYTES) != b"semix":
         raise OSError("it does not give back what was written")
     # Some S3-compatible servers do not know If-None-Match and overwrite.
-    exclusive = not backend.create(name, b"other") and backend.get(name, MOST) == b"semix"
+    exclusive = not backend.create(name, b"other") and backend.get(name, MAX_BYTES) == b"semix"
     backend.delete(name)
     if not exclusive:
         raise OSError("it overwrites what must not be overwritten")

@@ -46,8 +46,8 @@ class LocalFiles:
         self.url = location.url
         self._base = Path(location.base)
 
-    def get(self, name: str, most: int) -> bytes:
-        return read_bytes(self._path(name), most=most)
+    def get(self, name: str, max_bytes: int) -> bytes:
+        return read_bytes(self._path(name), max_bytes=max_bytes)
 
     def open(self, name: str) -> BinaryIO:
         return open_regular(self._path(name))
@@ -132,7 +132,7 @@ class LocalFiles:
     def _scan(
         self, folder: str, suffix: str, value: Callable[[os.DirEntry[str]], T]
     ) -> tuple[dict[str, T], list[str]]:
-        self._refuse_links(folder)
+        self._check_no_links(folder)
         start = f"{folder}/" if folder else ""
         files: dict[str, T] = {}
         folders: list[str] = []
@@ -146,10 +146,10 @@ class LocalFiles:
         return files, folders
 
     def _path(self, name: str) -> Path:
-        self._refuse_links(name.rpartition("/")[0])
+        self._check_no_links(name.rpartition("/")[0])
         return self._base / name
 
-    def _refuse_links(self, folder: str) -> None:
+    def _check_no_links(self, folder: str) -> None:
         path = str(self._base)  # text, because this runs for every file
         for part in folder.split("/") if folder else ():
             path = f"{path}/{part}"

@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 PART = 16 << 20  # bytes; files of twice that or more are uploaded in parts, a few at a time
 PARTS_AT_A_TIME = 4
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 FIRST_RANGE = 1 << 18  # bytes; a single image is read without its whole shard
 LONGEST_RANGE = 1 << 23
 
 
-class Objects:
+class ObjectStore:
     """Objects below bucket/prefix; see `semix.data.store.places.Backend`.
 
     fsspec's own `open(..., "wb")` publishes what was written so far when the block raises, so
@@ -52,11 +52,11 @@ class Objects:
         self._ask, self._path = self._connection.ask, self._connection.path
         self.shared = self._service.SHARED
 
-    def get(self, name: str, most: int) -> bytes:
+    def get(self, name: str, max_bytes: int) -> bytes:
         # A single request, for a range of one byte more than is allowed.
         try:
             content = self._ask(
-                name, lambda fs: fs.cat_file(self._path(name), start=0, end=most + 1)
+                name, lambda fs: fs.cat_file(self._path(name), start=0, end=max_bytes + 1)
             )
         except FileNotFoundError:
             raise
@@ -64,8 +64,8 @@ class Objects:
             if self.info(name).bytes:
                 raise
             return b""  # an empty object has no range
-        if len(content) > most:
-            raise TooLarge.refused(f"{self.url}/{name}", self.info(name).bytes, most)
+        if len(content) > max_bytes:
+            raise TooLarge.for_file(f"{self.url}/{name}", self.info(name).bytes, max_bytes)
         return content
 
     def open(self, name: str) -> BinaryIO:
@@ -179,7 +179,7 @@ class Objects:
             raise
 
     def _put_file(self, partial: Path, name: str, **arguments: Any) -> None:
-        part = max(PART, -(-partial.stat().st_size // MOST_PARTS))
+        part = max(PART, -(-partial.stat().st_size // MAX_PARTS))
         arguments |= {"chunksize": part, "max_concurrency": PARTS_AT_A_TIME}
         self._ask(name, lambda fs: fs.put_file(str(partial), self._path(name), **arguments))
 

@@ -51,7 +51,7 @@ class Backend(Protocol):
     shared: bool
     parallel: int  # how many requests it answers at a time
 
-    def get(self, name: str, most: int) -> bytes:
+    def get(self, name: str, max_bytes: int) -> bytes:
         """Raises TooLarge for more than `most` bytes."""
         ...
 
@@ -100,7 +100,7 @@ def parse_url(url: str) -> StoreLocation:
     Raises:
         InputError: another protocol, a chained URL, credentials or a query in it, `..`.
     """
-    _refuse_odd_characters(url)
+    _check_characters(url)
     if "://" not in url:
         return _local(url)
     protocol, _, path = url.partition("://")
@@ -138,7 +138,7 @@ def shown(url: str) -> str:
     return CONTROL.sub("?", f"{head}://{rest}")
 
 
-def _refuse_odd_characters(url: str) -> None:
+def _check_characters(url: str) -> None:
     if not url:
         raise _error(url, "give a local path or a URL")
     if CONTROL.search(url):

@@ -12,11 +12,11 @@ from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.data.verify import verify as verified
 from semix.flows import parameters as p
-from semix.flows.failures import damage_named
+from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.prices import Price
 from semix.flows.progress import show_root
-from semix.flows.terminal import emit, emit_json, say_error
+from semix.flows.terminal import emit, emit_json, print_error
 
 PICTURE = typer.Option(metavar="FILE", help="image file to write, .png or .webp")
 TRACEBACK_LINES = 5
@@ -118,7 +118,7 @@ def browse(
     _check_picture(out)
     root = Root(url)
     numbers = sorted(p.chosen(groups)) if groups else some_of_all_pairs(root)
-    with damage_named(root.url):
+    with translate_damage(root.url):
         sheet = contact_sheet(read_series(root, numbers))
     sheet.save(out)
     emit(str(out))
@@ -149,7 +149,7 @@ def show(
     if sample is not None:
         facts |= sample.record.model_dump(mode="json", exclude_unset=True)
         if out:
-            with damage_named(root.url):
+            with translate_damage(root.url):
                 sheet = contact_sheet([sample])
             sheet.save(out)
             facts["picture"] = str(out)
@@ -160,7 +160,7 @@ def show(
 
 
 def _stored(root: Root, group: int) -> GroupSample:
-    with damage_named(root.url):
+    with translate_damage(root.url):
         return read_series(root, [group])[0]
 
 
@@ -263,5 +263,5 @@ def audit(
         emit(f"numbers: {results['json']}")
         emit(f"flags: {results['flags_file'] or 'not stored'}")
     for problem in results["unreadable"].values():
-        say_error(problem)
+        print_error(problem)
     raise typer.Exit(1 if results["unreadable"] else 0)

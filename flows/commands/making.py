@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 from semix.data.errors import InputError
 from semix.data.export import write_hugging_face, write_image_folder, write_parquet
-from semix.data.imagefolder import refuse_among_pictures
-from semix.data.pinned import Pinned
+from semix.data.imagefolder import check_outside_images
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.flows import parameters as p
 from semix.flows import prices
 from semix.flows.configs import load_config
 from semix.flows.costs import SHARE, readable
-from semix.flows.failures import damage_named
+from semix.flows.failures import translate_damage
 from semix.flows.paths import output_file
 from semix.flows.progress import show_root
 from semix.flows.slots import SlotSettings
@@ -250,14 +250,14 @@ def export(
     output_file("--to", to)
     root = Root(url)
     pictures = root.plan.config.get("real", {}).get("path")
-    refuse_among_pictures(pictures if isinstance(pictures, str) else None, to, field="--to")
+    check_outside_images(pictures if isinstance(pictures, str) else None, to, field="--to")
     write = {
         ExportFormat.folder: write_image_folder,
         ExportFormat.parquet: write_parquet,
         ExportFormat.huggingface: write_hugging_face,
     }[format]
-    with damage_named(root.url):
-        source = Pinned(root, index=index or None, labels=labels or None, scale=scale)
+    with translate_damage(root.url):
+        source = PinnedRoot(root, index=index or None, labels=labels or None, scale=scale)
         images = write(source, to, image_format=image_format.value)
     facts = {"written": str(to), "format": format.value, "images": images}
     emit_facts(facts | {"index": source.index}, as_json=json)

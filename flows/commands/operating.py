@@ -30,9 +30,9 @@ def doctor(
     Example:
       semix doctor birds.yaml --out /data/birds-mixed
     """
-    from semix.flows.doctor import FAILED, examine, subject_of
+    from semix.flows.doctor import FAILED, doctor_input, examine
 
-    findings = list(examine(subject_of(config, overrides, out)))
+    findings = list(examine(doctor_input(config, overrides, out)))
     failed = sum(finding.state == FAILED for finding in findings)
     if json:
         rows = [vars(finding) for finding in findings]

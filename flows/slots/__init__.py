@@ -22,7 +22,7 @@ from semix.flows.child import started_ahead
 from semix.flows.gpus import VISIBLE_DEVICES, settled_device, visible_gpus
 from semix.flows.server_probe import prefect_settings
 
-MOST_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
+MAX_SLOTS = 190  # a flow has at most 200 task runs; a burst of thousands loses task state
 LOCAL = "local"
 PACKAGES = {"dask": "prefect_dask", "ray": "prefect_ray"}  # each an extra of that name
 RUNNERS = (LOCAL, *PACKAGES)
@@ -78,8 +78,8 @@ def check_slots(settings: SlotSettings) -> None:
             that does not work, or a cluster that does not answer or cannot reach the Prefect
             server.
     """
-    if not 0 <= settings.count <= MOST_SLOTS:
-        remedy = f"0 to {MOST_SLOTS}; to use more, give each machine a part, with --range i/n"
+    if not 0 <= settings.count <= MAX_SLOTS:
+        remedy = f"0 to {MAX_SLOTS}; to use more, give each machine a part, with --range i/n"
         raise InputError("slots", settings.count, remedy)
     _one_of("runner", settings.runner, RUNNERS)
     _one_of("device", settings.device, DEVICES)
@@ -87,8 +87,8 @@ def check_slots(settings: SlotSettings) -> None:
     _check_runner(settings)
     check_gpu(settings)
     if settings.cluster:  # its other machines are checked once we are connected
-        refuse_unreachable_server(settings.cluster, [settings.cluster])
-        _refuse_silence(settings)
+        check_server_reachable(settings.cluster, [settings.cluster])
+        _check_cluster_port(settings)
 
 
 def check_gpu(settings: SlotSettings) -> None:
@@ -118,7 +118,7 @@ def _check_runner(settings: SlotSettings) -> None:
         raise InputError("runner", settings.runner, remedy)
 
 
-def _refuse_silence(settings: SlotSettings) -> None:
+def _check_cluster_port(settings: SlotSettings) -> None:
     """Raise InputError if no program listens at the cluster's port; Ray would retry for minutes."""
     port = re.search(r":(\d+)$", settings.cluster)
     if port is None:
@@ -149,7 +149,7 @@ def _host(address: str) -> str:
     return re.sub(r":\d+$", "", host).strip("[]")
 
 
-def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
+def check_server_reachable(cluster: str, machines: Iterable[str]) -> None:
     """Raise InputError if a machine is not this one and the Prefect server is on our loopback."""
     if all(is_here(machine) for machine in machines):
         return
@@ -169,7 +169,7 @@ def refuse_unreachable_server(cluster: str, machines: Iterable[str]) -> None:
 def environments_here(settings: SlotSettings) -> list[dict[str, str]]:
     """The environment of each slot here: `count` slots, or one per visible GPU, or one."""
     gpus = [] if settings.device == "cpu" else visible_gpus()
-    count = settings.count or min(len(gpus), MOST_SLOTS) or 1
+    count = settings.count or min(len(gpus), MAX_SLOTS) or 1
     common = QUIET | shared_threads(count)
     return [common | own_gpu(slot, gpus) for slot in range(count)]
 

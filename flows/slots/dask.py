@@ -13,11 +13,11 @@ from prefect_dask import DaskTaskRunner
 from semix.data.errors import InputError
 from semix.flows.slots import (
     ADDRESSES,
-    MOST_SLOTS,
+    MAX_SLOTS,
     QUIET,
     SlotSettings,
+    check_server_reachable,
     environments_here,
-    refuse_unreachable_server,
 )
 from semix.flows.slots.slot import SlotPool, run_lease
 
@@ -42,7 +42,7 @@ def dask_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
         _runner(settings.cluster, len(here), folder) as runner,
     ):
         workers = _workers(runner, settings.cluster)
-        environments = here or [QUIET] * (settings.count or min(workers, MOST_SLOTS))
+        environments = here or [QUIET] * (settings.count or min(workers, MAX_SLOTS))
         yield SlotPool(runner.submit, environments, stop, end)
 
 
@@ -85,5 +85,5 @@ def _workers(runner: DaskTaskRunner, cluster: str) -> int:
         remedy = "this Dask cluster has no workers; start some with `dask worker`"
         raise InputError("cluster", cluster, remedy)
     if cluster:
-        refuse_unreachable_server(cluster, workers)
+        check_server_reachable(cluster, workers)
     return len(workers)

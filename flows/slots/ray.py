@@ -18,11 +18,11 @@ from semix.data.errors import InputError
 from semix.flows.slots import (
     ADDRESSES,
     AUTO,
-    MOST_SLOTS,
+    MAX_SLOTS,
     QUIET,
     SlotSettings,
+    check_server_reachable,
     environments_here,
-    refuse_unreachable_server,
     shared_threads,
 )
 from semix.flows.slots.slot import SlotFuture, SlotPool, SlotResult, run_lease
@@ -45,7 +45,7 @@ def ray_slots(settings: SlotSettings, url: str) -> Iterator[SlotPool]:
     with run_lease(url) as (stop, end), _connected(settings) as runner:
         resources = ray.cluster_resources()
         gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
-        count = settings.count or min(gpus or int(resources.get("CPU", 1)), MOST_SLOTS)
+        count = settings.count or min(gpus or int(resources.get("CPU", 1)), MAX_SLOTS)
         common = QUIET | ({} if settings.cluster else shared_threads(count))
         options: dict[str, Any] = {"num_gpus": 1} if gpus else {}
 
@@ -77,7 +77,7 @@ def _connected(settings: SlotSettings) -> Iterator["RayTaskRunner[SlotResult]"]:
             signal.signal(signal.SIGTERM, handler)
         if settings.cluster:
             nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
-            refuse_unreachable_server(settings.cluster, nodes)
+            check_server_reachable(settings.cluster, nodes)
         yield runner
     finally:
         runner.__exit__(None, None, None)

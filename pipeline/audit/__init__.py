@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from semix.data.formats import SeriesFlags
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.pipeline.audit.findings import (
     ClassFigures,
     Findings,
@@ -60,7 +60,7 @@ class Audit:
         judge: a sentence on the judge of the end points; None without a judge.
     """
 
-    source: Pinned
+    source: PinnedRoot
     facts: AuditFacts
     findings: Findings
     checks: list[Check]
@@ -70,7 +70,7 @@ class Audit:
 
 
 def audit(
-    source: Pinned,
+    source: PinnedRoot,
     *,
     judge: Judge | None = None,
     judge_name: str | None = None,

@@ -11,7 +11,7 @@ from semix.data.errors import InputError
 from semix.data.formats import SeriesRecord, ShardEntry
 from semix.data.images import decode_image
 from semix.data.machine import cores
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.quality import read_end_points
 from semix.data.tar import GroupSample
 from semix.data.threads import mapped
@@ -189,7 +189,7 @@ class AuditFacts:
 
 
 def read_facts(
-    source: Pinned,
+    source: PinnedRoot,
     *,
     judge: Judge | None = None,
     heartbeat: Callable[[int], None] = lambda groups: None,
@@ -224,7 +224,7 @@ def read_facts(
 
 
 def _read_shard(
-    source: Pinned, shard: ShardEntry, judge: Judge | None
+    source: PinnedRoot, shard: ShardEntry, judge: Judge | None
 ) -> tuple[SeriesFacts, np.ndarray, tuple[int, int]]:
     """Facts of a shard's series, their label mass, and the images' height and width."""
     rows, mass = [], np.zeros(len(source.prototypes))
@@ -244,7 +244,7 @@ def _read_shard(
     return stacked(rows), mass, one.ends.shape[1:3]
 
 
-def _with_features(source: Pinned, shard: ShardEntry) -> Iterator[tuple[GroupSample, Tensor]]:
+def _with_features(source: PinnedRoot, shard: ShardEntry) -> Iterator[tuple[GroupSample, Tensor]]:
     features = source.features(shard)
     for row, sample in enumerate(source.samples(shard)):
         if row < len(features):  # a surplus one raises an error once all are read

@@ -25,7 +25,7 @@ COMPILER = "clang++" if sys.platform == "darwin" else "g++"  # torch's default; 
 PROGRAMS = 64
 BYTES_PER_PIXEL = (30 << 30) // (16 * 1024 * 1024)
 DECODING_BYTES = 8 << 30
-MOST_DECODED = 16  # more images are hardly faster
+MAX_DECODED = 16  # more images are hardly faster
 
 
 class Denoiser(Protocol):
@@ -171,7 +171,7 @@ def decoded_at_once(pixels: int) -> int:
     16 images of 1024 x 1024 took Stable Diffusion's VAE 30 GiB in float32, so a pixel takes 1920
     bytes (half in bfloat16). 8 GiB hold 4 of these, and 17 of 512 x 512.
     """
-    return max(1, min(MOST_DECODED, DECODING_BYTES // (BYTES_PER_PIXEL * pixels)))
+    return max(1, min(MAX_DECODED, DECODING_BYTES // (BYTES_PER_PIXEL * pixels)))
 
 
 def upcast(vae: Any) -> Any:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from semix.data.device import DTYPES, resolve_dtype
 from semix.data.errors import InputError
 from semix.data.files import read_json
-from semix.pipeline.checks import check_generator, refuse_no_size
+from semix.pipeline.checks import check_generator, check_latent_size
 from semix.pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
 from semix.pipeline.model_paths import (
     NotHere,
@@ -41,7 +41,7 @@ LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 # Resolved at import, which takes seconds that workers spend ahead.
 KINDS = {family: getattr(diffusers, name) for family, name in PIPELINES.items()}
 WEIGHTS = "diffusion_pytorch_model"
-PART_FILES = [  # files of a hub repository that holds one network
+NETWORK_FILES = [  # files of a hub repository that holds one network
     *("config.json", f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json"),
     f"{WEIGHTS}-*.safetensors",
 ]
@@ -72,7 +72,7 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
     else:
         dtype = resolve_dtype(config.dtype, device, field="generator.dtype")
         pipeline = _with_weights(config, parts, dtype)
-        refuse_too_large(pipeline, config, device)
+        check_weights_fit(pipeline, config, device)
         if config.offload == "model":
             pipeline.enable_model_cpu_offload(device=device)
         else:
@@ -231,7 +231,7 @@ def load_part(
         folder = fetched(model, revision, field)
     with _named(field, model):
         if not isinstance(folder, Path):
-            folder = Path(snapshot_download(model, revision=revision, allow_patterns=PART_FILES))
+            folder = Path(snapshot_download(model, revision=revision, allow_patterns=NETWORK_FILES))
         if folder.is_dir():  # otherwise loading raises the error
             check_weights(folder, field)
         if device == META:
@@ -288,7 +288,7 @@ def module_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def refuse_too_large(pipeline: Any, config: GeneratorConfig, device: str) -> None:
+def check_weights_fit(pipeline: Any, config: GeneratorConfig, device: str) -> None:
     """Raises InputError if a GPU lacks memory for the networks, and names the largest."""
     if not device.startswith("cuda"):
         return
@@ -383,7 +383,7 @@ def _tuned_unet(
         if unet.config[name] != base.get(name):
             remedy = f"its {name} is {unet.config[name]}, that of the model's own {base.get(name)}"
             raise InputError(field, config.unet, remedy)
-    refuse_no_size(unet.config, field, config.unet)  # a hub model was not checked before
+    check_latent_size(unet.config, field, config.unet)  # a hub model was not checked before
     return unet
 
 

@@ -16,7 +16,7 @@ import torch
 from semix.data.files import read_bytes, write_atomically
 from semix.data.fingerprint import fingerprint
 from semix.data.machine import cache_folder
-from semix.data.store import MOST
+from semix.data.store import MAX_BYTES
 from semix.data.tensors import open_sealed, seal
 from semix.pipeline.conditioning import Conditioning, concatenate, template_mean
 from semix.pipeline.config import GeneratorConfig
@@ -105,7 +105,7 @@ class PromptEncoder:
             return None
         path = _cache(digest)
         try:
-            parts, facts = open_sealed(read_bytes(path, most=MOST))
+            parts, facts = open_sealed(read_bytes(path, max_bytes=MAX_BYTES))
             if facts.get("digest") != digest:
                 raise ValueError("belongs to another prompt or model")
             rows = {name: torch.from_numpy(part).to(self.device) for name, part in parts.items()}

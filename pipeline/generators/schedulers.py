@@ -44,7 +44,7 @@ def own_scheduler(folder: Path) -> Mapping[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
+def check_deterministic(kind: str, config: Mapping[str, Any]) -> None:
     """Raises InputError for a model whose own scheduler may draw noise.
 
     Args:
@@ -58,7 +58,7 @@ def refuse_stochastic(kind: str, config: Mapping[str, Any]) -> None:
         raise InputError("generator.scheduler", "nothing", remedy)
 
 
-def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig) -> None:
+def check_flow_scheduler(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig) -> None:
     """Raises InputError for a flow model's unsuitable scheduler, and for settings it lacks."""
     if config.scheduler is not None:
         remedy = "a flow model keeps its own sampler; leave it out"
@@ -77,7 +77,7 @@ def refuse_flow(kind: str, scheduler: Mapping[str, Any], config: GeneratorConfig
         raise InputError("generator.scheduler", "nothing", remedy)
 
 
-def refuse_foreign(kind: str, config: Mapping[str, Any], *, field: str, value: str) -> None:
+def check_schedule(kind: str, config: Mapping[str, Any], *, field: str, value: str) -> None:
     """Raises InputError for `field` if no DDIM-like sampler can follow the model's schedule.
 
     Flow matching and EDM have no betas.
@@ -130,11 +130,11 @@ def sampler(scheduler: Any, *, name: str | None = None, spacing: str | None = No
     if isinstance(scheduler, FlowEuler):
         return scheduler
     if name is None:
-        refuse_stochastic(type(scheduler).__name__, scheduler.config)
+        check_deterministic(type(scheduler).__name__, scheduler.config)
         kind = type(scheduler)
     else:
         kind = getattr(diffusers, DETERMINISTIC[name])
-        _refuse_unfit(kind, scheduler, name)
+        _check_compatible(kind, scheduler, name)
     changes: dict[str, object] = {"timestep_spacing": spacing} if spacing else {}
     if kind is not type(scheduler):
         changes |= _suiting(name)
@@ -212,7 +212,7 @@ def ddim_pair(scheduler: Any) -> "tuple[DDIMScheduler, DDIMInverseScheduler]":
     from diffusers import DDIMInverseScheduler, DDIMScheduler
 
     name = type(scheduler).__name__
-    refuse_foreign(name, scheduler.config, field="noise.strategy", value="inversion")
+    check_schedule(name, scheduler.config, field="noise.strategy", value="inversion")
     settings = {
         "timestep_spacing": "trailing",
         "clip_sample": False,
@@ -234,9 +234,9 @@ def _suiting(name: str | None) -> Mapping[str, object]:
     return {**changes, **DPMPP_2M} if name == "dpmpp_2m" else changes
 
 
-def _refuse_unfit(kind: Any, base: Any, name: str) -> None:
+def _check_compatible(kind: Any, base: Any, name: str) -> None:
     """Raises InputError if `kind` would follow another schedule than the model's."""
-    refuse_foreign(type(base).__name__, base.config, field="generator.scheduler", value=name)
+    check_schedule(type(base).__name__, base.config, field="generator.scheduler", value=name)
     if name == "pndm" and base.config.get("prediction_type") == "sample":
         raise InputError("generator.scheduler", name, "cannot sample a model that predicts images")
     zero_snr = "rescale_betas_zero_snr"

@@ -59,7 +59,7 @@ def noise_cost(config: BuildConfig, *, groups: int) -> NoiseCost:
     return NoiseCost(selecting + groups * optimisation_rows(config), production)
 
 
-def refuse_cost(plan: BuildPlan) -> None:
+def check_noise_cost(plan: BuildPlan) -> None:
     """Raises InputError if noise selection costs more than `noise.max_cost` allows."""
     cost, noise = noise_cost(plan.config, groups=plan.num_groups), plan.config.noise
     if cost.ratio <= noise.max_cost:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 # (latents [B, C, h, w], timestep, condition of B rows, guidance scale) to the model's prediction.
 Predict = Callable[[Tensor, Tensor, Conditioning, float], Tensor]
 # A backward pass keeps the activations of one network call, a forward pass alone does not.
-ROWS_SHARE = 8  # a batch with gradients has 1/8 of the rows of a forward batch
+ROWS_DIVISOR = 8  # a batch with gradients has 1/8 of the rows of a forward batch
 NORM = 256.0  # of SDXL's latents, 4 x 128 x 128, on which the learning rate is defined
 
 
@@ -76,14 +76,14 @@ class Scorer:
 
     Attributes:
         predict, schedulers, guidance_scale, detach_target: see `inversion_stability`.
-        most_rows: in one forward batch.
+        max_rows: in one forward batch.
         heartbeat: called after each batch, to show that there is progress.
     """
 
     predict: Predict
     schedulers: tuple[Any, Any]
     guidance_scale: float
-    most_rows: int
+    max_rows: int
     heartbeat: Callable[[], None] = lambda: None
     detach_target: bool = False
 
@@ -101,7 +101,7 @@ class Scorer:
         sets, count = noise.shape[:2]
         each = len(conditions) // sets
         total = sets * count * each
-        size = rows_per_forward(total, most=self.most_rows)
+        size = rows_per_forward(total, most=self.max_rows)
         flat, device = noise.flatten(0, 1), conditions.tokens.device
         scores = []
         for start in range(0, total, size):
@@ -302,7 +302,7 @@ def _with_gradient(scorer: Scorer, settings: NoiseConfig) -> Scorer:
     return replace(
         scorer,
         predict=predict,
-        most_rows=max(1, scorer.most_rows // ROWS_SHARE),
+        max_rows=max(1, scorer.max_rows // ROWS_DIVISOR),
         detach_target=settings.detach_target,
     )
 

@@ -83,7 +83,7 @@ def noise_source(
         generator.predict,
         inversion_pair(generator.denoiser.scheduler),
         guidance_scale=config.noise.guidance_scale,
-        most_rows=production_batch(config),
+        max_rows=production_batch(config),
         heartbeat=heartbeat,
     )
     if config.generator.family in FLOW_FAMILIES:

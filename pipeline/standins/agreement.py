@@ -11,7 +11,7 @@ from semix.pipeline.generators import load_generator
 from semix.pipeline.noise import initial_noise
 from sklearn.svm import SVC
 
-MOST_REAL = 4000  # most training images of the classifier, and most test images
+MAX_REAL = 4000  # most training images of the classifier, and most test images
 AT_ONCE = 64
 
 
@@ -34,8 +34,8 @@ def end_point_agreement(
 ) -> ClassifierAgreement:
     """Generate pictures of single classes, and classify them with an independent classifier."""
     draw = np.random.default_rng(0)
-    train = draw.permutation(len(real.train))[:MOST_REAL]
-    test = draw.permutation(len(real.test))[:MOST_REAL]
+    train = draw.permutation(len(real.train))[:MAX_REAL]
+    test = draw.permutation(len(real.test))[:MAX_REAL]
     judge = SVC().fit(_flat(real.train.images(train)), real.train.targets[train])
     targets = np.arange(images) % len(real.class_names)
     pictures = _generated(config, real, targets)

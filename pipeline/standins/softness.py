@@ -21,8 +21,8 @@ from torch.special import entr
 # for weights evenly from 0 to 1; the hard labels that cost accuracy in docs/studies have 0.03.
 SOFT = 0.85
 SERIES, ALPHAS = 24, 8
-MOST_REAL = 4000  # most images for measuring prototypes
-LEAST, MOST = 0.1, 20.0  # scales
+MAX_REAL = 4000  # most images for measuring prototypes
+MIN_SCALE, MAX_SCALE = 0.1, 20.0  # scales
 
 
 def soft_scale(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> float:
@@ -33,7 +33,7 @@ def soft_scale(generator: GeneratorConfig, clip: EncoderConfig, real: RealDatase
 def series_weights(generator: GeneratorConfig, clip: EncoderConfig, real: RealDataset) -> Tensor:
     """Raw projection weights [SERIES, ALPHAS] of series over as many pairs as possible."""
     encoder = ClipEncoder(clip, device="cpu")
-    rows = np.random.default_rng(0).permutation(len(real.train))[:MOST_REAL]
+    rows = np.random.default_rng(0).permutation(len(real.train))[:MAX_REAL]
     targets = torch.from_numpy(real.train.targets[rows])
     features = encoder.encode(torch.from_numpy(real.train.images(rows)))
     prototypes = class_prototypes(features, targets, len(real.class_names))
@@ -60,7 +60,7 @@ def scale_of_share(weights: Tensor, share: float) -> float:
     Args:
         weights: raw, of any shape.
     """
-    low, high = LEAST, MOST
+    low, high = MIN_SCALE, MAX_SCALE
     for _ in range(30):  # entropy falls as the scale grows
         middle = math.sqrt(low * high)
         low, high = (middle, high) if entropy_share(weights, middle) > share else (low, middle)

@@ -58,7 +58,7 @@ from semix.calib.real_images import decode
 from semix.calib.run_folder import claim_run
 from semix.calib.stage_one import BaseStage
 from semix.calib.stage_two import HeadStage
-from semix.calib.processes import Vote
+from semix.calib.processes import StopVote
 from semix.calib.stopping import Interrupted
 from semix.calib.train import main, make_accelerator, train_run
 from semix.data.settings import load_settings
@@ -72,7 +72,7 @@ def agree(module):
 
 def ask_process_1_at_step_500():
     step = 0
-    vote = Vote(lambda: accelerator.process_index == 1 and step >= 500, accelerator)
+    vote = StopVote(lambda: accelerator.process_index == 1 and step >= 500, accelerator)
     while not vote():
         step += 1
     print(f"both stop after step {step}", flush=True)
@@ -279,13 +279,13 @@ import sys
 from pathlib import Path
 from torch import nn
 from semix.calib.config import TrainConfig
-from semix.calib.processes import warn_once
+from semix.calib.processes import log_from_main_process
 from semix.calib.train import make_accelerator
 from semix.data.settings import load_settings
 
 sys.stderr = sys.stdout
 run = Path(sys.argv[1])
-warn_once()
+log_from_main_process()
 accelerator = make_accelerator(load_settings(TrainConfig, run / "config.json"), run, device="cpu")
 accelerator.prepare(nn.Linear(2, 2))
 for seed in range(3):

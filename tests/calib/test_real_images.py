@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from semix.calib import real_images
-from semix.calib.real_data import TrainingData, open_data, refuse_overlap
+from semix.calib.real_data import TrainingData, check_overlap, open_data
 from semix.calib.real_images import InMemoryImages, StreamedImages, decode, open_images, ranges
 from semix.calib.train import train_run
 from semix.data.errors import InputError
@@ -87,7 +87,7 @@ def test_training_images_are_read_once_before_the_first_epoch(make_config, monke
         return original(self, indices)
 
     monkeypatch.setattr(StreamedImages, "parts", parts)
-    refuse_overlap(data)
+    check_overlap(data)
     assert torch.equal(data.train_pixels, expected)
     assert seen.count(len(data.real.train)) == 1
 

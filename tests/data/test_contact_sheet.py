@@ -26,7 +26,7 @@ from semix.data.formats import record_name
 from semix.data.images import encode_image
 from semix.data.label_sets import LabelSet
 from semix.data.pages import LIGHT
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.store import Store
 from semix.data.stream import mixed_pipeline
@@ -192,16 +192,16 @@ def test_a_stream_and_an_export_have_the_others(lacking, tmp_path):
     assert sorted(sample["group"] for sample in samples) == KEPT
     for sample in samples:
         np.testing.assert_array_equal(sample["images"], handmade.pixels(sample["group"], 2, 8))
-    rows = [(row.group, row.position) for row in image_rows(Pinned(lacking))]
+    rows = [(row.group, row.position) for row in image_rows(PinnedRoot(lacking))]
     assert rows == [(group, position) for group in KEPT for position in range(2)]
-    assert write_image_folder(Pinned(lacking), tmp_path / "out") == 8
+    assert write_image_folder(PinnedRoot(lacking), tmp_path / "out") == 8
     with (tmp_path / "out" / "labels.csv").open(newline="") as file:
         assert {int(row["group"]) for row in csv.DictReader(file)} == {*KEPT}
 
 
 def test_features_are_those_of_the_series_that_are_there(lacking):
     """Row by row; the series before one that is left out, and those behind it."""
-    source = Pinned(lacking)
+    source = PinnedRoot(lacking)
     for shard in source.shards:
         for features, group in zip(source.features(shard), shard.group_numbers, strict=True):
             seen = AWAY.get(group, featured.features_of(handmade.sample(group).record))

@@ -9,7 +9,7 @@ from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion, flagged_groups, newest_flags, store_flags
 from semix.data.formats import FLAGS, SeriesFlags, SeriesRecord
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter, describe
 from semix.data.settings import load_settings
@@ -45,7 +45,7 @@ def samples() -> list[GroupSample]:
 
 def kept(rules: Exclusion, records: list[SeriesRecord], *, root: Root) -> list[bool]:
     """What a reader keeps of these series, shard by shard."""
-    source, found = Pinned(root), []
+    source, found = PinnedRoot(root), []
     chosen = SeriesFilter(rules, source)
     for shard in source.shards:
         own = [record for record in records if record.group in shard.group_numbers]
@@ -85,7 +85,7 @@ def test_what_each_rule_leaves_out(root, records, rules, expected):
 
 
 def test_answers_are_in_the_order_of_the_records_and_the_same_one_by_one(root, records):
-    source = Pinned(root)
+    source = PinnedRoot(root)
     chosen = SeriesFilter(Exclusion(end_points=True, monotone=True), source)
     first = source.shards[0]
     assert chosen.keep(first, [records[1], records[0]]) == [False, True]
@@ -128,7 +128,7 @@ def test_flagged_series_are_left_out_once_the_index_is_audited(tmp_path, records
     store_audit(root, "f" * 64, duplicate=[0])  # of another content of that name
     with pytest.raises(InputError, match=f"semix audit {root.url} --index {INDEX}"):
         kept(rule, records, root=root)
-    store_audit(root, Pinned(root).digest, duplicate=[1], degenerate=[3], still=[0])
+    store_audit(root, PinnedRoot(root).digest, duplicate=[1], degenerate=[3], still=[0])
     assert kept(rule, records, root=root) == [True, False, True, False]
 
 
@@ -136,7 +136,7 @@ def test_a_flag_that_the_audit_did_not_look_for_wants_another_audit(tmp_path, re
     """An earlier version did not know it; one of a later version may know more."""
     root = featured.root_of(tmp_path, [samples()])
     by_flag = {"degenerate": [3], "blurred": [0]}
-    digest = Pinned(root).digest
+    digest = PinnedRoot(root).digest
     store_flags(root, SeriesFlags(index=INDEX, digest=digest, labels=None, flags=by_flag))
     assert kept(Exclusion(flagged=("degenerate",)), records, root=root) == [True] * 3 + [False]
     message = r"^exclude\.flagged = duplicate: the last audit did not look for it; run `semix audit"

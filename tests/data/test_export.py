@@ -22,7 +22,7 @@ from semix.data.export import (
 )
 from semix.data.images import decode_image
 from semix.data.label_sets import LabelSet
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 
 from tests import handmade
@@ -57,7 +57,7 @@ def label_shard(label_set: LabelSet, shard: int) -> None:
 
 
 def rows_of(root, *, image_format="keep", **options):
-    return list(image_rows(Pinned(root, **options), image_format=image_format))
+    return list(image_rows(PinnedRoot(root, **options), image_format=image_format))
 
 
 def test_every_image_is_a_row_with_its_own_numbers(root):
@@ -89,7 +89,7 @@ def test_labels_of_another_set(root, label_set):
     with pytest.raises(
         InputError, match=r"labels = \w{12}: has no labels for 1 shards of the index, shard 1"
     ):
-        Pinned(root, labels=digest)
+        PinnedRoot(root, labels=digest)
     label_shard(label_set, 1)
     for row in rows_of(root, labels=digest):
         assert row.label == [(row.classes[0], 0.75), (row.classes[1], 0.25)]
@@ -122,7 +122,7 @@ def test_more_than_two_classes_keep_their_labels(root):
     plan["config"]["mixing"]["classes"] = 3
     root.store.put("plan.json", json.dumps(plan).encode())
     with pytest.raises(InputError, match=r"scale = 4\.0: .* mixes 3 classes, whose labels stay"):
-        Pinned(Root(root.url), scale=4.0)
+        PinnedRoot(Root(root.url), scale=4.0)
 
 
 @pytest.mark.parametrize("kind", ["EPS", "WebP of 60000 pixels", "symlink", "image missing"])
@@ -142,7 +142,7 @@ def table(folder):
 
 def test_files_and_table_agree_with_the_root(root, tmp_path):
     folder = tmp_path / "out"
-    assert write_image_folder(Pinned(root), folder) == 18
+    assert write_image_folder(PinnedRoot(root), folder) == 18
     rows = table(folder)
     assert sorted(p.relative_to(folder).as_posix() for p in folder.glob("*/*")) == sorted(
         row["file"] for row in rows
@@ -163,7 +163,7 @@ def test_files_and_table_agree_with_the_root(root, tmp_path):
 
 
 def test_png_on_request(root, tmp_path):
-    write_image_folder(Pinned(root), tmp_path / "out", image_format="png")
+    write_image_folder(PinnedRoot(root), tmp_path / "out", image_format="png")
     assert {row["file"][-4:] for row in table(tmp_path / "out")} == {".png"}
 
 
@@ -171,7 +171,7 @@ def test_class_names_are_neither_paths_nor_formulas(tmp_path):
     names = {0: NAUGHTY[:2], 1: NAUGHTY[::2], 2: NAUGHTY[1:]}
     samples = [sample(g, names=names[g % 3]) for g in range(3)]
     root = root_of(tmp_path / "root", samples, NAUGHTY)
-    write_image_folder(Pinned(root), tmp_path / "out")
+    write_image_folder(PinnedRoot(root), tmp_path / "out")
     found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert all(name.startswith(("root/", "out/")) for name in found)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
@@ -205,13 +205,13 @@ def test_folders_have_the_names_of_classes_and_differ(names, folders):
 def test_nothing_appears_when_a_shard_is_damaged(tmp_path):
     root = make_root(tmp_path / "root", shards=2, groups=1, tars=[hostile.images()["EPS"]])
     with pytest.raises(ValueError, match=root.committed()[0].tar):
-        write_image_folder(Pinned(root), tmp_path / "out")
+        write_image_folder(PinnedRoot(root), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["root"]
 
 
 def test_every_column_holds_what_the_root_does(root, tmp_path):
     path = tmp_path / "out.parquet"
-    assert write_parquet(Pinned(root), path) == 18
+    assert write_parquet(PinnedRoot(root), path) == 18
     rows = pq.read_table(path).to_pylist()
     assert [(r["group"], r["position"]) for r in rows] == [
         (g, p) for g in range(6) for p in range(3)
@@ -236,12 +236,12 @@ def test_every_column_holds_what_the_root_does(root, tmp_path):
 
 
 def test_row_groups_are_bounded_by_rows_and_bytes(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "MOST_ROWS", 5)
-    write_parquet(Pinned(root), tmp_path / "rows.parquet")
+    monkeypatch.setattr(export, "MAX_ROWS", 5)
+    write_parquet(PinnedRoot(root), tmp_path / "rows.parquet")
     found = pq.ParquetFile(tmp_path / "rows.parquet").metadata
     assert [found.row_group(i).num_rows for i in range(found.num_row_groups)] == [5, 5, 5, 3]
-    monkeypatch.setattr(export, "MOST_BYTES", 1)
-    write_parquet(Pinned(root), tmp_path / "bytes.parquet")
+    monkeypatch.setattr(export, "MAX_BYTES", 1)
+    write_parquet(PinnedRoot(root), tmp_path / "bytes.parquet")
     assert pq.ParquetFile(tmp_path / "bytes.parquet").metadata.num_row_groups == 18
 
 
@@ -250,7 +250,7 @@ def test_the_missing_extra_is_named(root, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for write in (write_parquet, write_hugging_face):
         with pytest.raises(InputError, match=r"needs pyarrow; run pip install .*\[export\]'"):
-            write(Pinned(root), tmp_path / "out")
+            write(PinnedRoot(root), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -258,12 +258,12 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 from semix.data import export
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 import pyarrow.parquet
 
-export.MOST_BYTES = 2**20
-export.write_parquet(Pinned(Root(sys.argv[1])), Path(sys.argv[2]))
+export.MAX_BYTES = 2**20
+export.write_parquet(PinnedRoot(Root(sys.argv[1])), Path(sys.argv[2]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
 
@@ -321,7 +321,7 @@ def check(found: dict) -> None:
 @pytest.mark.process
 def test_datasets_opens_the_folder_offline(root, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "FILE_BYTES", 1)  # a file for each shard
-    assert write_hugging_face(Pinned(root), tmp_path / "out") == 18
+    assert write_hugging_face(PinnedRoot(root), tmp_path / "out") == 18
     assert sorted(p.name for p in (tmp_path / "out" / "data").iterdir()) == [
         "train-00000-of-00002.parquet",
         "train-00001-of-00002.parquet",
@@ -334,7 +334,7 @@ def test_datasets_opens_the_folder_offline(root, tmp_path, monkeypatch):
 
 @pytest.mark.process
 def test_datasets_opens_the_single_file_too(root, tmp_path):
-    write_parquet(Pinned(root), tmp_path / "out.parquet")
+    write_parquet(PinnedRoot(root), tmp_path / "out.parquet")
     check(load("parquet", tmp_path / "out.parquet", tmp_path))
 
 

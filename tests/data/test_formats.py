@@ -82,7 +82,7 @@ def test_what_a_newer_version_wrote_is_refused_by_name(kind: type[StoredFile]):
 
 @every_format
 def test_what_is_too_large_is_not_parsed_for_its_schema_either(kind: type[StoredFile], monkeypatch):
-    monkeypatch.setattr(kind, "MOST", 9)
+    monkeypatch.setattr(kind, "MAX_BYTES", 9)
     with pytest.raises(ValueError, match=rf"^{kind.WHAT}: \d+ bytes, at most 9 are read"):
         kind.read(text(EXAMPLES[kind] | {"schema": 7}))
 

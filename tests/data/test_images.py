@@ -93,9 +93,9 @@ def test_what_is_no_plain_small_picture_is_refused(content, message):
 def test_the_limit_is_on_pixels_and_can_be_lower():
     for extension in ("webp", "png", "jpg"):
         content = encode_image(PIXELS, extension)
-        assert decode_image(content, most_pixels=192).shape == (16, 12, 3)
+        assert decode_image(content, max_pixels=192).shape == (16, 12, 3)
         with pytest.raises(ValueError, match="12 x 16 pixels, at most 191"):
-            decode_image(content, most_pixels=191)
+            decode_image(content, max_pixels=191)
 
 
 def test_a_jpeg_of_very_many_scans_is_refused():

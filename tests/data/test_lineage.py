@@ -1,7 +1,7 @@
 """Where shards come from."""
 
 from semix.data.lineage import in_words, made_now, read_shards, source
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 
 
 def test_what_a_build_made_and_what_it_found():
@@ -13,7 +13,7 @@ def test_what_a_build_made_and_what_it_found():
 def test_every_shard_of_an_index_is_listed_with_its_hash(root):
 
     index = root.write_index()
-    pinned = Pinned(root, index=index)
+    pinned = PinnedRoot(root, index=index)
     found = read_shards(root.plan, pinned.shards, url=root.url, index=index)
     entries = list(root.entries())
     assert found["shards"] == [(entry.shard, entry.sha256) for entry in entries]

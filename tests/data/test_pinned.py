@@ -13,7 +13,7 @@ import torch
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.index import ShardRows, index_text
-from semix.data.pinned import Pinned, shard_urls
+from semix.data.pinned import PinnedRoot, shard_urls
 from semix.data.root import Root
 from semix.data.store import Store
 
@@ -78,15 +78,15 @@ def test_an_index_that_is_not_there_of_another_plan_or_empty(root):
         shard_urls(root.url, index="index/7.json")
     root.store.put("index/2.json", index_text("e" * 64, ShardRows.of(root.entries())))
     with pytest.raises(InputError, match=r"index = index/2\.json: is of another plan"):
-        Pinned(root)
+        PinnedRoot(root)
     root.store.put("index/3.json", index_text(root.plan.digest, ShardRows.of([])))
     with pytest.raises(InputError, match=r"index = index/3\.json: lists no shard"):
-        Pinned(root)
+        PinnedRoot(root)
 
 
 def test_a_copy_is_of_the_same_index_while_the_root_grows(root):
-    before = Pinned(root, index="index/0.json", scale=3.0)
-    copy = pickle.loads(pickle.dumps(Pinned(Root(root.url), index=before.index, scale=3.0)))
+    before = PinnedRoot(root, index="index/0.json", scale=3.0)
+    copy = pickle.loads(pickle.dumps(PinnedRoot(Root(root.url), index=before.index, scale=3.0)))
     assert (copy.index, copy.digest, copy.scale) == (before.index, before.digest, 3.0)
     assert copy.shards == before.shards
     records = [[s.record for s in one.samples(one.shards[0])] for one in (before, copy)]
@@ -100,12 +100,12 @@ def test_features_are_those_that_the_labels_in_use_come_from(tmp_path):
     root = featured.root_of(tmp_path, [samples[:2], samples[2:]])
     other = featured.label_set(root, {0: 2 * featured.VECTORS[[1, 1, 0]]}, prototypes=2.0)
     third = featured.label_set(root, {}, origin=other, prototypes=2.0)
-    own = Pinned(root)
+    own = PinnedRoot(root)
     np.testing.assert_array_equal(own.prototypes, featured.VECTORS)
     first, second = own.shards
     np.testing.assert_allclose(own.features(first)[0], featured.features_of(samples[0].record))
     for digest in (other, third):
-        relabelled = Pinned(root, labels=digest)
+        relabelled = PinnedRoot(root, labels=digest)
         np.testing.assert_array_equal(relabelled.prototypes, 2 * featured.VECTORS)
         np.testing.assert_array_equal(
             relabelled.features(first)[0], 2 * featured.VECTORS[[1, 1, 0]]
@@ -115,18 +115,18 @@ def test_features_are_those_that_the_labels_in_use_come_from(tmp_path):
     for shard in (first, second):
         root.store.delete(f"labels/{other}/0000/{shard.shard:07d}.json")
     with pytest.raises(ValueError, match=rf"labels/{other}/0000/0000000\.json: has no features of"):
-        Pinned(root, labels=third).features(first)
+        PinnedRoot(root, labels=third).features(first)
 
 
 def test_the_digest_is_of_the_bytes_that_are_pinned_not_of_when_they_were_made(tmp_path):
-    def made(name: str, *samples, **changes) -> Pinned:
+    def made(name: str, *samples, **changes) -> PinnedRoot:
         root = handmade.make_root(tmp_path / name, 2, 3)
         tar = handmade.tar_of(*samples)
         handmade.put_shard(root.store, 1, tar, first=3, groups=3, count=2, **changes)
         for index in root.indices():
             root.store.delete(index)
         Root(root.url).write_index()
-        return Pinned(Root(root.url))
+        return PinnedRoot(Root(root.url))
 
     samples = [handmade.sample(group) for group in (3, 4, 5)]
     later = {"wall_seconds": 99.0, "seconds": {"write": 3.0}, "attempt": 4, "worker": "other"}

@@ -135,7 +135,7 @@ def test_a_damaged_index_is_passed_over_with_a_warning(root, caplog):
         (b'{"shard": 1, "sp', "commit record: "),
         (b"\xff\xfe\x00", "commit record: "),
         (commit_record(1).written()[:-1] + b',"x":' + b"[" * 99_999, "commit record: "),
-        (b" " * (CommitRecord.MOST + 1), "has 1048577 bytes, far too many"),
+        (b" " * (CommitRecord.MAX_BYTES + 1), "has 1048577 bytes, far too many"),
         (commit_record(2).written(), "is the record of shard 2"),
         (commit_record(1, plan="e" * 64).written(), "belongs to another plan"),
         (commit_record(1, discards=1).written(), "was discarded and is still there"),

@@ -17,7 +17,7 @@ from semix.data.garbage import garbage
 from semix.data.label_sets import LabelSet
 from semix.data.layout import next_extension, write_extension
 from semix.data.leases import claim, forgotten, lease_name, living, release, renew
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
 from semix.data.store import Store
@@ -61,7 +61,7 @@ def label_again(url: str) -> bool:
 
 
 def store_audit(url: str) -> str:
-    source, flags = Pinned(Root(url)), {flag: [] for flag in FLAGS}
+    source, flags = PinnedRoot(Root(url)), {flag: [] for flag in FLAGS}
     found = SeriesFlags(index=INDEX, digest=source.digest, labels=None, flags=flags)
     return store_flags(source.root, found)
 
@@ -88,7 +88,7 @@ READERS: dict[str, list[Callable[[str], object]]] = {
         lambda url: Root(url).write_index(),
         lambda url: quarantine(Root(url), damage(Root(url))),
         lambda url: garbage(Root(url)),
-        lambda url: Pinned(Root(url)),
+        lambda url: PinnedRoot(Root(url)),
         MixedDataset,
     ],
     lease_name(1): [
@@ -119,7 +119,7 @@ READERS: dict[str, list[Callable[[str], object]]] = {
     ],
     "audit/0.json": [
         lambda url: newest_flags(Root(url), INDEX),
-        lambda url: SeriesFilter(Exclusion(flagged=("still",)), Pinned(Root(url))),
+        lambda url: SeriesFilter(Exclusion(flagged=("still",)), PinnedRoot(Root(url))),
         store_audit,
     ],
 }

@@ -116,7 +116,7 @@ import sys
 from semix.data.exclusion import newest_flags
 from semix.data.garbage import garbage
 from semix.data.label_sets import label_sets
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.contact_sheet import read_series
 from semix.data.verify import damage
@@ -124,7 +124,7 @@ from semix.data.verify import damage
 root = Root(sys.argv[1])
 assert root.progress().done == 3 and damage(root) == damage(root, full=True) == []
 assert garbage(root) == label_sets(root) == [] and newest_flags(root, "index/0.json") is None
-assert len(read_series(root, [3, 0])) == len(list(Pinned(root).samples(root.record(0)))) == 2
+assert len(read_series(root, [3, 0])) == len(list(PinnedRoot(root).samples(root.record(0)))) == 2
 sys.exit("torch" in sys.modules)
 """
 

@@ -200,7 +200,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_epoch_fetches_each_shard_once_into_a_cache_of_two(remote, tmp_path, monkeypatch):
-    monkeypatch.setitem(shard_files.MOST_OPEN, False, 2)  # else all five copies stay open
+    monkeypatch.setitem(shard_files.MAX_OPEN, False, 2)  # else all five copies stay open
     mixed = open_small(remote, tmp_path)
     assert used(tmp_path) <= 2 * size_of(remote)
     names = fetched(monkeypatch)

@@ -84,11 +84,11 @@ def test_zeros_inside_are_damage_not_an_end():
 
 
 def test_a_tar_larger_than_recorded_is_refused_before_it_is_read():
-    assert read(WHOLE, most_bytes=len(WHOLE)) == [sample(3), sample(4)]
+    assert read(WHOLE, max_bytes=len(WHOLE)) == [sample(3), sample(4)]
     with pytest.raises(ValueError, match="damaged tar"):
-        read(WHOLE, most_bytes=len(WHOLE) - 1)
+        read(WHOLE, max_bytes=len(WHOLE) - 1)
     with pytest.raises(ValueError, match=r"'00000003\.00\.webp' goes beyond its 600 bytes"):
-        read(WHOLE, most_bytes=600)
+        read(WHOLE, max_bytes=600)
 
 
 def test_hidden_bytes_behind_a_member_are_refused():

@@ -12,7 +12,7 @@ import pytest
 from semix.data.dataset import MixedDataset
 from semix.data.export import write_image_folder
 from semix.data.formats import ShardEntry
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.stream import mixed_pipeline
 from semix.data.verify import damage
@@ -57,7 +57,7 @@ def dataset(root: Root) -> MixedDataset:
 def exported(root: Root) -> None:
     target = Path(root.url).with_name("exported")
     shutil.rmtree(target, ignore_errors=True)
-    write_image_folder(Pinned(Root(root.url)), target)
+    write_image_folder(PinnedRoot(Root(root.url)), target)
 
 
 READERS: list[Callable[[Root], object]] = [dataset, streamed, exported]

@@ -15,7 +15,7 @@ from semix.data.label_sets import LabelSet
 from semix.data.machine import machine
 from semix.data.root import Root
 from semix.data.store import Store
-from semix.data.verify import damage, quarantine, refuse_others, unusable_pairs, verify
+from semix.data.verify import check_same_origin, damage, quarantine, unusable_pairs, verify
 
 from tests.data.whole_roots import FACTS, prototypes, whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, put_shard, sample, tar_of
@@ -252,7 +252,7 @@ def test_pairs_other_than_those_that_shards_were_made_with(similar):
     assert quarantine(similar, [problem]) == 0
     message = r"/pairs\.json = .*: are not those that 3 shards, 0 on, were made with; restore the"
     with pytest.raises(InputError, match=message):
-        refuse_others(similar, "pairs", Root(similar.url).made_from()["pairs"])
+        check_same_origin(similar, "pairs", Root(similar.url).made_from()["pairs"])
 
 
 def test_pairs_are_looked_at_where_the_plan_draws_them(root):
@@ -395,14 +395,14 @@ def test_what_only_a_person_can_repair_is_passed_over(root):
 def test_prototypes_must_be_those_that_shards_were_made_with(root):
     ours = root.made_from()["prototypes"]
     assert ours == hashlib.sha256(prototypes()).hexdigest()
-    refuse_others(root, "prototypes", ours)  # these records do not say
+    check_same_origin(root, "prototypes", ours)  # these records do not say
     again = rerecorded(root, 1, prototypes=ours)
-    refuse_others(again, "prototypes", ours)
+    check_same_origin(again, "prototypes", ours)
     assert again.made_with("prototypes") == {ours: 1, "": 2}
     root.store.put("prototypes.safetensors", prototypes() + b" ")
     message = r"prototypes\.safetensors = .*are not those that 1 shards, 1 on, were made with"
     with pytest.raises(InputError, match=message):
-        refuse_others(again, "prototypes", Root(root.url).made_from()["prototypes"])
+        check_same_origin(again, "prototypes", Root(root.url).made_from()["prototypes"])
 
 
 def test_what_an_index_pins_may_have_been_made_again(root):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 from semix.data.formats import PLAN
-from semix.data.imagefolder import refuse_among_pictures
+from semix.data.imagefolder import check_outside_images
 from semix.pipeline.config import BuildConfig
 
 from tests.command import semix
@@ -65,11 +65,11 @@ def test_a_place_in_the_folder_is_refused_and_nothing_changes(pictures, configs,
 
 
 def test_the_place_beside_the_folder_and_the_folder_below_the_place_are_fine(pictures):
-    refuse_among_pictures(str(pictures), pictures.parent / "mixed")
-    refuse_among_pictures(str(pictures), f"{pictures}-mixed")
-    refuse_among_pictures(str(pictures), pictures / ".." / "mixed")
-    refuse_among_pictures(str(pictures), pictures.parent)
-    refuse_among_pictures(None, pictures / "mixed")
+    check_outside_images(str(pictures), pictures.parent / "mixed")
+    check_outside_images(str(pictures), f"{pictures}-mixed")
+    check_outside_images(str(pictures), pictures / ".." / "mixed")
+    check_outside_images(str(pictures), pictures.parent)
+    check_outside_images(None, pictures / "mixed")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_links_lead_to_the_folder_out_of_it_and_to_its_classes(pictures, tmp_pat
     (pictures / "away").symlink_to(tmp_path / "far")
     given, folder = tmp_path / place, os.path.relpath(tmp_path / "link")
     with pytest.raises(Exception, match="choose a place outside of it"):
-        refuse_among_pictures(folder, given)
+        check_outside_images(folder, given)
 
 
 def test_images_are_neither_exported_nor_baked_into_it(root, pictures):

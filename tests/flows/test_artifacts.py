@@ -15,7 +15,7 @@ from semix.data.formats import Failure
 from semix.data.root import RootProgress
 from semix.data.settings import load_settings
 from semix.flows.artifacts import (
-    MOST_TEXT,
+    MAX_TEXT,
     artifact_key,
     as_text,
     best_effort_display,
@@ -104,7 +104,7 @@ def test_labels_that_came_out_nearly_hard_are_said_at_the_end_of_a_build(
 
 def test_a_picture_shrinks_until_it_fits():
     noise = np.random.default_rng(0).integers(0, 256, (500, 600, 3), dtype=np.uint8)
-    assert MOST_TEXT / 4 < len(as_text(Image.fromarray(noise))) <= MOST_TEXT
+    assert MAX_TEXT / 4 < len(as_text(Image.fromarray(noise))) <= MAX_TEXT
     assert len(as_text(Image.new("RGB", (9000, 20)))) < 1000
 
 

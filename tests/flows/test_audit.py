@@ -13,7 +13,7 @@ from semix.calib.train import train_run
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.exclusion import Exclusion
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.quality import weight_curve
 from semix.data.root import Root
 from semix.data.series_filter import SeriesFilter
@@ -90,7 +90,7 @@ def test_flags_are_stored_where_readers_exclude_by_them(root, found):
     assert found["flags_file"] == "audit/0.json"
     flags = json.loads(root.store.get("audit/0.json"))
     assert flags["flags"] == found["flags"]
-    source = Pinned(Root(root.url))
+    source = PinnedRoot(Root(root.url))
     for flag, rules in (
         ("not_monotone", Exclusion(monotone=True)),
         ("end_points", Exclusion(end_points=True)),

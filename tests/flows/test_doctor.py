@@ -18,13 +18,13 @@ from semix.data.real import DIGITS
 from semix.flows import gpus
 from semix.flows.cli import app
 from semix.flows.doctor import (
-    Subject,
+    DoctorInput,
+    available_memory,
     check_device,
+    doctor_input,
     examine,
     judged_memory,
     judged_server,
-    memory_left,
-    subject_of,
 )
 from semix.flows.server_probe import ServerFacts
 from typer.testing import CliRunner
@@ -286,7 +286,7 @@ def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatc
 def test_a_broken_driver_is_no_missing_gpu(nvidia_smi, monkeypatch, script, told):
     monkeypatch.setattr(gpus, "ANSWER_S", 1.0)
     nvidia_smi(script)
-    found = next(check_device(Subject()))
+    found = next(check_device(DoctorInput()))
     assert (found.check, found.state, found.found) == ("driver", "failed", told)
     assert "NVIDIA's driver" in found.remedy
 
@@ -308,23 +308,23 @@ def test_what_is_chosen_and_what_torch_sees_are_held_together(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = list(check_device(Subject()))
+    found = list(check_device(DoctorInput()))
     assert [finding.state for finding in found] == states
     assert told in found[1].found
 
 
 def test_without_a_driver_there_is_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = next(check_device(Subject()))
+    found = next(check_device(DoctorInput()))
     assert (found.state, found.found) == ("ok", "no NVIDIA GPU")
 
 
 def test_a_limit_of_memory_is_told():
     """Whichever is nearer: what the machine has free, or the limit."""
-    free, where = memory_left(MemoryLimit(8 * 10**9, 1000))
+    free, where = available_memory(MemoryLimit(8 * 10**9, 1000))
     found = judged_memory("memory", free, 2000, where=where)
     assert found.state == "failed" and "left of the limit of 8 GB (cgroup)" in found.found
-    assert memory_left(MemoryLimit(10**18, 10**18))[1] == "free"
+    assert available_memory(MemoryLimit(10**18, 10**18))[1] == "free"
 
 
 def test_weights_beyond_the_memory_are_named():
@@ -348,16 +348,16 @@ def test_deployments_of_an_earlier_version_are_named(prefect_api):
     with get_client(sync_client=True) as client:
         flow = client.create_flow_from_name("semix-build")
         made = client.create_deployment(flow, "nightly", entrypoint="flows.build_flow.build_flow")
-        (found,) = [each for each in examine(Subject()) if each.check == "deployments"]
+        (found,) = [each for each in examine(DoctorInput()) if each.check == "deployments"]
         client.delete_deployment(made)
     assert found.state == "warning"
     assert found.found == "nightly: entry points of an earlier version, as flows.NAME"
     assert found.remedy == "deploy anew: prefect --no-prompt deploy --all"
-    assert "deployments" not in {each.check for each in examine(Subject())}
+    assert "deployments" not in {each.check for each in examine(DoctorInput())}
 
 
 def test_a_server_that_answers_is_asked_for_its_version(prefect_api):
-    found = {finding.check: finding for finding in examine(Subject())}
+    found = {finding.check: finding for finding in examine(DoctorInput())}
     assert found["Prefect server"].state == "ok"
     assert "accepts our requests" in found["Prefect server"].found
 
@@ -440,6 +440,6 @@ def test_settings_of_something_else_are_refused(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("colour: red")
     with pytest.raises(InputError, match="has no sections of a config; give"):
-        subject_of(str(path), [], "")
+        doctor_input(str(path), [], "")
     with pytest.raises(InputError, match="overrides a config; give a config"):
-        subject_of("", ["a=1"], "")
+        doctor_input("", ["a=1"], "")

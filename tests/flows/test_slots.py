@@ -13,7 +13,7 @@ from prefect import flow
 from semix.data.errors import InputError
 from semix.data.machine import usable_cores
 from semix.flows import slots
-from semix.flows.slots import IMPORTS, MOST_SLOTS, SlotSettings, check_slots, is_here, running
+from semix.flows.slots import IMPORTS, MAX_SLOTS, SlotSettings, check_slots, is_here, running
 from semix.flows.slots.running import follow, local_slots, slots_running
 from semix.flows.slots.slot import WorkerFailed
 
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (SlotSettings(MOST_SLOTS + 1), r"slots = 191: 0 to 190; to use more"),
+        (SlotSettings(MAX_SLOTS + 1), r"slots = 191: 0 to 190; to use more"),
         (SlotSettings(-1), r"slots = -1: 0 to 190"),
         (SlotSettings(runner="slurm"), r"runner = slurm: is none of local, dask, ray"),
         (SlotSettings(device="tpu"), r"device = tpu: is none of auto, cpu, cuda"),
@@ -60,7 +60,7 @@ def test_what_can_be_is_let_through():
         scheduler = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         for settings in (
             SlotSettings(),
-            SlotSettings(MOST_SLOTS, range="3/4", device="cpu"),
+            SlotSettings(MAX_SLOTS, range="3/4", device="cpu"),
             SlotSettings(runner="dask", cluster=scheduler),
             SlotSettings(runner="ray", cluster="auto", device="cuda"),  # its slots look for GPUs
         ):

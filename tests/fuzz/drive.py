@@ -76,8 +76,8 @@ def _try(target: Target, kind: str, number: int, options: argparse.Namespace) ->
 
 def _limit_memory(mebibytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + mebibytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    max_bytes = pages * resource.getpagesize() + mebibytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
 def _parse() -> argparse.Namespace:

@@ -11,7 +11,7 @@ from semix.data.contact_sheet import read_series, some_of_all_pairs
 from semix.data.dataset import MixedDataset
 from semix.data.errors import InputError
 from semix.data.fingerprint import hashed_seed
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.verify import verify
 from semix.pipeline.audit import audit
@@ -209,7 +209,7 @@ def test_a_baked_root_says_the_same(lacking, tmp_path):
 
 
 def test_an_audit_names_it(lacking, tmp_path):
-    found = audit(Pinned(lacking))
+    found = audit(PinnedRoot(lacking))
     assert found.values["series"] == 44
     assert found.values["left_out"] == [{"group": 20, "reason": REASONS[NAN]}]
     (check,) = [check for check in found.checks if check.name == "series left out"]
@@ -219,6 +219,6 @@ def test_an_audit_names_it(lacking, tmp_path):
 
 
 def test_an_audit_of_a_whole_root_has_nothing_to_say_of_it(built):
-    found = audit(Pinned(built))
+    found = audit(PinnedRoot(built))
     assert found.values["left_out"] == []
     assert "series left out" not in [check.name for check in found.checks]

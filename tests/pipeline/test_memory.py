@@ -9,7 +9,7 @@ from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig, GeneratorConfig
 from semix.pipeline.estimate import TERA, generator_cost
 from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.loading import META, load_pipeline, network_bytes, refuse_too_large
+from semix.pipeline.generators.loading import META, check_weights_fit, load_pipeline, network_bytes
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.memory import memory_needed, peak_bytes
 from torch.profiler import ProfilerActivity, profile
@@ -149,13 +149,13 @@ def test_networks_that_a_gpu_has_no_room_for_are_refused_by_name(tiny_sd3, monke
     largest = max(sizes, key=sizes.__getitem__)
     room = {"free": sum(sizes.values())}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room["free"], 0))
-    refuse_too_large(texts, config, "cuda:0")
+    check_weights_fit(texts, config, "cuda:0")
     room["free"] -= 1
     with pytest.raises(InputError, match=rf"^generator\.model = .*its {largest} alone takes") as no:
-        refuse_too_large(texts, config, "cuda:0")
+        check_weights_fit(texts, config, "cuda:0")
     assert "generator.offload: model" in str(no.value)
-    refuse_too_large(texts, config.model_copy(update={"offload": "model"}), "cuda:0")
-    refuse_too_large(texts, config, "cpu")
+    check_weights_fit(texts, config.model_copy(update={"offload": "model"}), "cuda:0")
+    check_weights_fit(texts, config, "cpu")
 
 
 @pytest.mark.process  # for its length

@@ -308,13 +308,13 @@ def test_a_place_that_holds_something_else_is_refused(store):
 def test_what_is_larger_than_its_reader_takes_is_refused_by_name(store):
     for name, content in (("all", b"12345"), ("more", b"123456"), ("none", b"")):
         store.put(name, content)
-    assert (store.get("all", most=5), store.get("none", most=5)) == (b"12345", b"")
+    assert (store.get("all", max_bytes=5), store.get("none", max_bytes=5)) == (b"12345", b"")
     with pytest.raises(TooLarge) as refused:
-        store.get("more", most=5)
+        store.get("more", max_bytes=5)
     assert refused.value.field == f"{store.url}/more"
     assert refused.value.value == "6 bytes"
     assert refused.value.remedy.startswith("at most 5 bytes of it are read; restore it")
-    assert store.get_many(["all", "more", "none", "nothing"], most=5) == {
+    assert store.get_many(["all", "more", "none", "nothing"], max_bytes=5) == {
         "all": b"12345",
         "none": b"",
     }

@@ -8,7 +8,7 @@ import pytest
 from semix.data.formats import PROTOTYPES, SeriesLabels
 from semix.data.images import encode_image
 from semix.data.pages import DARK, LIGHT
-from semix.data.pinned import Pinned
+from semix.data.pinned import PinnedRoot
 from semix.data.root import Root
 from semix.data.tar import GroupSample
 from semix.pipeline.audit import Audit, as_json, audit
@@ -44,7 +44,7 @@ def make(folder, *, features=None, **changes) -> Root:
 
 def run(root: Root, **options) -> Audit:
     judge = options.pop("judge", None)
-    return audit(Pinned(root, **options), judge=judge, judge_name=judge and "a test")
+    return audit(PinnedRoot(root, **options), judge=judge, judge_name=judge and "a test")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from semix.data.settings import load_settings
 from semix.pipeline.config import BuildConfig
 from semix.pipeline.noise.cost import (
     Rung,
+    check_noise_cost,
     noise_cost,
-    refuse_cost,
     rows_per_forward,
     rungs,
     selection_rows,
@@ -94,7 +94,7 @@ def test_the_first_look_is_short_and_in_the_middle():
 def test_what_is_too_dear_is_refused_with_its_price_and_what_to_do():
     plan = BuildPlan(build_config("noise.candidates=96"))
     with pytest.raises(InputError) as refused:
-        refuse_cost(plan)
+        check_noise_cost(plan)
     assert str(refused.value) == (
         "noise.candidates = 96: selecting noise would cost 18 times what generating costs "
         "(1,036,800 network rows against 57,600), above noise.max_cost = 2; take fewer "
@@ -106,13 +106,13 @@ def test_optimising_every_series_is_refused_too():
     plan = BuildPlan(build_config("noise.strategy=optimise"))
     message = r"noise\.iterations = 100: .* would cost 57\.9 times .* take fewer iterations"
     with pytest.raises(InputError, match=message):
-        refuse_cost(plan)
+        check_noise_cost(plan)
 
 
 def test_what_is_allowed_passes():
-    refuse_cost(BuildPlan(build_config()))
-    refuse_cost(BuildPlan(build_config("noise.candidates=96", "noise.max_cost=18")))
-    refuse_cost(BuildPlan(build_config("noise.strategy=random", "noise.max_cost=0.001")))
+    check_noise_cost(BuildPlan(build_config()))
+    check_noise_cost(BuildPlan(build_config("noise.candidates=96", "noise.max_cost=18")))
+    check_noise_cost(BuildPlan(build_config("noise.strategy=random", "noise.max_cost=0.001")))
 
 
 @pytest.mark.process

@@ -36,14 +36,14 @@ def optimise(
     *,
     predict=None,
     guidance_scale=1.0,
-    most_rows=32,
+    max_rows=32,
     **settings,
 ):
     pair = ddim_pair(generator.denoiser.pipeline.scheduler)
     return optimise_noise(
         start,
         conditions,
-        scorer=Scorer(predict or generator.predict, pair, guidance_scale, most_rows),
+        scorer=Scorer(predict or generator.predict, pair, guidance_scale, max_rows),
         steps=STEPS,
         settings=NoiseConfig(strategy="optimise", **{"iterations": 6, **settings}),
     )
@@ -170,7 +170,7 @@ def test_one_noise_stops_and_the_other_goes_on(generator, conditions, start):
         spoilt = (latents[:, 0, 0, 0] > 5) & (calls > 12)
         return torch.where(spoilt[:, None, None, None], torch.nan, output)
 
-    found = optimise(generator, conditions, start, predict=predict, most_rows=64, iterations=4)
+    found = optimise(generator, conditions, start, predict=predict, max_rows=64, iterations=4)
     assert len(found.history) == 5
     assert found.history[1:, 1].isnan().all()
     assert found.history[:, 0].isfinite().all()

@@ -247,9 +247,9 @@ def embeddings(generator, tiny_names):
         return generator.encode(tiny_names[:6])
 
 
-def scorer_of(generator, *, most_rows=8, guidance_scale=1.0, predict=None) -> Scorer:
+def scorer_of(generator, *, max_rows=8, guidance_scale=1.0, predict=None) -> Scorer:
     pair = ddim_pair(generator.denoiser.pipeline.scheduler)
-    return Scorer(predict or generator.predict, pair, guidance_scale, most_rows)
+    return Scorer(predict or generator.predict, pair, guidance_scale, max_rows)
 
 
 def choose(generator, embeddings, *, seeds, schedule, **settings):
@@ -339,7 +339,7 @@ def test_the_rows_are_those_that_were_counted_beforehand(
 
     scorer = scorer_of(
         generator,
-        most_rows=production_batch(config),
+        max_rows=production_batch(config),
         guidance_scale=noise.guidance_scale,
         predict=predict,
     )
@@ -420,7 +420,7 @@ def test_conditions_given_to_a_scorer_belong_to_their_own_set(generator):
     def predict(latents, timestep, condition, guidance_scale):
         return latents * condition.tokens.view(-1, 1, 1, 1)
 
-    scorer = scorer_of(generator, most_rows=5, predict=predict)
+    scorer = scorer_of(generator, max_rows=5, predict=predict)
     noise = initial_noise([1, 2, 1, 2], generator.latent_shape).view(2, 2, 4, 8, 8)
     told = Conditioning(torch.tensor([0.1, 0.5, 0.5, 0.1]).view(4, 1, 1))
     found = scorer(noise, told, steps=STEPS)
