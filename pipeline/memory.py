@@ -109,7 +109,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
     """
     with _FusedAttention(), _Live() as live:
         call()
-    return live.most
+    return live.peak
 
 
 class _Live(TorchDispatchMode):
