@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="semix-prefect-")
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
+# Prefect resets its services in a forked child and then fails to drain them at the child's end: a
+# data loader's worker would exit with 1 wherever a flow ran earlier in the same test process.
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 os.environ["SEMIX_CACHE"] = tempfile.mkdtemp(prefix="semix-cache-")
 atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
 

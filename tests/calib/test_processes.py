@@ -221,19 +221,21 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from semix.calib import evaluate
-from semix.calib.train import main
+from semix.calib import evaluate, train
 
-LIMIT_S = 3
-measure = evaluate.measure
+LIMIT_S = 4
+measure, evaluate_seed = evaluate.measure, train.evaluate_seed
 
 def measure_slowly(*arguments):
     time.sleep(1.5 * LIMIT_S)
     return measure(*arguments)
 
-distributed.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
-evaluate.measure = measure_slowly
-sys.exit(main(["--config", str(Path(sys.argv[1], "config.json"))]))
+def evaluate_within_the_limit(*arguments, **options):  # training on a busy machine may be slower
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=LIMIT_S))
+    evaluate_seed(*arguments, **options)
+
+evaluate.measure, train.evaluate_seed = measure_slowly, evaluate_within_the_limit
+sys.exit(train.main(["--config", str(Path(sys.argv[1], "config.json"))]))
 """
 
 
