@@ -77,12 +77,7 @@ def test_an_interval_of_two_seeds_reaches_from_one_to_the_other():
     assert interval(np.array([[[[5.0]]]])) is None
     change = compare(seeds(1.0, 1.0), seeds(3.0, 2.0))
     assert change is not None
-    assert (change.low, change.high, change.p, change.is_clear) == (
-        -2,
-        -1,
-        None,
-        False,
-    )
+    assert (change.low, change.high, change.p, change.is_clear) == (-2, -1, None, False)
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -116,11 +111,9 @@ def test_nothing_that_varies_or_too_few_is_no_test():
 
 def test_all_rows_of_a_measure_are_corrected_together():
     base = splits(5.0, 5.0, 8.0)
-    comparisons = compare_all(
-        {"a": splits(4.0, 3.0, 5.0), "b": splits(4.0, 3.0, 5.0), "c": {}}, base
-    )
-    assert set(comparisons) == {"a", "b"}
-    assert comparisons["a"].p_holm == pytest.approx(2 * comparisons["a"].p)
+    rows = compare_all({"a": splits(4.0, 3.0, 5.0), "b": splits(4.0, 3.0, 5.0), "c": {}}, base)
+    assert set(rows) == {"a", "b"}
+    assert rows["a"].p_holm == pytest.approx(2 * rows["a"].p)
 
 
 def test_holm_multiplies_by_what_is_left_and_never_falls():

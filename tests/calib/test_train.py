@@ -131,11 +131,7 @@ def test_a_training_says_what_it_costs_and_how_far_a_long_epoch_is(make_run, mon
     train_run(make_run("run", "mixed=null", "epochs=2", "head.epochs=1", "real.image_size=8"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all: resnet8: ") and "GMAC per image of 8 pixels" in lines[0]
-    for text in (
-        "base epoch 1/2  step 2 of 3",
-        "base epoch 2/2  step 3 of 3",
-        "head epoch 1/1",
-    ):
+    for text in ("base epoch 1/2  step 2 of 3", "base epoch 2/2  step 3 of 3", "head epoch 1/1"):
         (line,) = [line for line in lines if f"all seed 0 {text}" in line][:1]
         assert re.search(r"  [\d.e-]+ s per epoch  \d:\d\d left$", line)
     assert "all seed 0 head features of 60 of 60 images" in lines
