@@ -85,7 +85,7 @@ def test_every_image_comes_once_an_epoch_whoever_goes_on():
     images = torch.arange(60, dtype=torch.uint8).view(60, 1, 1, 1).expand(60, 4, 4, 3).contiguous()
     targets = torch.arange(60) % 3
 
-    def epoch(processes: int, done: int, drawn, steps: int):
+    def epoch(processes: int, done: int, generator_state, steps: int):
         """Images of some steps of all processes, and the generator state after them."""
         pixels, states = [], []
         for process in range(processes):
@@ -99,7 +99,7 @@ def test_every_image_comes_once_an_epoch_whoever_goes_on():
                 processes=processes,
             )
             generator = torch.Generator().manual_seed(5)
-            iterator = batches.epoch(generator, done=done, drawn=drawn)
+            iterator = batches.epoch(generator, done=done, drawn=generator_state)
             for _, batch in zip(range(steps), iterator, strict=False):
                 pixels += batch.images.amax((1, 2, 3)).int().tolist()
                 state = batch.drawn
@@ -108,9 +108,9 @@ def test_every_image_comes_once_an_epoch_whoever_goes_on():
         assert all(torch.equal(state, states[0]) for state in states)
         return pixels, states[0]
 
-    first, drawn = epoch(4, 0, None, 2)
-    second, drawn = epoch(2, 2, drawn, 2)
-    third, _ = epoch(1, 4, drawn, 1)
+    first, generator_state = epoch(4, 0, None, 2)
+    second, generator_state = epoch(2, 2, generator_state, 2)
+    third, _ = epoch(1, 4, generator_state, 1)
     unbroken, _ = epoch(1, 0, None, 5)
     assert sorted(first + second + third) == sorted(unbroken) == list(range(60))
 
@@ -131,10 +131,10 @@ def test_sums_of_an_epoch_are_counted_once_and_statistics_are_averaged():
         modules = {"network": torch.nn.BatchNorm1d(2), "loss": FeDLaSHealth()}
         accelerator = SimpleNamespace(process_index=index, num_processes=count)
         torch.manual_seed(77)
-        kept = mid_epoch.restore(
+        restored = mid_epoch.restore(
             modules, accelerator, reshard=lambda states, index: {"all": states}
         )
-        assert kept == {"all": [{"seen": 1}, {"seen": 3}]}
+        assert restored == {"all": [{"seen": 1}, {"seen": 3}]}
         assert modules["network"].running_mean.tolist() == [2, 2]
         assert modules["loss"].count.tolist() == ([4, 4] if index == 0 else [0, 0])
         seeds = {0: 1, 1: 3, 3: 77}

@@ -120,7 +120,7 @@ def test_the_same_clip_from_images_gives_the_weights_of_the_build(root, hasty_st
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     for shard, header in labels.headers().items():
         both = own_features(labels, shard), features(root, shard)
-        actual, expected = (new["features"].float() for new in both)
+        actual, expected = (tensors["features"].float() for tensors in both)
         torch.testing.assert_close(actual, expected, atol=5e-3, rtol=5e-3)
         content = root.store.get(header.features.name)
         assert header.features.sha256 == hashlib.sha256(content).hexdigest()

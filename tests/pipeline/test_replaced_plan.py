@@ -139,8 +139,8 @@ def race(configs: list[BuildConfig], url: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("round", range(3))
 def test_of_several_that_would_replace_a_plan_at_once_one_does(config, tmp_path, round):
     root = create_root(config, str(tmp_path / "root"))
-    others = [altered(config, f"mixing.seed={seed}") for seed in (1, 2, 3)]
-    results = race(others, root.url, tmp_path)
+    configs = [altered(config, f"mixing.seed={seed}") for seed in (1, 2, 3)]
+    results = race(configs, root.url, tmp_path)
     (winner,) = (result for result in results if result != "out")
     assert Root(root.url).plan.digest == winner != root.plan.digest
     assert root.store.list("discarded") == ["discarded/plan.1.json"]

@@ -336,8 +336,8 @@ def test_three_classes_want_a_rule_that_knows_three(hasty_config):
 
 
 def test_random_alphas_differ_from_series_to_series(build):
-    named = "mixing.pairs={kind: named, names: [[one, two], [six, two]]}"
-    root = build("mixing.grid=random", named)
+    pairs = "mixing.pairs={kind: named, names: [[one, two], [six, two]]}"
+    root = build("mixing.grid=random", pairs)
     first, second = (sample.record for sample in samples(root).values())
     assert (first.names, second.names) == (["one", "two"], ["two", "six"])
     assert first.alphas[1:-1] != second.alphas[1:-1]

@@ -49,8 +49,8 @@ def test_flsd53_by_hand():
     # p_y = 0.19 takes gamma 5, 0.21 and 0.6 take gamma 3.
     p = torch.tensor([[0.19, 0.81], [0.21, 0.79], [0.6, 0.4]])
     got = build_loss("flsd53", 2)(p.log(), torch.tensor([0, 0, 0]))
-    parts = [0.81**5 * math.log(0.19), 0.79**3 * math.log(0.21), 0.4**3 * math.log(0.6)]
-    torch.testing.assert_close(got, torch.tensor(-sum(parts) / 3))
+    terms = [0.81**5 * math.log(0.19), 0.79**3 * math.log(0.21), 0.4**3 * math.log(0.6)]
+    torch.testing.assert_close(got, torch.tensor(-sum(terms) / 3))
 
 
 def test_flsd53_equals_its_formula():

@@ -148,9 +148,9 @@ def test_weights_of_a_variant_alone_are_refused_until_it_is_named(copy_model, mo
         file.rename(file.with_suffix(".fp16.safetensors"))
     message = r"^generator\.variant = nothing: .* has weights of the variant fp16 alone; set it to"
     assert_refused(config, message + " fp16$", check=check_generator)
-    named = copy_model(model, variant="fp16")
-    check_networks(named)
-    assert len(load_pipeline(named, device="cpu").components) > 2
+    fp16 = copy_model(model, variant="fp16")
+    check_networks(fp16)
+    assert len(load_pipeline(fp16, device="cpu").components) > 2
 
 
 def test_a_variant_may_come_in_shards_and_of_some_networks_alone(copy_model, tiny_sd):

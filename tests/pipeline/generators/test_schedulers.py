@@ -1,4 +1,4 @@
-"""Each sampler on each model's schedule, against the way to change it that diffusers documents."""
+"""Each sampler on each model's schedule, against `from_config` as diffusers documents it."""
 
 from typing import Any
 

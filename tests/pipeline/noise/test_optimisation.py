@@ -162,10 +162,10 @@ def test_one_noise_stops_and_the_other_goes_on(generator, conditions, start):
     start[1, 0, 0, 0] = 8.0  # by which `predict` knows it
     calls = 0
 
-    def predict(latents, *rest):
+    def predict(latents, *inputs):
         nonlocal calls
         calls += 1
-        output = generator.predict(latents, *rest)
+        output = generator.predict(latents, *inputs)
         # both share one batch: an evaluation is 6 calls forwards and 6 backwards
         spoilt = (latents[:, 0, 0, 0] > 5) & (calls > 12)
         return torch.where(spoilt[:, None, None, None], torch.nan, output)

@@ -335,9 +335,9 @@ def test_the_rows_are_those_that_were_counted_beforehand(
     def count(module, inputs, output):
         rows.append(len(inputs[0]))
 
-    def predict(latents, *rest):
+    def predict(latents, *inputs):
         sizes.add(len(latents))
-        return generator.predict(latents, *rest)
+        return generator.predict(latents, *inputs)
 
     scorer = scorer_of(
         generator,
