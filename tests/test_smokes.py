@@ -1,6 +1,6 @@
-"""One real run a command: real processes, a real Prefect server, small enough for `make test`.
+"""One real run per command: real processes, a real Prefect server, small enough for `make test`.
 
-That of `train`, stopped and resumed, is in tests/calib/test_train.py.
+The run of `train`, stopped and resumed, is in tests/calib/test_train.py.
 """
 
 import json
@@ -48,9 +48,9 @@ def test_a_small_study_ends_in_its_table(prefect_api, tmp_path):
     config, out = tmp_path / "study.yaml", tmp_path / "out"
     config.write_text(json.dumps(settings))
     study(config, out)
-    (measured,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
+    (seed_row,) = json.loads((out / "digits/ce/evaluation.json").read_text())["rows"]
     (row,) = json.loads((out / "study.json").read_text())["test"]["digits"]["rows"]
-    shown = {key: row["summary"][key]["mean"] for key in measured["plain"] if key in row["summary"]}
-    assert {"accuracy", "ece", "nll", "brier"} <= shown.keys()
-    assert shown == {key: measured["plain"][key] for key in shown}
+    means = {key: row["summary"][key]["mean"] for key in seed_row["plain"] if key in row["summary"]}
+    assert {"accuracy", "ece", "nll", "brier"} <= means.keys()
+    assert means == {key: seed_row["plain"][key] for key in means}
     assert "CE" in (out / "study.md").read_text()

@@ -96,7 +96,7 @@ def test_answers_are_in_the_order_of_the_records_and_the_same_one_by_one(root, r
 def test_end_points_are_judged_by_the_encoder_whose_labels_are_in_use(tmp_path, records):
     given = samples()
     root = featured.root_of(tmp_path, [given[:2], given[2:]], features=AWAY)
-    digest = featured.label_set(root, {2: featured.VECTORS[[0, 0, 0, 0]]}, prototypes=3.0)
+    digest = featured.label_set(root, {2: featured.VECTORS[[0, 0, 0, 0]]}, prototype_length=3.0)
     rules = Exclusion(end_points=True)
     assert MixedDataset(root.url, exclude=rules).numbers.tolist() == [0, 2]
     assert MixedDataset(root.url, exclude=rules, labels=digest).numbers.tolist() == [0, 1, 3]

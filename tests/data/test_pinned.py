@@ -98,8 +98,8 @@ def test_a_copy_is_of_the_same_index_while_the_root_grows(root):
 def test_features_are_those_that_the_labels_in_use_come_from(tmp_path):
     samples = [handmade.sample(group, 3) for group in range(4)]
     root = featured.root_of(tmp_path, [samples[:2], samples[2:]])
-    other = featured.label_set(root, {0: 2 * featured.VECTORS[[1, 1, 0]]}, prototypes=2.0)
-    third = featured.label_set(root, {}, origin=other, prototypes=2.0)
+    other = featured.label_set(root, {0: 2 * featured.VECTORS[[1, 1, 0]]}, prototype_length=2.0)
+    third = featured.label_set(root, {}, source=other, prototype_length=2.0)
     own = PinnedRoot(root)
     np.testing.assert_array_equal(own.prototypes, featured.VECTORS)
     first, second = own.shards

@@ -89,7 +89,7 @@ def test_parts_that_fail_go_up_again(store, large, faulty_s3, faults):
 
 
 def test_a_completion_whose_answer_was_lost_counts(store, large, faulty_s3):
-    faulty_s3.fail(lost=1.0, methods=["POST"], path="uploadId=", most=4)
+    faulty_s3.fail(lost=1.0, methods=["POST"], path="uploadId=", max_faults=4)
     Store(store.url).publish(large, "x.tar")
     assert faulty_s3.done["lost"] == 4
     assert store.get("x.tar") == large.read_bytes()

@@ -57,11 +57,11 @@ def test_a_fifth_of_the_requests_may_fail(store, faulty_s3, faults):
 
 
 def test_a_create_whose_answer_was_lost_was_ours(store, faulty_s3):
-    faulty_s3.fail(lost=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(lost=1.0, methods=["PUT"], max_faults=1)
     assert store.create("lease", b"mine")
-    faulty_s3.fail(lost=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(lost=1.0, methods=["PUT"], max_faults=1)
     assert not store.create("lease", b"mine")  # the same content, but it was there before
-    faulty_s3.fail(errors=1.0, methods=["PUT"], most=1)
+    faulty_s3.fail(errors=1.0, methods=["PUT"], max_faults=1)
     assert not store.create("lease", b"another's")
     assert store.get("lease") == b"mine"
 
@@ -69,7 +69,7 @@ def test_a_create_whose_answer_was_lost_was_ours(store, faulty_s3):
 def test_an_open_file_goes_on_where_it_was_cut(store, faulty_s3):
     content = os.urandom(3 << 20)
     store.put("shard.tar", content)
-    faulty_s3.fail(cut_answers=1.0, methods=["GET"], most=3)
+    faulty_s3.fail(cut_answers=1.0, methods=["GET"], max_faults=3)
     with store.open("shard.tar") as file:
         assert file.read() == content
     assert faulty_s3.done["cut_answers"] == 3
@@ -99,7 +99,7 @@ def test_a_silent_server_is_not_waited_for_without_end(store, faulty_s3, monkeyp
     )
     store = Store(store.url)
     store.put("a", b"1")
-    faulty_s3.fail(stalled=1.0, most=1)
+    faulty_s3.fail(stalled=1.0, max_faults=1)
     assert store.get("a") == b"1"
     faulty_s3.fail(stalled=1.0)
     with pytest.raises(ConnectionError, match=r"no answer: ReadTimeoutError.*/root/a"):
