@@ -393,7 +393,7 @@ RANGES = [
 def test_a_parameter_takes_the_documented_range_and_no_more(what, part, name, limits):
     build = BUILDERS[what][2]
     fixed: dict[str, float] = {"num_samples": 9} if (part, name) != ("crl", "num_samples") else {}
-    fixed = others_given if part == "crl" else {}
+    fixed = fixed if part == "crl" else {}
     if name == "gamma_max":  # gamma and switch must stay below it
         fixed = {"gamma": 0.0, "switch": 0.0}
     inside, outside = inside_and_outside(limits)
