@@ -29,8 +29,8 @@ def png(width: int, height: int, *chunks: bytes) -> bytes:
 
 
 def webp(kind: bytes, content: bytes) -> bytes:
-    part = b"WEBP" + kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
-    return b"RIFF" + struct.pack("<I", len(part)) + part
+    body = b"WEBP" + kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 @pytest.mark.parametrize("extension", ["webp", "png"])
@@ -45,16 +45,16 @@ def test_jpeg_is_close():
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
 def test_other_kinds_of_pixels_become_rgb(mode):
-    wanted = np.asarray(PICTURE.convert(mode).convert("RGB"))
+    expected = np.asarray(PICTURE.convert(mode).convert("RGB"))
     np.testing.assert_array_equal(
-        decode_image(image_bytes(PICTURE.convert(mode), format="PNG")), wanted
+        decode_image(image_bytes(PICTURE.convert(mode), format="PNG")), expected
     )
 
 
 @pytest.mark.parametrize("extension", ["webp", "png", "jpg"])
 def test_an_image_cut_anywhere_or_followed_by_more_is_refused(extension):
-    whole = encode_image(PIXELS, extension)
-    for content in (*(whole[:cut] for cut in range(0, len(whole), 7)), whole + b"\0\0"):
+    complete = encode_image(PIXELS, extension)
+    for content in (*(complete[:cut] for cut in range(0, len(complete), 7)), complete + b"\0\0"):
         with pytest.raises(ValueError, match="not a complete WebP, PNG or JPEG image"):
             decode_image(content)
 
@@ -110,7 +110,7 @@ def test_the_limit_is_on_pixels_and_can_be_lower():
 
 
 def test_a_jpeg_of_very_many_scans_is_refused():
-    """Each is drawn over the whole picture: a megabyte of them would take hours."""
+    """Every scan is decoded over the whole picture: a megabyte of scans would take hours."""
     content = image_bytes(Image.new("L", (64, 64)), format="JPEG", progressive=True)
     last = content[content.rindex(b"\xff\xda") : -2]
     assert decode_image(content[:-2] + last * 20 + content[-2:]).shape == (64, 64, 3)
@@ -133,14 +133,14 @@ def test_your_own_pictures_are_no_picture_or_refused_as_unreadable(tmp_path):
 
 
 def deep_png(kind: int, values: list[int], key: list[int] | None = None) -> bytes:
-    """One row of 16 bits a channel, in file order."""
+    """A square PNG of 16 bits per channel; `values` is one row in file order."""
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
     width = len(values) // channels
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, width, 16, kind, 0, 0, 0))
-    given = chunk(b"tRNS", np.array(key, ">u2").tobytes()) if key else b""
+    transparency = chunk(b"tRNS", np.array(key, ">u2").tobytes()) if key else b""
     row = b"\0" + np.array(values, ">u2").tobytes()
     pixels = chunk(b"IDAT", zlib.compress(row * width))
-    return b"\x89PNG\r\n\x1a\n" + header + given + pixels + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + transparency + pixels + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize(
@@ -158,24 +158,24 @@ def test_sixteen_bits_are_scaled_to_eight_and_what_is_transparent_is_white(
     content, wanted, tmp_path
 ):
     (tmp_path / "a.png").write_bytes(content)
-    found = load_square(tmp_path / "a.png", len(wanted))
-    np.testing.assert_array_equal(found[0], np.repeat(wanted, 3).reshape(-1, 3))
+    pixels = load_square(tmp_path / "a.png", len(wanted))
+    np.testing.assert_array_equal(pixels[0], np.repeat(wanted, 3).reshape(-1, 3))
 
 
 def test_transparent_pixels_show_white_and_not_their_hidden_colour(tmp_path):
-    red, white, half = (200, 0, 0), (255, 255, 255), (228, 128, 128)
+    red, white, pink = (200, 0, 0), (255, 255, 255), (228, 128, 128)
     image = Image.new("RGBA", (2, 2), red)
     image.putalpha(Image.fromarray(np.array([[255, 0], [127, 255]], np.uint8)))
     for kind in ("PNG", "WEBP"):
         image.save(tmp_path / "a", kind, lossless=True, exact=True)
-        found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-        assert [tuple(pixel) for pixel in found] == [red, white, half, red]
+        pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+        assert [tuple(pixel) for pixel in pixels] == [red, white, pink, red]
     palette = Image.new("P", (2, 2), 0)
     palette.putpalette([*red, 0, 0, 255])
     palette.putpixel((1, 0), 1)
     palette.save(tmp_path / "a", "PNG", transparency=1)
-    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-    assert [tuple(pixel) for pixel in found] == [red, white, red, red]
+    pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert [tuple(pixel) for pixel in pixels] == [red, white, red, red]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
@@ -183,8 +183,8 @@ def test_opaque_pictures_keep_every_pixel(mode, tmp_path):
     square = PICTURE.resize((16, 16))
     square.convert(mode).save(tmp_path / "a", "JPEG" if mode == "CMYK" else "PNG")
     with Image.open(tmp_path / "a") as image:
-        wanted = np.asarray(image.convert("RGB"))
-    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), wanted)
+        expected = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(load_square(tmp_path / "a", 16), expected)
 
 
 def grey(values: list[int], kind: type) -> Image.Image:
@@ -202,8 +202,8 @@ def test_tiff_keeps_every_pixel(mode, tmp_path):
 
 def test_a_tiff_of_sixteen_bits_is_scaled_and_an_upright_one_is_turned(tmp_path):
     grey([0, 129, 1536, 65_535], np.uint16).save(tmp_path / "a", "TIFF")
-    found = load_square(tmp_path / "a", 4)
-    np.testing.assert_array_equal(found[0], np.repeat([0, 1, 6, 255], 3).reshape(-1, 3))
+    pixels = load_square(tmp_path / "a", 4)
+    np.testing.assert_array_equal(pixels[0], np.repeat([0, 1, 6, 255], 3).reshape(-1, 3))
     square = PICTURE.resize((16, 16))
     square.save(tmp_path / "a", "TIFF", exif={0x0112: 3})  # upside down
     np.testing.assert_array_equal(load_square(tmp_path / "a", 16), np.asarray(square)[::-1, ::-1])
@@ -214,14 +214,14 @@ def test_of_a_gif_the_first_frame_is_read_and_what_is_transparent_is_white(tmp_p
     first.putpalette([200, 0, 0, 0, 0, 255])
     first.putpixel((1, 0), 1)
     first.save(tmp_path / "a", "GIF", save_all=True, append_images=[Image.new("P", (2, 2), 1)])
-    found = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
-    assert found == [[200, 0, 0], [0, 0, 255], [200, 0, 0], [200, 0, 0]]
+    pixels = load_square(tmp_path / "a", 2).reshape(4, 3).tolist()
+    assert pixels == [[200, 0, 0], [0, 0, 255], [200, 0, 0], [200, 0, 0]]
     first.save(tmp_path / "a", "GIF", transparency=1)
     assert load_square(tmp_path / "a", 2).reshape(4, 3).tolist()[1] == [255, 255, 255]
 
 
 def tiled_tiff(side: int, tile: int) -> bytes:
-    """One tile of so many pixels a side, with a picture in its corner and no data."""
+    """A TIFF of `side` pixels in one larger tile of `tile` pixels, without data."""
     rows = [(256, side), (257, side), (258, 8), (259, 1), (262, 1), (277, 1), (322, tile)]
     rows += [(323, tile), (324, 300), (325, 9)]
     tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in rows)

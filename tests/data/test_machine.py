@@ -32,21 +32,21 @@ def test_it_begins_with_the_hosts_name(monkeypatch):
 
 @pytest.mark.process
 def test_a_container_with_its_hosts_name_is_another_machine(in_a_container):
-    found = in_a_container(f"import socket; print(socket.gethostname()); {SCRIPT}").split()
-    assert found[0] == socket.gethostname()
-    assert found[1] != machine()
+    output = in_a_container(f"import socket; print(socket.gethostname()); {SCRIPT}").split()
+    assert output[0] == socket.gethostname()
+    assert output[1] != machine()
 
 
 def lay_out(root: Path, groups: str, **files: str | int) -> tuple[Path, Path]:
-    """A tree of control groups, where `a__b` is the file b of folder a; and what names ours."""
-    for place, content in files.items():
-        *folders, name = place.split("__")
+    """A tree of control groups, `a__b` being file b of folder a; and the file with our groups."""
+    for name_of_file, content in files.items():
+        *folders, name = name_of_file.split("__")
         path = root.joinpath(*folders, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
-    own = root.parent / "own"
-    own.write_text(groups)
-    return root, own
+    own_groups = root.parent / "own"
+    own_groups.write_text(groups)
+    return root, own_groups
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def test_this_machine_can_be_asked():
 
 
 def precisions() -> list[str]:
-    places = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    return [place.fp32_precision for place in places]
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    return [setting.fp32_precision for setting in settings]
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])

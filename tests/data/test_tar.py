@@ -9,7 +9,7 @@ from semix.data.formats import LeftOut
 from semix.data.images import encode_image
 from semix.data.tar import MEMBER, GroupSample, read_shard, read_tar, scan_tar
 
-from tests.data.hostile import TYPES
+from tests.data.hostile import TYPES, edit_header, tar_of_members
 from tests.handmade import make_root, pixels, sample, tar_of
 
 
