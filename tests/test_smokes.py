@@ -10,7 +10,7 @@ from semix.data.label_sets import LabelSet
 from semix.flows.study import study
 
 from tests.command import semix
-from tests.integration.test_kill import survive, written
+from tests.integration.test_kill import survive, write_config
 
 pytestmark = pytest.mark.smoke
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.smoke
 def test_a_build_that_was_killed_ends_as_an_unbroken_one(
     hasty_config, built, tmp_path, prefect_api
 ):
-    survive(1, written(hasty_config, tmp_path), built, prefect_api, longest_s=0.2)
+    survive(1, write_config(hasty_config, tmp_path), built, prefect_api, longest_s=0.2)
 
 
 def test_images_are_labelled_anew_by_another_clip(root, other_clip, prefect_api):
