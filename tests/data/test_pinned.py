@@ -44,9 +44,9 @@ def block_with(text: str, root: str) -> str:
 
 def test_plain_webdataset_reads_what_we_read(root):
     code = block_with("wds.WebDataset", root.url)
-    noting = textwrap.indent("seen.append((record, images, labels))", " " * 4)
+    append_line = textwrap.indent("seen.append((record, images, labels))", " " * 4)
     seen: list[Any] = []
-    exec(f"{code}{noting}\n", {"seen": seen})
+    exec(f"{code}{append_line}\n", {"seen": seen})
     mixed = MixedDataset(root.url)
     assert len(seen) == len(mixed) == 6
     for group, (record, images, labels) in enumerate(seen):

@@ -30,10 +30,10 @@ def test_a_model_that_is_not_here_has_no_cost(hasty_config, tmp_path):
     assert [facts[key] for key in unknown] == [None] * len(unknown)
     assert facts["unknown"].startswith("generator.model = owner/model: is not on this machine")
     assert (facts["groups"], facts["noise_rows"]) == (45, 0)
-    words = readable(facts)
-    assert words["TFLOP"] == words["network calls"] == "not known"
-    assert words["not known"] == facts["unknown"]
-    assert words["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
+    texts = readable(facts)
+    assert texts["TFLOP"] == texts["network calls"] == "not known"
+    assert texts["not known"] == facts["unknown"]
+    assert texts["hours"] == "not known, at 45% of 1 TFLOP/s (cpu, float32, as given)"
 
 
 def test_a_model_that_lacks_a_weight_is_refused(hasty_config, tmp_path):

@@ -183,15 +183,15 @@ def test_what_semix_says_is_in_the_runs_log_and_once_on_the_terminal(executed, c
     run, _, output = executed
     of_this_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
 
-    def said() -> list[str]:
+    def log_lines() -> list[str]:
         return [
             log.message
             for log in client.read_logs(of_this_run, 200, 0)
             if log.name.startswith("sem")
         ]
 
-    until(lambda: any("generate: 180 of 180 images" in text for text in said()))
-    assert len(said()) == len(set(said()))
+    until(lambda: any("generate: 180 of 180 images" in text for text in log_lines()))
+    assert len(log_lines()) == len(set(log_lines()))
     assert output.count("generate: 180 of 180 images") == 1
     assert output.count("sharpening of features: scale") == 1  # a worker said so
 
@@ -250,7 +250,7 @@ def test_a_run_of_a_command_line_can_be_cancelled_in_prefect(
 
 
 @pytest.fixture(scope="module")
-def broken(hasty_config, prefect_api, tmp_path_factory):
+def failed_build(hasty_config, prefect_api, tmp_path_factory):
     """A root where one shard could not be written, and the message of its build's error."""
     root = create_root(hasty_config, str(tmp_path_factory.mktemp("broken") / "mixed"))
     obstacle = Path(root.url) / "shards/0000/0000003.json"  # where its commit record goes
@@ -261,8 +261,8 @@ def broken(hasty_config, prefect_api, tmp_path_factory):
     return root, str(caught.value)
 
 
-def test_one_failing_shard_stops_no_other_and_is_named(broken):
-    root, message = broken
+def test_one_failing_shard_stops_no_other_and_is_named(failed_build):
+    root, message = failed_build
     assert root.missing() == [3]
     assert list(root.failures()) == [3]
     summary, reason, *advice = message.splitlines()
@@ -274,8 +274,10 @@ def test_one_failing_shard_stops_no_other_and_is_named(broken):
     ]
 
 
-def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, until, ended_tasks):
-    root, _ = broken
+def test_prefect_shows_the_run_its_log_and_its_end(
+    failed_build, latest_artifact, until, ended_tasks
+):
+    root, _ = failed_build
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(limit=1, sort="START_TIME_DESC")[0]
         assert run.name == "build mixed"
@@ -296,8 +298,8 @@ def test_prefect_shows_the_run_its_log_and_its_end(broken, latest_artifact, unti
         assert artifact["description"].startswith("156 of 180 images, 1 failed shard")
 
 
-def test_resume_makes_what_is_missing_and_pins_it(broken):
-    root, _ = broken
+def test_resume_makes_what_is_missing_and_pins_it(failed_build):
+    root, _ = failed_build
     before = root.committed()
     assert resume(root, slots=1).missing() == []
     assert {k: v for k, v in root.committed().items() if k != 3} == before

@@ -92,11 +92,11 @@ def server(one_server):
 
 
 @contextmanager
-def client_of(url, **others):
-    """Settings of a client: the server, its key, and others by their names in Prefect."""
+def client_of(url, **settings):
+    """Settings of a client: the server, its key, and more by their names in Prefect."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: KEY} | others):
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: KEY} | settings):
         yield
 
 
@@ -275,7 +275,7 @@ def version_here():
 
 @pytest.fixture
 def build_on(hasty_config, tmp_path, until):
-    """build_on(url): a build of the command line with a shard committed, and its place."""
+    """build_on(url): a build by the command line that has committed a shard, and its folder."""
     config, out, processes = tmp_path / "build.json", tmp_path / "mixed", []  # JSON is YAML
     config.write_text(json.dumps(hasty_config.model_dump(mode="json")))
     command = [sys.executable, "-m", "semix.flows.cli", "build", str(config), "--slots=1"]
@@ -318,8 +318,8 @@ def test_a_build_makes_all_whatever_becomes_of_its_server(server, build_on, back
         status, text = wait_for_end(process)
         assert status == 0 and "Traceback" not in text, text
     else:
-        what = {"never": "does not answer", "wiped": "was its database wiped?"}[back]
-        check_server_lost(process, out, what)
+        reason = {"never": "does not answer", "wiped": "was its database wiped?"}[back]
+        check_server_lost(process, out, reason)
 
 
 @pytest.mark.slow
@@ -346,7 +346,7 @@ def test_a_build_that_is_asked_to_end_does_though_its_server_is_gone(server, bui
     assert damage(root, full=True) == [] and root.store.list("leases") == []
 
 
-def check_server_lost(process, out: Path, what: str) -> None:
+def check_server_lost(process, out: Path, reason: str) -> None:
     """Check that a build which lost its server ends complete, with one error that says so."""
     status, text = wait_for_end(process)
     root = Root(str(out))
@@ -355,7 +355,7 @@ def check_server_lost(process, out: Path, what: str) -> None:
     message = f"{total} of {total} shards are committed; go on with: semix resume {root.url}"
     errors = re.findall("error: .*", text)  # Prefect's own lines may end without a line break
     assert status == 1 and len(errors) == 1, text
-    assert what in errors[0] and errors[0].endswith(message)
+    assert reason in errors[0] and errors[0].endswith(message)
     assert "Traceback" not in text and text.count("Error logging") < 10, text
     assert resume(str(out)).missing() == []
 

@@ -113,8 +113,8 @@ def test_every_restart_on_a_full_disk_has_a_line_with_its_cause(full, prefect_ap
         [error] = one()
     assert isinstance(error, WorkerLost)
     cause = f"slot 0: its worker ended: exit status 75: [^\n]*disk full at {full.url}"
-    ours = [r.getMessage() for r in caplog.records if r.name == "semix.build"]
-    lines = [message for message in ours if "its worker ended" in message]
+    messages = [r.getMessage() for r in caplog.records if r.name == "semix.build"]
+    lines = [message for message in messages if "its worker ended" in message]
     for number, line in enumerate(lines[:RETRIES], start=1):
         assert re.match(rf"{cause}[^\n]*; restart {number} of {RETRIES} in 0 s$", line)
     assert len(lines) >= RETRIES and re.match(cause, str(error))
