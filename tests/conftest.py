@@ -1,4 +1,4 @@
-"""What several packages need: small models and a Prefect server, once for the whole run."""
+"""Fixtures of several packages: small models, roots and a Prefect server, made once per run."""
 
 import atexit
 import logging
@@ -38,7 +38,7 @@ atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
 
 @pytest.fixture(autouse=True)
 def _logs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what an earlier command of this process did: it stops records of `semix` from rising."""
+    """Let pytest see records of `semix`: an earlier command of this process may have stopped it."""
     monkeypatch.setattr(logging.getLogger("semix"), "propagate", True)
 
 

@@ -130,7 +130,7 @@ MISTAKES = {
 
 @pytest.mark.process
 def test_a_mistake_is_named_before_torch_or_prefect_is_imported(tmp_path):
-    """In a process of its own, since this one has imported both; people wait for these errors."""
+    """Commands run in a new process, since this one has imported both."""
     ce = {"name": "CE", "real": {"name": "digits"}, "model": {"name": "lenet"}}
     base = {key: ce[key] for key in ("real", "model")}
     methods = {"ce": {}, "soft": {"overrides": {"loss": {"name": "soft"}}}}

@@ -138,7 +138,7 @@ def test_a_hostile_shard_is_refused_and_nothing_executed(watched, shards, canary
 
 @pytest.mark.process
 def test_the_watch_and_the_payload_work(watched, tmp_path):
-    """Else the test above could not fail."""
+    """Without this the test above could not fail."""
     assert watched("control").returncode == 99
     (tmp_path / "a.tar").write_bytes(hostile.pickles(tmp_path / "CANARY")["pickle.pyd"])
     list(wds.WebDataset([str(tmp_path / "a.tar")], shardshuffle=False).decode())
@@ -269,7 +269,7 @@ def drive(*options: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.process
 def test_many_thousand_mutated_files(tmp_path):
-    """In 512 MiB, two seconds an input, and no surprise; the process tells which input it was."""
+    """Within 512 MiB and two seconds per input; a failing process says which input it was."""
     note = tmp_path / "note"
     completed = drive("--inputs", str(INPUTS), "--note", str(note))
     assert completed.returncode == 0, f"{completed.stderr[-3000:]}\nat input {note.read_text()}"
@@ -283,7 +283,7 @@ def test_many_thousand_mutated_files(tmp_path):
 
 @pytest.mark.process
 def test_the_drive_tells_which_input_it_was():
-    """Else the test above could not fail: here no input is quick enough."""
+    """Without this the test above could not fail: here no input is quick enough."""
     completed = drive("--inputs", "40", "--longest", "0")
     assert completed.returncode == 1
     assert "--seed 0 --kind shard --only 0, " in completed.stderr
@@ -331,7 +331,7 @@ def test_mutated_tensor_files():
     ],
 )
 def test_coverage_guided(kind, runs, tmp_path):
-    """libFuzzer's limit counts the instrumented interpreter too, and stops at 5 s an input."""
+    """libFuzzer's limits: memory with the instrumented interpreter, and 5 s per input."""
     pytest.importorskip("atheris")
     (tmp_path / "corpus").mkdir()
     # A process starts with the peak memory of the one that starts it, so a small one does.

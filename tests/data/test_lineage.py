@@ -1,4 +1,4 @@
-"""Where shards come from."""
+"""Lineage: which shards a build made, and which shards, plan and models a run read."""
 
 from semix.data.lineage import in_words, made_now, read_shards, source
 from semix.data.pinned import PinnedRoot

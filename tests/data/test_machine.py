@@ -78,7 +78,7 @@ def test_files_that_were_only_read_give_way(root):
 
 
 def test_version_1_has_a_tree_for_each_controller(root):
-    """As within a container: the path is the machine's, and its root is our own group."""
+    """Within a container the path is that of the machine, and the tree's root is our own group."""
     groups = "9:cpu,cpuacct:/docker/f00\n4:memory:/docker/f00\n1:name=systemd:/docker/f00\n"
     files = {
         "memory__memory.limit_in_bytes": 4 * GB,

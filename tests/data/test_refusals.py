@@ -193,7 +193,7 @@ def test_what_a_newer_version_wrote_is_refused_by_name_and_left_alone(url, name,
 
 
 def test_the_same_files_read_well_as_this_version_writes_them(url):
-    """Else the tests above would show little."""
+    """Without this the tests above would show little."""
     for readers in READERS.values():
         for read in readers:
             read(url)

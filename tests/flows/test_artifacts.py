@@ -1,4 +1,4 @@
-"""What runs show in Prefect's pages, on a real server."""
+"""Artifacts of runs on Prefect's pages, on a real server."""
 
 import json
 import logging

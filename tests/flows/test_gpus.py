@@ -1,4 +1,4 @@
-"""Which GPUs there are, and what auto means where there are some."""
+"""Which GPUs are visible, and the device that `auto` stands for."""
 
 import os
 import sys

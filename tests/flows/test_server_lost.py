@@ -30,7 +30,7 @@ from tests.family import below
 pytestmark = pytest.mark.process
 
 KEY = "semix:a-key-of-the-tests"
-AT_ONCE = {"client.max_retries": 0}  # a server that is not there is lost
+AT_ONCE = {"client.max_retries": 0}  # the first failed request counts as a lost server
 
 
 class PrefectServer:
@@ -102,7 +102,7 @@ def client_of(url, **settings):
 
 @contextmanager
 def answering(status, body):
-    """A server that says the same to everyone; yields the URL of its API."""
+    """A server that gives every request the same response; yields the URL of its API."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

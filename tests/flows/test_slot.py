@@ -87,7 +87,7 @@ def run_slot(prefect_api, tmp_path, monkeypatch):
     return run
 
 
-# A worker appends to a file when it starts; its first lives end as told, the next ones well.
+# A worker appends to a file when it starts; its first `bad` lives end by `end`, later ones well.
 LIVES = """
 import os, pathlib, sys, time
 file, end, bad = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -108,7 +108,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def lives(prefect_api, tmp_path_factory):
-    """What became of workers with various ends: {end: (result, how often it was started)}."""
+    """Results of slots whose workers end in various ways: {end: (result, number of starts)}."""
     folder = tmp_path_factory.mktemp("lives")
 
     def submit(name: str, end: str, *, bad: int = 1):
@@ -155,7 +155,7 @@ def test_failed_shards_are_a_result_not_an_error(lives):
     assert lives["some shards"] == ({"slot": "some shards", "status": 1, "made": 0}, 1)
 
 
-# Its first lives end as `ends` says, a digit each: 0 lost at once, 1 lost after a shard.
+# Its first lives end as the digits of `ends` say: 0 is lost at once, 1 after a shard.
 ROW = """
 import os, pathlib, sys
 file, ends = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -361,7 +361,7 @@ def killed(root: Root, *held: int | str) -> ChildExit:
 
 @pytest.fixture(params=["images", "labels"])
 def work(request, small) -> ShardJob:
-    """Shard 0 is made, 1 and 2 are not."""
+    """A job, to make images or labels, whose shard 0 is done and whose shards 1 and 2 are not."""
     if request.param == "images":
         for shard in (1, 2):
             small.discard(shard)
