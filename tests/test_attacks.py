@@ -28,7 +28,7 @@ from semix.data.shard_files import ShardCache
 from semix.data.store import Store
 from semix.data.verify import damage, quarantine
 
-from tests.data.test_images import PICTURE, chunk, image_bytes, png, webp
+from tests.data.test_images import PICTURE, chunk, encode, png, webp
 from tests.data.whole_roots import commit_record, whole_root
 
 # Files and folders: what lies outside a root, or was not made by semix
@@ -330,7 +330,7 @@ def large_png(side: int) -> bytes:
 
 def large_jpeg(side: int, *, scans: int = 1) -> bytes:
     """A progressive JPEG whose header claims another size than it was saved with."""
-    content = image_bytes(PICTURE, format="JPEG", progressive=True)
+    content = encode(PICTURE, format="JPEG", progressive=True)
     size_offset, last_scan = content.index(b"\xff\xc2") + 5, content.rindex(b"\xff\xda")
     content = content[:size_offset] + struct.pack(">HH", side, side) + content[size_offset + 4 : -2]
     return content + content[last_scan:] * (scans - 1) + b"\xff\xd9"
@@ -376,7 +376,7 @@ def test_a_real_jpeg_of_very_many_scans(tmp_path):
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_a_real_picture_that_moves(tmp_path, kind):
     """Puts an animation of many frames among real pictures."""
-    content = image_bytes(PICTURE, format=kind, save_all=True, append_images=[PICTURE.rotate(90)])
+    content = encode(PICTURE, format=kind, save_all=True, append_images=[PICTURE.rotate(90)])
     reason = "(it is animated or has several pages; save one of them)"
     assert reason in picture_error(content, tmp_path)
 
@@ -384,7 +384,7 @@ def test_a_real_picture_that_moves(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
 def test_a_real_picture_that_is_cut_is_named_wherever_it_is_cut(tmp_path, kind):
     """Sends half a file."""
-    content = image_bytes(PICTURE, format=kind)
+    content = encode(PICTURE, format=kind)
     for cut in (0, 2, 9, 14, 18, 23, 28, 40, len(content) // 2, len(content) - 40):
         assert "cannot be read (" in picture_error(content[:cut], tmp_path)
 
@@ -395,19 +395,16 @@ def test_pictures_as_cameras_and_tools_write_them(tmp_path):
     rotation[0x0112] = 6
     trailer = b"\xff\xda" * 200 + b"motion photo"
     contents = [
-        *(
-            image_bytes(PICTURE.convert(mode), format="PNG")
-            for mode in ("1", "L", "LA", "P", "RGBA")
-        ),
-        *(image_bytes(PICTURE, format=kind, exif=rotation) for kind in ("PNG", "JPEG", "WEBP")),
-        *(image_bytes(PICTURE, format=kind) + trailer for kind in ("PNG", "JPEG", "WEBP")),
-        image_bytes(PICTURE, format="JPEG", progressive=True),
-        image_bytes(PICTURE.convert("CMYK"), format="JPEG"),
-        image_bytes(PICTURE.convert("L"), format="JPEG", exif=rotation),
-        image_bytes(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
-        image_bytes(PICTURE, format="WEBP", lossless=True),
-        image_bytes(PICTURE.convert("RGBA"), format="WEBP"),
-        b"\xff\xd8\xff\xff" + image_bytes(PICTURE, format="JPEG")[3:],
+        *(encode(PICTURE.convert(mode), format="PNG") for mode in ("1", "L", "LA", "P", "RGBA")),
+        *(encode(PICTURE, format=kind, exif=rotation) for kind in ("PNG", "JPEG", "WEBP")),
+        *(encode(PICTURE, format=kind) + trailer for kind in ("PNG", "JPEG", "WEBP")),
+        encode(PICTURE, format="JPEG", progressive=True),
+        encode(PICTURE.convert("CMYK"), format="JPEG"),
+        encode(PICTURE.convert("L"), format="JPEG", exif=rotation),
+        encode(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
+        encode(PICTURE, format="WEBP", lossless=True),
+        encode(PICTURE.convert("RGBA"), format="WEBP"),
+        b"\xff\xd8\xff\xff" + encode(PICTURE, format="JPEG")[3:],
     ]
     for content in contents:
         (tmp_path / "a").write_bytes(content)

@@ -22,7 +22,7 @@ from semix.pipeline.standins import standins_digest, tiny_recipe, train_standins
 
 from tests.calib.measured import STUDY, make_run
 from tests.command import semix
-from tests.data.test_images import PICTURE, chunk, image_bytes, png
+from tests.data.test_images import PICTURE, chunk, encode, png
 from tests.data.whole_roots import whole_root
 from tests.handmade import LABELS_DIGEST, label_set, labels_of, make_root
 
@@ -242,8 +242,8 @@ def text_bomb(kind: bytes) -> bytes:
 
 
 PIXELS = [chunk(b"IDAT", zlib.compress(bytes(8 * (1 + 3 * 8))))]
-PNG = image_bytes(PICTURE, format="PNG")
-JPEG = image_bytes(PICTURE, format="JPEG")
+PNG = encode(PICTURE, format="PNG")
+JPEG = encode(PICTURE, format="JPEG")
 CONTENTS: dict[str, bytes] = {
     "an empty file": b"",
     "a million spaces": b" " * 1_000_000,

@@ -69,10 +69,7 @@ def _unsafe(node: ast.AST) -> str | None:
         names = {alias.name.partition(".")[0] for alias in node.names}
         return f"imports {names & MODULES}" if names & MODULES else None
     if isinstance(node, ast.ImportFrom):
-        modules = {
-            (node.module or "").partition(".")[0],
-            *(alias.name for alias in node.names),
-        }
+        modules = {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
         hidden = {f"{node.module}.{alias.name}" for alias in node.names} & CALLS
         return f"imports {modules & MODULES | hidden}" if modules & MODULES or hidden else None
     if isinstance(node, ast.Constant) and isinstance(node.value, str):

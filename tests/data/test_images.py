@@ -11,7 +11,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (16, 12, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
 
-def image_bytes(image: Image.Image, **options) -> bytes:
+def encode(image: Image.Image, **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, **options)
     return buffer.getvalue()
@@ -47,7 +47,7 @@ def test_jpeg_is_close():
 def test_other_kinds_of_pixels_become_rgb(mode):
     expected = np.asarray(PICTURE.convert(mode).convert("RGB"))
     np.testing.assert_array_equal(
-        decode_image(image_bytes(PICTURE.convert(mode), format="PNG")), expected
+        decode_image(encode(PICTURE.convert(mode), format="PNG")), expected
     )
 
 
@@ -79,18 +79,15 @@ BOMB = zlib.compress(bytes(50 << 20))
         (png(16, 16, chunk(b"iTXt", b"k\0\1\0\0\0" + BOMB)), "too large"),
         (png(16, 16, chunk(b"iCCP", b"k\0\0" + BOMB)), "too large"),
         (b"%!PS-Adobe-3.0 EPSF-3.0", "starts with b'%!PS-Ado'"),
-        (image_bytes(PICTURE, format="GIF"), "starts with b'GIF89a|starts with b'GIF87a"),
-        (image_bytes(PICTURE, format="TIFF"), "starts with"),
+        (encode(PICTURE, format="GIF"), "starts with b'GIF89a|starts with b'GIF87a"),
+        (encode(PICTURE, format="TIFF"), "starts with"),
+        (encode(PICTURE, format="WEBP", save_all=True, append_images=[PICTURE.rotate(90)]), "anim"),
         (
-            image_bytes(PICTURE, format="WEBP", save_all=True, append_images=[PICTURE.rotate(90)]),
-            "anim",
-        ),
-        (
-            image_bytes(PICTURE, format="PNG", save_all=True, append_images=[PICTURE.rotate(9)]),
+            encode(PICTURE, format="PNG", save_all=True, append_images=[PICTURE.rotate(9)]),
             "several",
         ),
         (
-            image_bytes(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
+            encode(PICTURE, format="MPO", save_all=True, append_images=[PICTURE.rotate(9)]),
             "several",
         ),
         (b"", "it starts with b''"),
@@ -111,7 +108,7 @@ def test_the_limit_is_on_pixels_and_can_be_lower():
 
 def test_a_jpeg_of_very_many_scans_is_refused():
     """Every scan is decoded over the whole picture: a megabyte of scans would take hours."""
-    content = image_bytes(Image.new("L", (64, 64)), format="JPEG", progressive=True)
+    content = encode(Image.new("L", (64, 64)), format="JPEG", progressive=True)
     last = content[content.rindex(b"\xff\xda") : -2]
     assert decode_image(content[:-2] + last * 20 + content[-2:]).shape == (64, 64, 3)
     with pytest.raises(ValueError, match="more than 64 scans"):
@@ -231,25 +228,19 @@ def tiled_tiff(side: int, tile: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (encode(grey([0.5, 2.0], np.float32), format="TIFF"), "pixels of mode F; save it with 8"),
+        (encode(grey([7, 70_000], np.int32), format="TIFF"), "pixels of mode I; save it with 8 or"),
         (
-            image_bytes(grey([0.5, 2.0], np.float32), format="TIFF"),
-            "pixels of mode F; save it with 8",
-        ),
-        (
-            image_bytes(grey([7, 70_000], np.int32), format="TIFF"),
-            "pixels of mode I; save it with 8 or",
-        ),
-        (
-            image_bytes(PICTURE, format="TIFF", save_all=True, append_images=[PICTURE]),
+            encode(PICTURE, format="TIFF", save_all=True, append_images=[PICTURE]),
             "it is animated or has several pages; save one of them",
         ),
         (
-            image_bytes(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
+            encode(grey([7, 9], np.uint16), format="TIFF", tiffinfo={262: 0}),
             "16 bits where 0 is white; save it with 0 as black",
         ),
-        (image_bytes(PICTURE, format="TIFF")[:300], "."),
-        (image_bytes(PICTURE, format="GIF")[:30], "."),
-        (image_bytes(PICTURE, format="BMP")[:90], "truncated"),
+        (encode(PICTURE, format="TIFF")[:300], "."),
+        (encode(PICTURE, format="GIF")[:30], "."),
+        (encode(PICTURE, format="BMP")[:90], "truncated"),
         (b"BM" + bytes(60), "."),
         (b"II*\0", "."),
         (b"II+\0", "it is BigTIFF, no PNG, JPEG"),

@@ -127,20 +127,20 @@ def test_folders_named_as_splits_are_no_classes(tmp_path, folders, told):
         load_real(RealDataConfig(name="imagefolder", path=str(tmp_path)))
 
 
-def image_bytes(kind, *more):
+def encode(kind, *more):
     buffer = io.BytesIO()
     Image.new("RGB", (99, 99)).save(buffer, kind, save_all=bool(more), append_images=more)
     return buffer.getvalue()
 
 
 BAD = {
-    "cut.jpg": (image_bytes("JPEG")[:-60], "image file is truncated"),
+    "cut.jpg": (encode("JPEG")[:-60], "image file is truncated"),
     "empty.png": (b"", "it is empty"),
     "huge.png": (
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 13_000, 13_000),
         "13000 x 13000 pixels, at most 134217728 are decoded; save it smaller",
     ),
-    "moving.webp": (image_bytes("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
+    "moving.webp": (encode("WEBP", Image.new("RGB", (99, 99), "red")), "it is animated"),
     "page.jpg": (b"\n<!DOCTYPE html>", "it is HTML or XML, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
     "phone.jpg": (b"\0\0\0\x18ftypheic", "it is HEIC, no PNG, JPEG, WebP, TIFF, BMP or GIF"),
 }

@@ -27,18 +27,12 @@ def test_every_flow_is_deployed_once_a_pool(name):
     file = read(name)
     assert (file["build"], file["pull"]) == ([], [])  # nothing is built or fetched
     for pool in POOLS[name]:
-        deployments = [
-            deployment
-            for deployment in file["deployments"]
-            if deployment["work_pool"]["name"] == pool
-        ]
-        assert [deployment["tags"] for deployment in deployments] == [
-            ["semix", kind] for kind in KINDS
-        ]
-        for deployment, kind in zip(deployments, KINDS, strict=True):
-            flow = import_object(deployment["entrypoint"])
+        deployments = [entry for entry in file["deployments"] if entry["work_pool"]["name"] == pool]
+        assert [entry["tags"] for entry in deployments] == [["semix", kind] for kind in KINDS]
+        for entry, kind in zip(deployments, KINDS, strict=True):
+            flow = import_object(entry["entrypoint"])
             assert isinstance(flow, Flow)
-            assert (deployment["name"], flow.name) == (pool, f"semix-{kind}")
+            assert (entry["name"], flow.name) == (pool, f"semix-{kind}")
     assert len(file["deployments"]) == len(KINDS) * len(POOLS[name])
 
 
@@ -92,16 +86,13 @@ def test_containers_get_gpus_and_shared_memory():
 
 def test_automations_are_of_flows_that_are_there():
     definitions = read("docker/automations.yaml")["automations"]
-    automations = [AutomationCore.model_validate(automation) for automation in definitions]
-    assert [automation.name.partition(": ")[2] for automation in automations] == [
+    automations = [AutomationCore.model_validate(entry) for entry in definitions]
+    assert [entry.name.partition(": ")[2] for entry in automations] == [
         "resume builds that failed",
         "stop resuming",
         "crash runs without a heartbeat",
     ]
-    names = [
-        automation.trigger.match_related[0].root["prefect.resource.name"]
-        for automation in automations
-    ]
+    names = [entry.trigger.match_related[0].root["prefect.resource.name"] for entry in automations]
     assert names == [["semix-build", "semix-relabel"]] * 2 + [["semix-*"]]
 
 

@@ -64,21 +64,21 @@ def everything_below(root_folder):
 
 def test_a_machine_that_can_build_passes_and_nothing_is_left(config_file, home, tmp_path):
     before = everything_below(tmp_path)
-    status, findings = doctor(config_file, "--out", tmp_path / "there" / "mixed")
-    failures = {name: row for name, row in findings.items() if row["state"] == "failed"}
+    status, rows = doctor(config_file, "--out", tmp_path / "there" / "mixed")
+    failures = {name: row for name, row in rows.items() if row["state"] == "failed"}
     assert status == 0 and not failures
-    assert "write, read and delete work" in findings["store"]["found"]
-    assert findings["store"]["found"].endswith("B free")
-    assert "the weights take" in findings["memory"]["found"]
-    assert findings["real images"]["found"].startswith("10 classes")
-    assert "PREFECT_API_URL is not set" in findings["Prefect server"]["found"]
+    assert "write, read and delete work" in rows["store"]["found"]
+    assert rows["store"]["found"].endswith("B free")
+    assert "the weights take" in rows["memory"]["found"]
+    assert rows["real images"]["found"].startswith("10 classes")
+    assert "PREFECT_API_URL is not set" in rows["Prefect server"]["found"]
     assert everything_below(tmp_path) == before
 
 
 def test_a_bucket_is_tried_and_left_as_it_was(home, bucket, s3_server):
-    status, findings = doctor("--out", f"{bucket}/mixed")
-    assert status == 0 and findings["store"]["state"] in ("ok", "warning")  # a busy machine is slow
-    assert "free" not in findings["store"]["found"]
+    status, rows = doctor("--out", f"{bucket}/mixed")
+    assert status == 0 and rows["store"]["state"] in ("ok", "warning")  # a busy machine is slow
+    assert "free" not in rows["store"]["found"]
     assert "KeyCount" not in (answer := list_objects(bucket, s3_server)) or not answer["KeyCount"]
 
 
@@ -88,39 +88,39 @@ def list_objects(bucket, endpoint):
 
 def test_a_bucket_that_refuses_writes_is_named(home, bucket, faulty_s3):
     faulty_s3.fail(errors=1.0, methods=["PUT"])
-    status, findings = doctor("--out", f"{bucket}/mixed")
-    assert status == 1 and findings["store"]["state"] == "failed"
-    assert "choose another place" in findings["store"]["remedy"]
+    status, rows = doctor("--out", f"{bucket}/mixed")
+    assert status == 1 and rows["store"]["state"] == "failed"
+    assert "choose another place" in rows["store"]["remedy"]
 
 
 def test_a_bucket_that_is_not_there_is_named(home, bucket):
-    status, findings = doctor("--out", "s3://no-such-bucket-of-semix/mixed")
+    status, rows = doctor("--out", "s3://no-such-bucket-of-semix/mixed")
     assert status == 1
-    assert findings["store"]["remedy"] == "there is no such bucket; create it, or correct its name"
+    assert rows["store"]["remedy"] == "there is no such bucket; create it, or correct its name"
 
 
 def test_a_folder_that_cannot_be_written_is_named(home):
-    status, findings = doctor("--out", "/proc/mixed")
+    status, rows = doctor("--out", "/proc/mixed")
     assert status == 1
-    assert "cannot be written" in findings["store"]["remedy"]
+    assert "cannot be written" in rows["store"]["remedy"]
 
 
 def test_another_protocol_is_named(home):
-    status, findings = doctor("--out", "ftp://somewhere/mixed")
-    assert status == 1 and "use one of file, s3" in findings["store"]["remedy"]
+    status, rows = doctor("--out", "ftp://somewhere/mixed")
+    assert status == 1 and "use one of file, s3" in rows["store"]["remedy"]
 
 
 def test_models_that_are_missing_or_damaged_are_named(config_file, hasty_config, home, tmp_path):
-    status, findings = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
-    assert status == 1 and "there is no such folder" in findings["models"]["remedy"]
-    assert "weights" not in findings["memory"]["found"]  # there are none to tell of
+    status, rows = doctor(config_file, "--set", f"generator.model={tmp_path / 'nowhere'}")
+    assert status == 1 and "there is no such folder" in rows["models"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]  # there are none to tell of
     damaged = tmp_path / "damaged"
     shutil.copytree(hasty_config.generator.model, damaged)
     weights = next(damaged.glob("unet/*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:1000])
-    status, findings = doctor(config_file, "--set", f"generator.model={damaged}")
-    assert status == 1 and str(damaged) in findings["generator.model"]["found"]
-    assert "is damaged" in findings["generator.model"]["remedy"]
+    status, rows = doctor(config_file, "--set", f"generator.model={damaged}")
+    assert status == 1 and str(damaged) in rows["generator.model"]["found"]
+    assert "is damaged" in rows["generator.model"]["remedy"]
 
 
 def copy_model(config_file: Path, folder: Path, part: str) -> Path:
@@ -167,21 +167,21 @@ def test_quantised_weights_that_cannot_be_loaded_fail(config_file, home, tmp_pat
 
 def test_a_clip_that_is_not_there_is_told_once(config_file, home):
     for name in ("no-such-clip", "local-dir:no/such/folder"):
-        status, findings = doctor(config_file, "--set", f"annotation.model={name}")
-        failed = [check for check, row in findings.items() if row["state"] == "failed"]
+        status, rows = doctor(config_file, "--set", f"annotation.model={name}")
+        failed = [check for check, row in rows.items() if row["state"] == "failed"]
         assert status == 1 and failed == ["models"]
-    assert findings["models"]["found"] == f"annotation.model = {Path('no/such/folder').absolute()}"
-    assert findings["models"]["remedy"] == "there is no such folder"
+    assert rows["models"]["found"] == f"annotation.model = {Path('no/such/folder').absolute()}"
+    assert rows["models"]["remedy"] == "there is no such folder"
 
 
 def test_a_pinned_hub_model_that_was_not_fetched_is_told(config_file, home, monkeypatch):
     hub = ("--set", "generator.model=nobody/no-model", "--set", f"generator.revision={'a' * 40}")
-    status, findings = doctor(config_file, *hub)
-    assert status == 0 and "`hf download`" in findings["generator.model"]["remedy"]
-    assert "weights" not in findings["memory"]["found"]
+    status, rows = doctor(config_file, *hub)
+    assert status == 0 and "`hf download`" in rows["generator.model"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    status, findings = doctor(config_file, *hub)
-    assert status == 1 and "unset HF_HUB_OFFLINE" in findings["generator.model"]["remedy"]
+    status, rows = doctor(config_file, *hub)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in rows["generator.model"]["remedy"]
 
 
 def test_named_clip_weights_that_were_not_fetched_are_told(
@@ -190,46 +190,42 @@ def test_named_clip_weights_that_were_not_fetched_are_told(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     overrides = ("annotation.model=ViT-B-32-quickgelu", "annotation.pretrained=openai")
     clip = [argument for override in overrides for argument in ("--set", override)]
-    status, findings = doctor(config_file, *clip)
-    assert status == 0 and findings["annotation.pretrained"]["state"] == "warning"
-    assert "the first run fetches it" in findings["annotation.pretrained"]["remedy"]
-    assert "weights" not in findings["memory"]["found"]
+    status, rows = doctor(config_file, *clip)
+    assert status == 0 and rows["annotation.pretrained"]["state"] == "warning"
+    assert "the first run fetches it" in rows["annotation.pretrained"]["remedy"]
+    assert "weights" not in rows["memory"]["found"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    status, findings = doctor(config_file, *clip)
-    assert status == 1 and "unset HF_HUB_OFFLINE" in findings["annotation.pretrained"]["remedy"]
+    status, rows = doctor(config_file, *clip)
+    assert status == 1 and "unset HF_HUB_OFFLINE" in rows["annotation.pretrained"]["remedy"]
     repository = tmp_path / "hub" / "models--timm--vit_base_patch32_clip_224.openai"
     file = repository / "snapshots" / "c0ffee" / "open_clip_model.safetensors"
     for path, content in ((repository / "refs" / "main", "c0ffee"), (file, "")):
         path.parent.mkdir(parents=True)
         path.write_text(content)
     save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
-    status, findings = doctor(config_file, *clip)
-    assert status == 0 and str(file) in findings["annotation.pretrained"]["found"]
-    assert "the weights take" in findings["memory"]["found"]
+    status, rows = doctor(config_file, *clip)
+    assert status == 0 and str(file) in rows["annotation.pretrained"]["found"]
+    assert "the weights take" in rows["memory"]["found"]
 
 
 def test_a_clip_checkpoint_is_found_by_its_path(config_file, home, tmp_path):
     file = tmp_path / "clip.safetensors"
     save_file({"logit_scale": np.zeros(1000, np.float32)}, file)
     overrides = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={file}")
-    status, findings = doctor(
-        config_file, *[a for override in overrides for a in ("--set", override)]
-    )
-    assert status == 0 and str(file) in findings["annotation.pretrained"]["found"]
-    assert "the weights take" in findings["memory"]["found"]
+    status, rows = doctor(config_file, *[a for override in overrides for a in ("--set", override)])
+    assert status == 0 and str(file) in rows["annotation.pretrained"]["found"]
+    assert "the weights take" in rows["memory"]["found"]
     (tmp_path / "clip.pt").write_bytes(bytes(3000))
     overrides = ("annotation.model=ViT-B-32-quickgelu", f"annotation.pretrained={tmp_path}/clip.pt")
-    status, findings = doctor(
-        config_file, *[a for override in overrides for a in ("--set", override)]
-    )
-    assert status == 1 and "is no safetensors file" in findings["models"]["remedy"]
+    status, rows = doctor(config_file, *[a for override in overrides for a in ("--set", override)])
+    assert status == 1 and "is no safetensors file" in rows["models"]["remedy"]
 
 
 def test_real_images_that_are_not_there_are_named(config_file, home, tmp_path):
     options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'none'}")
-    status, findings = doctor(config_file, *options)
-    assert status == 1 and findings["pictures"]["remedy"] == "there is no such folder"
-    assert "real images" not in findings  # which opens the same folder
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["remedy"] == "there is no such folder"
+    assert "real images" not in rows  # which opens the same folder
 
 
 def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, home, tmp_path):
@@ -240,14 +236,14 @@ def test_pictures_that_cannot_be_decoded_fail_and_others_are_told(config_file, h
             Image.new("RGB", (9, 9), (number, 0, 0)).save(picture)
     (picture.parent / "10.heic").write_bytes(b"")
     options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
-    status, findings = doctor(config_file, *options)
+    status, rows = doctor(config_file, *options)
     assert status == 0
-    assert findings["picture folder"]["found"].startswith("ignored beside 20 images: 1 .heic; ")
-    assert findings["pictures"]["found"] == "20 of 20 can be decoded"
+    assert rows["picture folder"]["found"].startswith("ignored beside 20 images: 1 .heic; ")
+    assert rows["pictures"]["found"] == "20 of 20 can be decoded"
     picture.write_bytes(picture.read_bytes()[:45])
-    status, findings = doctor(config_file, *options)
-    assert status == 1 and findings["pictures"]["state"] == "failed"
-    assert "eight/9.png: image file is truncated" in findings["pictures"]["remedy"]
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["state"] == "failed"
+    assert "eight/9.png: image file is truncated" in rows["pictures"]["remedy"]
 
 
 def test_all_that_is_wrong_with_pictures_is_named_at_once(config_file, home, tmp_path):
@@ -258,27 +254,24 @@ def test_all_that_is_wrong_with_pictures_is_named_at_once(config_file, home, tmp
         (tmp_path / "own" / "eight" / f"{number}.tif").write_bytes(b"II*\0")
         (tmp_path / "own" / "nine" / f"{number}.heic").write_bytes(b"")
     options = ("--set", "real.name=imagefolder", "--set", f"real.path={tmp_path / 'own'}")
-    status, findings = doctor(config_file, *options)
-    assert (
-        status == 1
-        and findings["pictures"]["state"] == findings["real images"]["state"] == "failed"
-    )
-    summary, *lines = findings["pictures"]["remedy"].splitlines()
+    status, rows = doctor(config_file, *options)
+    assert status == 1 and rows["pictures"]["state"] == rows["real images"]["state"] == "failed"
+    summary, *lines = rows["pictures"]["remedy"].splitlines()
     assert summary.startswith("6 of 6 images in ") and len(lines) == 6
-    assert findings["real images"]["found"] == f"real.path = {tmp_path / 'own'}"
+    assert rows["real images"]["found"] == f"real.path = {tmp_path / 'own'}"
     remedy = (
         "classes 'nine' (3 .heic), 'ten' have no train images; add some, PNG, JPEG, WebP, TIFF,"
     )
-    assert findings["real images"]["remedy"].startswith(remedy)
+    assert rows["real images"]["remedy"].startswith(remedy)
 
 
 def test_a_precision_of_gpus_on_a_cpu_is_a_warning(config_file, home, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    status, findings = doctor(config_file, "--set", "generator.dtype=float16")
-    assert status == 0 and findings["device"]["state"] == "warning"
-    assert "or --set generator.dtype=float32" in findings["device"]["remedy"]
-    _, findings = doctor("configs/quickstart/ce.yaml", "--set", "mixed_precision=bf16")
-    assert findings["device"]["remedy"].endswith("or --set mixed_precision=no")
+    status, rows = doctor(config_file, "--set", "generator.dtype=float16")
+    assert status == 0 and rows["device"]["state"] == "warning"
+    assert "or --set generator.dtype=float32" in rows["device"]["remedy"]
+    _, rows = doctor("configs/quickstart/ce.yaml", "--set", "mixed_precision=bf16")
+    assert rows["device"]["remedy"].endswith("or --set mixed_precision=no")
 
 
 @pytest.mark.parametrize(
@@ -385,20 +378,20 @@ def test_a_locked_database_is_named(home):
     home.mkdir()
     with sqlite3.connect(home / "prefect.db", isolation_level=None) as database:
         database.execute("BEGIN EXCLUSIVE")
-        status, findings = doctor()
-    assert status == 1 and "end the process that locks it" in findings["Prefect server"]["remedy"]
+        status, rows = doctor()
+    assert status == 1 and "end the process that locks it" in rows["Prefect server"]["remedy"]
 
 
 def test_a_training_run_is_recognised(home):
-    status, findings = doctor("configs/quickstart/ce.yaml")
-    assert status == 0 and findings["training"]["state"] == "ok"
-    assert "lenet: 0.000652 GMAC per image of 32 pixels" in findings["network"]["found"]
+    status, rows = doctor("configs/quickstart/ce.yaml")
+    assert status == 0 and rows["training"]["state"] == "ok"
+    assert "lenet: 0.000652 GMAC per image of 32 pixels" in rows["network"]["found"]
 
 
 def test_a_stem_that_does_not_fit_is_a_warning(home):
-    status, findings = doctor("configs/quickstart/ce.yaml", "--set", "real.image_size=224")
-    assert (status, findings["network"]["state"]) == (0, "warning")
-    assert "the last map is larger than 16 x 16" in findings["network"]["remedy"]
+    status, rows = doctor("configs/quickstart/ce.yaml", "--set", "real.image_size=224")
+    assert (status, rows["network"]["state"]) == (0, "warning")
+    assert "the last map is larger than 16 x 16" in rows["network"]["remedy"]
 
 
 @pytest.fixture

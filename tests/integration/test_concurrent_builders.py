@@ -22,14 +22,14 @@ OVERRIDES = ("mixing.pairs={kind: sampled, count: 24}", "shards.groups_per_shard
 
 
 @pytest.fixture(scope="module")
-def many_shards(make_config, hasty_standins, tmp_path_factory) -> Tiny:
+def many(make_config, hasty_standins, tmp_path_factory) -> Tiny:
     """A plan of many quick shards."""
     return tiny_plan(make_config(hasty_standins, "generator.steps=1", *OVERRIDES), tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def quiet(many_shards, tmp_path_factory) -> dict[str, object]:
-    return contents(many_shards.finish(many_shards.start(str(tmp_path_factory.mktemp("quiet")))))
+def quiet(many, tmp_path_factory) -> dict[str, object]:
+    return contents(many.finish(many.start(str(tmp_path_factory.mktemp("quiet")))))
 
 
 def build(tiny: Tiny, url: str, log: Path) -> None:
@@ -48,26 +48,20 @@ def count_made(logs: list[Path]) -> Counter[int]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("builders", [2, 4])
-def test_builders_share_a_folder_without_a_lost_or_doubled_shard(
-    many_shards, quiet, tmp_path, builders
-):
-    build_together(
-        builders, many_shards.start(str(tmp_path / "mixed")), many_shards, quiet, tmp_path
-    )
+def test_builders_share_a_folder_without_a_lost_or_doubled_shard(many, quiet, tmp_path, builders):
+    build_together(builders, many.start(str(tmp_path / "mixed")), many, quiet, tmp_path)
 
 
-def test_builders_share_a_bucket_without_a_lost_or_doubled_shard(
-    many_shards, quiet, tmp_path, bucket
-):
-    build_together(3, many_shards.start(f"{bucket}/mixed"), many_shards, quiet, tmp_path)
+def test_builders_share_a_bucket_without_a_lost_or_doubled_shard(many, quiet, tmp_path, bucket):
+    build_together(3, many.start(f"{bucket}/mixed"), many, quiet, tmp_path)
 
 
 def build_together(
-    builders: int, root: Root, many_shards: Tiny, quiet: dict[str, object], tmp_path: Path
+    builders: int, root: Root, many: Tiny, quiet: dict[str, object], tmp_path: Path
 ) -> None:
     """Run so many workers on the root at once, and check what they made."""
     logs = [tmp_path / f"{number}.log" for number in range(builders)]
-    children = [start_child(lambda log=log: build(many_shards, root.url, log)) for log in logs]
+    children = [start_child(lambda log=log: build(many, root.url, log)) for log in logs]
     assert [wait(child) for child in children] == [0] * builders
     assert contents(Root(root.url)) == quiet
     assert count_made(logs) == Counter(range(24))
@@ -75,14 +69,10 @@ def build_together(
 
 
 @pytest.mark.process
-def test_garbage_is_collected_beside_a_builder_that_loses_nothing(many_shards, quiet, tmp_path):
-    root = many_shards.start(str(tmp_path / "mixed"))
+def test_garbage_is_collected_beside_a_builder_that_loses_nothing(many, quiet, tmp_path):
+    root = many.start(str(tmp_path / "mixed"))
     root.store.put("shards/0000/0000003-00000000.tar", b"an orphan")
-    child, rounds, removed = (
-        start_child(lambda: build(many_shards, root.url, tmp_path / "log")),
-        0,
-        [],
-    )
+    child, rounds, removed = (start_child(lambda: build(many, root.url, tmp_path / "log")), 0, [])
     while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         rounds += 1
         removed += remove(root, garbage(root, older_than_s=0))
@@ -97,18 +87,18 @@ def test_garbage_is_collected_beside_a_builder_that_loses_nothing(many_shards, q
 @pytest.mark.timeout(1800)
 def test_two_hundred_kills(make_config, hasty_standins, tmp_path, tmp_path_factory):
     changes = ("generator.steps=1", "mixing.groups_per_pair=16", "shards.groups_per_shard=1")
-    many_shards = tiny_plan(make_config(hasty_standins, *changes), tmp_path_factory)
-    expected = contents(many_shards.finish(many_shards.start(str(tmp_path / "quiet"))))
-    url, log = many_shards.start(str(tmp_path / "mixed")).url, tmp_path / "log"
+    many = tiny_plan(make_config(hasty_standins, *changes), tmp_path_factory)
+    expected = contents(many.finish(many.start(str(tmp_path / "quiet"))))
+    url, log = many.start(str(tmp_path / "mixed")).url, tmp_path / "log"
     rng, num_done = random.Random(0), 0
     for _ in range(200):
-        child = start_child(lambda: build(many_shards, url, log))
+        child = start_child(lambda: build(many, url, log))
         time.sleep(rng.uniform(0, 0.25))
         os.kill(child, signal.SIGKILL)
         assert wait(child) == -signal.SIGKILL, "finished before it was killed often enough"
         before, num_done = num_done, len(Root(url).done())
         assert num_done >= before, "a committed shard was lost"
-    assert wait(start_child(lambda: build(many_shards, url, log))) == 0
+    assert wait(start_child(lambda: build(many, url, log))) == 0
     assert contents(Root(url)) == expected
     assert damage(Root(url), full=True) == []
-    assert sum(count_made([log]).values()) - many_shards.plan.num_shards <= 200
+    assert sum(count_made([log]).values()) - many.plan.num_shards <= 200

@@ -22,7 +22,7 @@ SHARDS = 24
 
 
 @pytest.fixture(scope="module")
-def many_shards(make_config, hasty_standins, tmp_path_factory) -> Tiny:
+def many(make_config, hasty_standins, tmp_path_factory) -> Tiny:
     """A plan of many quick shards."""
     changes = ("generator.steps=1", f"mixing.pairs={{kind: sampled, count: {SHARDS}}}")
     config = make_config(hasty_standins, *changes, "shards.groups_per_shard=1")
@@ -62,14 +62,14 @@ def shards_in(log: Path) -> list[int]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("dies_at", [None, 4])
-def test_parts_are_shared_and_a_dead_hosts_is_taken_up(many_shards, tmp_path, dies_at):
-    quiet = contents(many_shards.finish(many_shards.start(str(tmp_path / "quiet"))))
-    root = many_shards.start(str(tmp_path / "mixed"))
+def test_parts_are_shared_and_a_dead_hosts_is_taken_up(many, tmp_path, dies_at):
+    quiet = contents(many.finish(many.start(str(tmp_path / "quiet"))))
+    root = many.start(str(tmp_path / "mixed"))
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     children = [
         start_child(
             lambda part=part, log=log, dies=dies: host(
-                f"host-{part.index}", many_shards, root.url, log, part=part, dies_at=dies
+                f"host-{part.index}", many, root.url, log, part=part, dies_at=dies
             )
         )
         for part, log, dies in [
