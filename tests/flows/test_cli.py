@@ -129,12 +129,8 @@ def test_failures_are_shown_with_their_reason(root):
     _, out, _ = semix("failures", str(root))
     assert out.splitlines()[0] == "shard 2: ValueError: group 5: flat (group 5, 2 attempts)"
     _, out, _ = semix("failures", str(root), "--json")
-    shown_failure = json.loads(out)["2"]
-    assert (shown_failure["message"], shown_failure["attempts"], shown_failure["group"]) == (
-        "group 5: flat",
-        2,
-        5,
-    )
+    row = json.loads(out)["2"]
+    assert (row["message"], row["attempts"], row["group"]) == ("group 5: flat", 2, 5)
 
 
 def test_verify_finds_damage_and_says_so_in_its_exit_status(root):

@@ -95,20 +95,16 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_told_at_once(monkeypatch):
 def test_local_slots_have_a_gpu_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with local_slots(SlotSettings()) as slots_here:
-        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in slots_here.environments] == [
+    with local_slots(SlotSettings()) as local:
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in local.environments] == [
             "4",
             "7",
         ]
-    with local_slots(SlotSettings(3)) as slots_here:
-        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in slots_here.environments] == [
-            "4",
-            "7",
-            "4",
-        ]
-    with local_slots(SlotSettings(device="cpu")) as slots_here:
+    with local_slots(SlotSettings(3)) as local:
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in local.environments] == ["4", "7", "4"]
+    with local_slots(SlotSettings(device="cpu")) as local:
         cores = str(usable_cores())
-        assert slots_here.environments == [{"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}]
+        assert local.environments == [{"TQDM_DISABLE": "1", "OMP_NUM_THREADS": cores}]
 
 
 def test_a_slot_whose_gpu_is_gone_does_not_go_on_without(prefect_api, root, monkeypatch):

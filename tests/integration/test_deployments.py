@@ -131,10 +131,8 @@ def until(condition: Callable[[], object], *, timeout_s: float = 400) -> None:
 
 
 def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, Any]) -> UUID:
-    deployment_found = client.read_deployment_by_name(deployment)
-    return client.create_flow_run_from_deployment(
-        deployment_found.id, parameters=dict(parameters)
-    ).id
+    entry = client.read_deployment_by_name(deployment)
+    return client.create_flow_run_from_deployment(entry.id, parameters=dict(parameters)).id
 
 
 def is_in(client: SyncPrefectClient, run: UUID, *names: str) -> FlowRun | None:
@@ -171,9 +169,9 @@ def test_a_failed_build_is_resumed_and_a_refused_one_is_not(
     obstacle = Path(root.url) / "shards/0000/0000003.json"  # where a commit record goes
     obstacle.mkdir(parents=True)
     with site.worker("failing"):
-        parameters = {"config": config_file, "out": root.url}
-        run = start(client, "semix-build/failing", parameters)
-        invalid = start(client, "semix-build/failing", parameters | {"config": "/data/lost.yaml"})
+        shared = {"config": config_file, "out": root.url}
+        run = start(client, "semix-build/failing", shared)
+        invalid = start(client, "semix-build/failing", shared | {"config": "/data/lost.yaml"})
         until(lambda: is_in(client, run, "Failed"))
         assert set(Root(root.url).done()) == {0, 1, 2, 4, 5, 6, 7}
         obstacle.rmdir()
@@ -254,14 +252,12 @@ def test_two_ranges_on_two_machines_make_one_root(
     ensure_prototypes(quiet, device="cpu")
     assert worker([quiet.url, "--device", "cpu"]) == 0
     register("build", "ranges")
-    parameters = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}
+    shared = {"config": str(tmp_path / "build.yaml"), "out": str(tmp_path / "mixed")}
     with (
         site.worker("ranges", name="one", limit=1),
         site.worker("ranges", name="two", limit=1),
     ):
-        runs = [
-            start(client, "semix-build/ranges", parameters | {"range": f"{i}/2"}) for i in range(2)
-        ]
+        runs = [start(client, "semix-build/ranges", shared | {"range": f"{i}/2"}) for i in range(2)]
         for run in runs:
             until(lambda run=run: is_in(client, run, "Completed", "Failed"))
             assert is_in(client, run, "Completed"), client.read_flow_run(run).state

@@ -236,13 +236,13 @@ SCORES = ("scores", "per_alpha", "stability", "start_stability")
 def assert_same_shards(root: Root, other: Root) -> None:
     committed, other_committed = root.committed(), other.committed()
     assert sorted(committed) == sorted(other_committed) != []
-    for sample, other_sample in zip(samples(root), samples(other), strict=True):
-        assert sample.images == other_sample.images
-        notes = sample.record.noise, other_sample.record.noise
+    for sample, twin in zip(samples(root), samples(other), strict=True):
+        assert sample.images == twin.images
+        notes = sample.record.noise, twin.record.noise
         if notes[0]["strategy"] == "optimise":
             for scores in ([note.pop(name) for note in notes] for name in SCORES):
                 torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-5, atol=0)
-        assert sample.record == other_sample.record
+        assert sample.record == twin.record
     for shard, record in committed.items():
         assert record.features.sha256 == other_committed[shard].features.sha256
         assert record.tflop == other_committed[shard].tflop
@@ -465,19 +465,19 @@ def test_every_method_trains_on_the_device(method, train_on):
 def test_half_precision_trains_the_network_and_keeps_the_rest_in_float32(
     precision, train_on, monkeypatch
 ):
-    conv2d, outputs_seen = functional.conv2d, set()
+    conv2d, outputs = functional.conv2d, set()
 
     def watched(*args: torch.Tensor, **kwargs: object) -> torch.Tensor:
         result = conv2d(*args, **kwargs)
-        outputs_seen.add((torch.is_grad_enabled(), result.dtype, result.device.type))
+        outputs.add((torch.is_grad_enabled(), result.dtype, result.device.type))
         return result
 
     monkeypatch.setattr(functional, "conv2d", watched)
     with emulated_cuda():
         run = train_on("cuda", f"mixed_precision={precision}", *SHORT)
     half_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    assert (True, half_dtype, "cuda") in outputs_seen
-    assert (False, torch.float32, "cuda") in outputs_seen  # measured without
+    assert (True, half_dtype, "cuda") in outputs
+    assert (False, torch.float32, "cuda") in outputs  # measured without
     weights = load_file(run / "seed-0" / "model.safetensors").values()
     assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
     assert all(0 < line["loss"] < 10 for line in history(run) if line["stage"] == "head")
