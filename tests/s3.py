@@ -77,5 +77,5 @@ def empty(client: Any, bucket: str) -> None:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         keys = [{"Key": item["Key"]} for item in page.get("Contents", [])]
         if keys:
-            client.delete_objects(Bucket=bucket, Delete={"ObjectStore": keys})
+            client.delete_objects(Bucket=bucket, Delete={"Objects": keys})
     client.delete_bucket(Bucket=bucket)
