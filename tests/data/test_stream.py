@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -219,29 +218,30 @@ def _accelerator():
     return accelerator
 
 
-def _one(see: Callable, rank: int, url: str, port: int, results: "multiprocessing.Queue") -> None:
+READERS = (_stream, _map_style)
+
+
+def _read_as(rank: int, url: str, port: int, results: "multiprocessing.Queue") -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    results.put((rank, {prepared: see(url, prepared) for prepared in (False, True)}))
+    results.put((rank, [see(url, prepared) for see in READERS for prepared in (False, True)]))
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("see", [_stream, _map_style])
-def test_two_accelerate_processes_with_two_workers_see_every_image_once_an_epoch(url, see):
+def test_two_accelerate_processes_with_two_workers_see_every_image_once_an_epoch(url):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=_one, args=(see, r, url, port, results)) for r in (0, 1)]
+    ranks = [context.Process(target=_read_as, args=(r, url, port, results)) for r in (0, 1)]
     for process in ranks:
         process.start()
     epochs_by_rank = dict(results.get(timeout=240) for _ in ranks)
     for process in ranks:
         process.join(timeout=60)
         assert process.exitcode == 0
-    for prepared in (False, True):
-        first, second = (epochs_by_rank[rank][prepared] for rank in (0, 1))
+    for first, second in zip(epochs_by_rank[0], epochs_by_rank[1], strict=True):
         for first_epoch, second_epoch in zip(first, second, strict=True):
             assert first_epoch and second_epoch
             assert sorted(first_epoch + second_epoch) == EVERY
