@@ -120,7 +120,7 @@ class Annotator:
             ValueError: prototypes coincide, an image is similar to none, or its features are not
                 finite; the message names the group.
         """
-        for row, reason in unstorable(features).items():
+        for row, reason in storage_faults(features).items():
             raise ValueError(f"group {groups[row].index}: {reason}")
         try:
             return self._annotate(features, groups)
@@ -233,7 +233,7 @@ def build_annotator(config: AnnotationConfig, prototypes: bytes, *, device: str)
     return Annotator(config, measurements, Encoders(config, device=device))
 
 
-def unstorable(features: Mapping[str, Tensor]) -> dict[int, str]:
+def storage_faults(features: Mapping[str, Tensor]) -> dict[int, str]:
     """Reasons why features [G, A, D] of a series cannot be stored as float16, by row."""
     faults: dict[int, str] = {}
     for name, rows in features.items():
