@@ -34,7 +34,7 @@ from semix.pipeline.model_paths import (
     check_weights,
     local_path,
     lora_file,
-    pinned,
+    path_or_pinned_id,
     require_folder,
     weight_files,
 )
@@ -114,7 +114,7 @@ def check_generator(config: GeneratorConfig, *, noise_strategy: str = "random") 
         InputError: a local directory that is missing, of another family, without safetensors, or
             with an unsuitable scheduler; a hub id without a commit.
     """
-    folder = pinned(config.model, config.revision, "generator.revision")
+    folder = path_or_pinned_id(config.model, config.revision, "generator.revision")
     if isinstance(folder, Path):
         _check_pipeline(folder.absolute(), config)
         unet_config = folder / "unet" / "config.json"
@@ -225,7 +225,7 @@ def _check_additions(config: GeneratorConfig) -> None:
 
 def _check_part(model: str, revision: str | None, field: str) -> None:
     """Check that a local directory exists and holds safetensors, or that a hub id has a commit."""
-    path = pinned(model, revision, f"{field}_revision")
+    path = path_or_pinned_id(model, revision, f"{field}_revision")
     if isinstance(path, Path):
         require_folder(path, field)
         check_weights(path, field)

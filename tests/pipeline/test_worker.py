@@ -592,7 +592,7 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.REFRESH_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_INTERVAL_RATIO", 0)
     work = Numbers(tmp_path, count=100)
     asked = []
     make, is_done = work.make, work.is_done
