@@ -23,7 +23,7 @@ from semix.pipeline.checks import (
     tag_repository,
 )
 from semix.pipeline.config import EncoderConfig
-from semix.pipeline.model_paths import CLIP_SETTINGS, fetched, reason_in_words
+from semix.pipeline.model_paths import CLIP_SETTINGS, reason_in_words, require_local_copy
 from torch import Tensor, nn
 
 log = logging.getLogger("semix.build")
@@ -126,11 +126,11 @@ def image_tower(config: EncoderConfig, field: str) -> nn.Module:
 
     Raises:
         InputError: a tower that would be downloaded from elsewhere.
-        NotHere: a hub model that is not on this machine.
+        NotLocal: a hub model that is not on this machine.
     """
     name = config.model
     if name.startswith(HUB):
-        folder = fetched(name.removeprefix(HUB), config.revision, f"{field}.model")
+        folder = require_local_copy(name.removeprefix(HUB), config.revision, f"{field}.model")
         name = f"{LOCAL}{folder}"
     settings = open_clip.get_model_config(name)
     check_tower_sources(settings, name, field)

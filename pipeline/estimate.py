@@ -12,7 +12,7 @@ from semix.pipeline.clip import image_tower
 from semix.pipeline.config import BuildConfig, EncoderConfig, GeneratorConfig
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_rows
-from semix.pipeline.model_paths import NotHere
+from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.noise.cost import noise_cost
 from semix.pipeline.plan import BuildPlan, ShardSpec
 from torch.utils.flop_counter import FlopCounterMode
@@ -136,7 +136,7 @@ def cost_or_reason(config: BuildConfig) -> tuple[SeriesCost, None] | tuple[None,
     """The cost of one series, or the reason why it is unknown."""
     try:
         return series_cost(config), None
-    except NotHere as error:
+    except NotLocal as error:
         return None, str(error)
     except RuntimeError as error:  # a network that needs values, which meta tensors lack
         return None, f"a model cannot be counted without weights: {error}"
@@ -146,7 +146,7 @@ def series_cost(config: BuildConfig) -> SeriesCost:
     """Count the cost of one series from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: the models are not on this machine.
+        NotLocal: the models are not on this machine.
         InputError: a model that cannot be used.
     """
     images, generator = config.mixing.images, generator_cost(config.generator)
@@ -164,7 +164,7 @@ def generator_cost(config: GeneratorConfig) -> GeneratorCost:
     """Count what the family's networks compute per image, at their native size.
 
     Raises:
-        NotHere, InputError: as for `series_cost`.
+        NotLocal, InputError: as for `series_cost`.
     """
     generator = load_generator(config.model_copy(update={"compile": "none"}), device="meta")
     latents = torch.empty(1, *generator.latent_shape, device="meta")
@@ -179,7 +179,7 @@ def clip_cost(config: EncoderConfig, field: str = "annotation") -> tuple[int, in
     """FLOP of the image tower per image, and the width of its feature.
 
     Raises:
-        NotHere: a hub model that was not fetched before.
+        NotLocal: a hub model that was not fetched before.
     """
     tower: Any = image_tower(config, field)
     size = tower.image_size

@@ -72,7 +72,7 @@ def memory_needed(config: BuildConfig) -> MemoryEstimate:
     """Memory of one worker, counted from the models' config files; weights are not needed.
 
     Raises:
-        NotHere: the models are not on this machine.
+        NotLocal: the models are not on this machine.
         InputError: a model that cannot be used.
     """
     generator = config.generator.model_copy(update={"compile": "none"})

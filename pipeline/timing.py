@@ -9,7 +9,7 @@ from semix.pipeline.annotate import Annotator, Encoders
 from semix.pipeline.estimate import TERA, computed_groups, cost_or_reason
 from semix.pipeline.generators import load_generator
 from semix.pipeline.noise.source import random_noise
-from semix.pipeline.plan import BuildPlan, Similar
+from semix.pipeline.plan import BuildPlan, SimilarPairs
 from semix.pipeline.prompts import prompt_names
 from semix.pipeline.shard import Models, class_embeddings, make_batch
 from semix.pipeline.shard_writer import Stopwatch
@@ -100,7 +100,7 @@ def _models(plan: BuildPlan, device: str) -> Models:
 
 def _with_pairs(plan: BuildPlan) -> BuildPlan:
     """The plan with an arbitrary pair where similar pairs would have to be measured first."""
-    if isinstance(plan.sets, Similar) and plan.sets.sets is None:
+    if isinstance(plan.sets, SimilarPairs) and plan.sets.sets is None:
         return BuildPlan(plan.config, plan.class_names, similar=[(0, 1)] * plan.num_pairs)
     return plan
 

@@ -22,15 +22,15 @@ from semix.data.files import read_json
 from semix.pipeline.checks import check_generator, check_latent_size
 from semix.pipeline.config import PIPELINES, GeneratorConfig, LoraConfig
 from semix.pipeline.model_paths import (
-    NotHere,
+    NotLocal,
     check_weights,
-    copy_here,
-    fetched,
+    local_copy,
     local_path,
     lora_file,
-    pinned,
+    path_or_pinned_id,
     quantisation,
     reason_in_words,
+    require_local_copy,
     weight_files,
 )
 from torch import nn
@@ -64,7 +64,7 @@ def load_pipeline(config: GeneratorConfig, *, device: str, **parts: Any) -> Any:
     Raises:
         InputError: it cannot be loaded, or the device lacks its precision or memory; it, or an
             added part, is not in safetensors, or of the hub without a commit.
-        NotHere: on the meta device, a hub model that is not on this machine.
+        NotLocal: on the meta device, a hub model that is not on this machine.
     """
     check_generator(config)  # settings of a root have not passed a build's checks
     if device == META:
@@ -94,7 +94,7 @@ def check_networks(config: GeneratorConfig, *, device: str | None = None) -> Non
     Raises:
         InputError: a network that lacks weights, or cannot be loaded, or not on this device.
     """
-    folder = copy_here(config.model, config.revision)
+    folder = local_copy(config.model, config.revision)
     if folder is not None:
         check_generator(config.model_copy(update={"model": str(folder)}))
         for part, kind in _network_kinds(folder, ["unet"] if config.unet else []).items():
@@ -103,7 +103,7 @@ def check_networks(config: GeneratorConfig, *, device: str | None = None) -> Non
         (UNet2DConditionModel, config.unet, config.unet_revision, "generator.unet"),
         (AutoencoderTiny, config.tiny_decoder, config.tiny_decoder_revision, TINY),
     ):
-        if model is not None and (folder := copy_here(model, revision)) is not None:
+        if model is not None and (folder := local_copy(model, revision)) is not None:
             _read_headers(kind, folder, device, variant=config.variant, field=field)
 
 
@@ -192,7 +192,7 @@ def _with_weights(config: GeneratorConfig, parts: Mapping[str, object], dtype: t
 
 def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> Any:
     """The pipeline on the meta device, without low-rank weights, which add no cost once fused."""
-    folder = fetched(config.model, config.revision, "generator.model")
+    folder = require_local_copy(config.model, config.revision, "generator.model")
     try:
         check_generator(config.model_copy(update={"model": str(folder)}))
         if config.unet is not None:
@@ -203,7 +203,7 @@ def _without_weights(config: GeneratorConfig, parts: Mapping[str, object]) -> An
         return _from_pretrained(config, folder, **parts, **networks)
     except InputError as error:
         if error.field == MODEL and local_path(config.model) is None:  # perhaps partly downloaded
-            raise NotHere(MODEL, config.model, error.remedy) from error
+            raise NotLocal(MODEL, config.model, error.remedy) from error
         raise
 
 
@@ -224,11 +224,11 @@ def load_part(
     Raises:
         InputError: it cannot be loaded, lacks weights, is not in safetensors, or of the hub without
             a commit.
-        NotHere: on the meta device, a hub model that is not on this machine.
+        NotLocal: on the meta device, a hub model that is not on this machine.
     """
-    folder = pinned(model, revision, f"{field}_revision")
+    folder = path_or_pinned_id(model, revision, f"{field}_revision")
     if device == META:
-        folder = fetched(model, revision, field)
+        folder = require_local_copy(model, revision, field)
     with _named(field, model):
         if not isinstance(folder, Path):
             folder = Path(snapshot_download(model, revision=revision, allow_patterns=NETWORK_FILES))

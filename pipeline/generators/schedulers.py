@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semix.data.errors import InputError
 from semix.data.files import read_json
 from semix.pipeline.config import GeneratorConfig
-from semix.pipeline.model_paths import copy_here
+from semix.pipeline.model_paths import local_copy
 
 if TYPE_CHECKING:
     from diffusers import DDIMInverseScheduler, DDIMScheduler
@@ -96,7 +96,7 @@ def network_calls(config: GeneratorConfig) -> int:
     if config.scheduler is not None:
         kind = DETERMINISTIC[config.scheduler]
     else:
-        folder = copy_here(config.model, config.revision)
+        folder = local_copy(config.model, config.revision)
         kind = ((own_scheduler(folder) if folder else None) or {}).get("_class_name", "")
     if kind == DETERMINISTIC["heun"]:  # evaluates both ends of each step but the last
         return 2 * config.steps - 1

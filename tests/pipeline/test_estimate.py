@@ -24,7 +24,7 @@ from semix.pipeline.estimate import (
 )
 from semix.pipeline.generators import load_generator
 from semix.pipeline.generators.schedulers import network_calls, network_rows
-from semix.pipeline.model_paths import NotHere
+from semix.pipeline.model_paths import NotLocal
 from semix.pipeline.plan import BuildPlan
 from semix.pipeline.root import plan_of
 from semix.pipeline.shard import generate_shard, load_models
@@ -165,11 +165,11 @@ def test_sampling_computes_as_much_as_its_rows(tiny_sd_epsilon, tiny_names, guid
 
 def test_models_that_are_not_here_are_not_counted(tmp_path):
     message = r"^generator\.model = owner/model: is not on this machine; its cost is known once"
-    with pytest.raises(NotHere, match=message):
+    with pytest.raises(NotLocal, match=message):
         generator_cost(GeneratorConfig(model="owner/model", revision="0" * 40))
     with pytest.raises(InputError, match=r"^generator\.model = .+/gone: there is no such folder"):
         generator_cost(GeneratorConfig(model=str(tmp_path / "gone")))
-    with pytest.raises(NotHere, match=r"^annotation\.model = owner/clip: is not on this machine"):
+    with pytest.raises(NotLocal, match=r"^annotation\.model = owner/clip: is not on this machine"):
         clip_cost(AnnotationConfig(model="hf-hub:owner/clip", revision="0" * 40))
 
 
@@ -179,10 +179,10 @@ def test_a_hub_model_is_counted_once_all_of_it_was_fetched(tiny_sd, tmp_path, mo
     shutil.copytree(tiny_sd, copy, ignore=shutil.ignore_patterns("*.safetensors", "unet"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = GeneratorConfig(model="owner/model", revision=COMMIT)
-    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
+    with pytest.raises(NotLocal, match=r"^generator\.model = owner/model: .*no folder unet; fetch"):
         generator_cost(config)
     (copy / "unet").mkdir()
-    with pytest.raises(NotHere, match=r"^generator\.model = owner/model: cannot be loaded"):
+    with pytest.raises(NotLocal, match=r"^generator\.model = owner/model: cannot be loaded"):
         generator_cost(config)
     shutil.copy(tiny_sd / "unet" / "config.json", copy / "unet")
     assert generator_cost(config) == generator_cost(GeneratorConfig(model=str(tiny_sd)))

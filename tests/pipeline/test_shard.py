@@ -26,10 +26,10 @@ from semix.pipeline.prototypes import read_prototypes
 from semix.pipeline.root import create_root, extend_root, plan_of
 from semix.pipeline.shard import (
     Models,
-    as_stored,
     batches,
     conditions,
     degenerate,
+    encode_and_decode,
     encode_series,
     generate_shard,
     load_models,
@@ -418,7 +418,7 @@ def test_lossy_images_are_made_off_the_main_thread(monkeypatch):
         return encode_series(images, extension)
 
     monkeypatch.setattr("semix.pipeline.shard.encode_series", watched)
-    files, pixels = as_stored(series, "jpg")
+    files, pixels = encode_and_decode(series, "jpg")
     assert len(threads) == 3 and threading.main_thread() not in threads
     assert files == [encode_series(images, "jpg") for images in series]
     for stored, encoded in zip(pixels.numpy(), files, strict=True):

@@ -7,7 +7,7 @@ import time
 import pytest
 from semix.data.formats import SeriesRecord
 from semix.data.tar import GroupSample, read_tar, write_tar
-from semix.pipeline.shard_writer import WAITING, ShardWriter, Stopwatch
+from semix.pipeline.shard_writer import MAX_QUEUED, ShardWriter, Stopwatch
 
 from tests import handmade
 
@@ -57,7 +57,7 @@ def test_what_waits_is_bounded():
         feeder.start()
         time.sleep(0.5)
         # The writer waits for one more, and one was submitted but is not queued yet.
-        assert len(done) <= 2 * WAITING + 1
+        assert len(done) <= 2 * MAX_QUEUED + 1
         release.set()
         feeder.join()
     assert len(done) == 40

@@ -27,7 +27,7 @@ from semix.pipeline.worker import (
     FailsAlways,
     LeaseBackoff,
     PendingShards,
-    Share,
+    ShardOrder,
     Worker,
     _is_transient,
     _parse,
@@ -159,7 +159,7 @@ def test_what_never_failed_comes_first_then_what_failed_least(tmp_path):
 def test_what_one_other_failed_at_is_tried_again_and_what_several_failed_at_is_not(tmp_path):
     work = Numbers(tmp_path, count=3)
     work.record_failure(failure(0))
-    pending = PendingShards(work, Share(0, 1))
+    pending = PendingShards(work, ShardOrder(0, 1))
     assert pending.refresh()
     for shard in (0, 1, 2, 2):
         work.record_failure(failure(shard))
@@ -592,7 +592,7 @@ def test_the_heartbeat_is_heard_from_the_first_look_on(tmp_path, root):
 
 def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("semix.pipeline.worker.REFRESH_S", 0.0)
-    monkeypatch.setattr("semix.pipeline.worker.REFRESH_SHARE", 0)
+    monkeypatch.setattr("semix.pipeline.worker.REFRESH_INTERVAL_RATIO", 0)
     work = Numbers(tmp_path, count=100)
     queries = []
     make, is_done = work.make, work.is_done
@@ -611,7 +611,7 @@ def test_work_that_others_have_done_meanwhile_is_not_tried_one_by_one(tmp_path, 
 
 
 def test_a_million_shards_are_walked_without_a_copy_of_them():
-    share = Share(1, 8, Partition(3, 10))
+    share = ShardOrder(1, 8, Partition(3, 10))
     total = 10**6
     tracemalloc.start()
     try:
