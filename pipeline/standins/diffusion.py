@@ -53,10 +53,8 @@ def fold_standardisation(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
 
     Mean and std are [C]. Exact but for rounding: the two quantisation convolutions are 1 x 1.
     """
-    encoder, decoder = (
-        vae.quant_conv,
-        vae.post_quant_conv,
-    )  # the last layer of one, the first of the other
+    # The last layer of the encoder, and the first of the decoder.
+    encoder, decoder = vae.quant_conv, vae.post_quant_conv
     assert isinstance(encoder, nn.Conv2d) and isinstance(decoder, nn.Conv2d)
     assert encoder.bias is not None and decoder.bias is not None
     channels = len(mean)

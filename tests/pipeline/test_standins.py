@@ -451,7 +451,7 @@ def test_lines_tell_rate_and_time(capsys):
     for done in range(4):
         lines("denoiser", done, 3)
     assert capsys.readouterr().err.startswith("denoiser: 3/3, ")
-    lines.shown -= 60
+    lines.printed_at -= 60
     lines("denoiser", 1, 3)
     assert " steps/s, " in (shown := capsys.readouterr().err)
     assert shown.endswith(" s left\n")
