@@ -66,8 +66,8 @@ class ShardSpec:
 class BuildPlan:
     """All groups of a build, each computed from its index; memory does not grow with the plan.
 
-    Groups cycle through the sets of classes, as CSM enumerates its pairs,
-    so group i belongs to set i mod P. All pairs come in lexicographic order with c1 < c2.
+    Groups cycle through the sets of classes, as CSM enumerates its pairs, so group i belongs
+    to set i mod P. All pairs come in lexicographic order with c1 < c2.
 
     Args:
         names, models: class names, and identities of the models, if they are known already (a

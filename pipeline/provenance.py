@@ -163,31 +163,26 @@ def _encoder_contents(identity: AnnotationIdentity) -> list[dict[str, object]]:
     return [encoder_content(encoder) for encoder in (identity, second) if encoder]
 
 
-def unchanged(recorded: Any, current: Any) -> bool:
+def unchanged(then: Any, now: Any) -> bool:
     """Whether the present contents of models equal those that a root was started with.
 
     Args:
-        recorded: possibly by an older root, which hashed all files of a folder.
+        then: possibly recorded by an older root, which hashed all files of a folder.
     """
-    if isinstance(recorded, dict) and isinstance(current, dict):
-        return recorded.keys() == current.keys() and all(
-            _same_files(recorded[key], current[key])
-            if key == "files"
-            else unchanged(recorded[key], current[key])
-            for key in recorded
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() == now.keys() and all(
+            _same_files(then[key], now[key]) if key == "files" else unchanged(then[key], now[key])
+            for key in then
         )
-    if isinstance(recorded, list) and isinstance(current, list):
-        return len(recorded) == len(current) and all(map(unchanged, recorded, current))
-    return bool(recorded == current)
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(unchanged, then, now))
+    return bool(then == now)
 
 
-def _same_files(recorded: dict[str, str], current: dict[str, str]) -> bool:
-    comparable = {
-        name: current[name]
-        for name in current
-        if name in recorded or Path(name).suffix not in NEWER_SUFFIXES
-    }
-    return bool(recorded) == bool(current) and loaded_file_hashes(recorded, current) == comparable
+def _same_files(then: dict[str, str], now: dict[str, str]) -> bool:
+    names = (name for name in now if name in then or Path(name).suffix not in NEWER_SUFFIXES)
+    comparable = {name: now[name] for name in names}
+    return bool(then) == bool(now) and loaded_file_hashes(then, now) == comparable
 
 
 def _identity(model: str, revision: str | None, **options: Any) -> ModelIdentity:

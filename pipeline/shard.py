@@ -207,7 +207,7 @@ class GeneratedBatch:
 
     Attributes:
         images: as stored, uint8 [G, A, H, W, 3] on the CPU.
-        encoded: where the format is lossy, since CLIP must see the stored pixels; else None.
+        image_files: where the format is lossy, since CLIP must see the stored pixels; else None.
         features: [G, A, D] on the CPU, by the name of their encoder.
         noise: the `noise` part of each record.
         faults: why a series cannot be stored, by its row.

@@ -50,10 +50,8 @@ NEWS = "semix: "  # begins a line that is for a person, not only for a log
 REFRESH_S = 10.0  # minimum time between two refreshes while other workers make missing shards
 REFRESH_INTERVAL_RATIO = 20  # time between refreshes, as a multiple of the time that one takes
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # between refreshes while others hold all shards
-MIN_CLAIM_PAUSE_S, MAX_CLAIM_PAUSE_S = (
-    0.2,
-    30.0,
-)  # between two attempts to claim a shard that another worker holds
+# Between two attempts to claim a shard that another worker holds.
+MIN_CLAIM_PAUSE_S, MAX_CLAIM_PAUSE_S = 0.2, 30.0
 # cuBLAS, cuSPARSE and cuDNN raise a plain RuntimeError, not one of torch's own error classes.
 DEVICE_WORDS = ("CUDA error", "cuDNN error", "cuDNN Frontend error")
 

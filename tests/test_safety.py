@@ -30,7 +30,7 @@ KEYWORDS = {  # keyword: the constant that it must not have
     **{"use_safetensors": False, "autoescape": False},
 }
 # Settings alone: tokenizers, configs, and a scheduler, whose class is looked up.
-NO_WEIGHTS = {"reader", "config_class", ""}
+NO_WEIGHTS = {"tokenizer_class", "config_class", ""}
 # Only functions that pass samples on: webdataset's readers unpickle, and run commands in URLs.
 WDS = "wds"
 WEBDATASET = {

@@ -29,7 +29,7 @@ from semix.pipeline.standins.text import (
     tokenise,
     words_of,
 )
-from semix.pipeline.standins.two_models import WORTH_A_PROCESS, one_thread
+from semix.pipeline.standins.two_models import MIN_STEPS_FOR_PROCESS, one_thread
 
 HASTY = Recipe(TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3), TrainingStage(2, 4, 1e-3))
 ODD_NAMES = (
@@ -126,7 +126,7 @@ def test_open_clip_loads_model_transform_and_tokenizer(models):
 
 @pytest.mark.process
 def test_a_clip_trained_beside_is_the_one_trained_here(tmp_path):
-    real, recipe = make_real(), replace(HASTY, clip=TrainingStage(WORTH_A_PROCESS, 4, 1e-3))
+    real, recipe = make_real(), replace(HASTY, clip=TrainingStage(MIN_STEPS_FOR_PROCESS, 4, 1e-3))
     models = train_standins(real, tmp_path, recipe=recipe, progress=silent)
     weights = load_file(models.clip / "open_clip_model.safetensors")
     captions = captions_of(ODD_NAMES, recipe.templates)
@@ -451,7 +451,7 @@ def test_lines_tell_rate_and_time(capsys):
     for done in range(4):
         lines("denoiser", done, 3)
     assert capsys.readouterr().err.startswith("denoiser: 3/3, ")
-    lines.shown -= 60
+    lines.printed_at -= 60
     lines("denoiser", 1, 3)
     assert " steps/s, " in (shown := capsys.readouterr().err)
     assert shown.endswith(" s left\n")

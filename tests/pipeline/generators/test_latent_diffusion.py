@@ -14,7 +14,7 @@ from semix.data.settings import load_settings
 from semix.pipeline.conditioning import concatenate
 from semix.pipeline.config import GeneratorConfig
 from semix.pipeline.generators import load_generator
-from semix.pipeline.generators.latent_diffusion import COMPILER, decoded_at_once, unscaled, upcast
+from semix.pipeline.generators.latent_diffusion import COMPILER, decode_batch_size, unscaled, upcast
 from semix.pipeline.generators.schedulers import network_rows
 from semix.pipeline.noise import initial_noise
 from torch._dynamo.utils import counters
@@ -138,7 +138,7 @@ def test_moments_of_the_latents_are_used_as_sdxl_uses_them(tiny_sdxl, tmp_path):
     ("side", "images"), [(32, 16), (512, 16), (768, 7), (1024, 4), (2048, 1), (4096, 1)]
 )
 def test_as_many_images_are_decoded_at_once_as_8_gib_hold(side, images):
-    assert decoded_at_once(side * side) == images
+    assert decode_batch_size(side * side) == images
 
 
 @pytest.mark.parametrize(("setting", "sizes"), [({}, [3, 2]), ({"decode_batch": 4}, [4, 1])])

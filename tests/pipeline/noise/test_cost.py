@@ -74,7 +74,7 @@ def test_without_padding_a_candidate_costs_two_passes_a_point():
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (64, 64), (65, 33), (192, 64), (129, 43)])
 def test_batches_over_some_rows_have_one_size_and_little_padding(rows, size):
-    assert rows_per_forward(rows, most=64) == size
+    assert rows_per_forward(rows, max_rows=64) == size
     assert math.ceil(rows / size) * size - rows < math.ceil(rows / 64)
 
 
