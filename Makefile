@@ -46,7 +46,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	mkdir -p .venv/tree/semix
-	ln -sfn $(addprefix $(CURDIR)/,data pipeline calib flows semix/__init__.py) .venv/tree/semix/
+	ln -sfn $(addprefix $(CURDIR)/,data pipeline calib flows configs semix/__init__.py) .venv/tree/semix/
 	$(BIN)/mypy
 
 lock:
