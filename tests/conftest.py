@@ -35,7 +35,7 @@ atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("PREFECT_API_URL", None)
 # Prefect resets its services in a forked child and then fails to drain them at the child's end: a
 # data loader's worker would exit with 1 wherever a flow ran earlier in the same test process.
-os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)
 os.environ["SEMIX_CACHE"] = tempfile.mkdtemp(prefix="semix-cache-")
 atexit.register(shutil.rmtree, os.environ["SEMIX_CACHE"], ignore_errors=True)
 
