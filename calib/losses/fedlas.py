@@ -29,7 +29,7 @@ class FeDLaS(RealLoss):
 
     Args:
         strength: a at psi gamma = 0; at most 0.5, so that a stays below 1.
-        beta: slope of a over psi gamma, at least 0; at 4 a almost switches between 0 and 2 strength.
+        beta: slope of a over psi gamma, 0 or more; at 4 it nearly switches from 0 to 2 strength.
         momentum: weight of the *new* batch in the running statistics, in (0, 1]: 1 forgets all
             former batches.
         norm_start: "fixed" starts the statistics at mean 20, deviation 100; "first_batch" at

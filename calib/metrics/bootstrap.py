@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LEVEL = 0.95
-AT_ONCE = 1 << 18  # indices drawn per block, so that a block stays in the CPU cache
+BLOCK_INDICES = 1 << 18  # drawn per block, so that a block stays in the CPU cache
 # Each sample contributes to these measures independently of all other samples. Classwise ECE
 # would cost K times as much, MCE and smooth ECE are no sums.
 INTERVALS = ("accuracy", "ece", "adaptive_ece", "over_ece", "under_ece", "nll", "brier")
@@ -124,7 +124,7 @@ class _SortedSamples:
 def _draw_counts(samples: int, resamples: int, seed: int) -> Iterator[Tensor]:
     """Yield how often each resample draws each sample, [B, N] float64, block by block."""
     rng = np.random.default_rng(seed)
-    block = max(1, AT_ONCE // samples)
+    block = max(1, BLOCK_INDICES // samples)
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)
         indices = torch.from_numpy(rng.integers(samples, size=(rows, samples)))
